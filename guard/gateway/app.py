@@ -121,7 +121,7 @@ class GatewayApp:
         self._redis = redis = None if settings.redis is None else _connection(settings.redis)
         shared = None if redis is None else _shared_rates(redis)
         of_store: RateStore | None = getattr(self.storage, "rates", None)
-        rates = shared or of_store or MemoryRates(passed_ms)
+        self.rates = rates = shared or of_store or MemoryRates(passed_ms)
         self.hub = Hub()
         self.counts = Counts()
         self.load = Load(settings.max_pending_bytes)

@@ -217,6 +217,38 @@ async def test_a_closed_lease_pays_for_what_is_on_its_way(store: Store) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_a_closed_lease_does_not_live_on(store: Store, reopened: bool) -> None:
+    await store.budget(1000)
+    lease = await granted(store, 10, 100)
+    await update(store, lease, 80, close=True)
+    if reopened:
+        await store.reopen()
+    assert await update(store, lease, 5) == 404
+    assert await totals(store) == (0, 20), "nothing came back, either"
+    state = await update(store, lease, 5, close=True)
+    assert (state.state, state.held_nanousd, state.ttl_ms) == ("open", 15, 5000)
+    new = await granted(store, 10, 10, lease_id=lease.lease_id, unused=20)
+    assert new.lease_id != lease.lease_id
+    assert await totals(store) == (0, 25)
+    assert await store.storage.resume() == 2
+    store.clock.now += 5000
+    assert await store.storage.sweep() == 1, "not renewed by anything"
+    assert await totals(store) == (0, 10)
+
+
+@pytest.mark.asyncio
+async def test_nobody_is_asked_for_a_closed_lease(store: Store) -> None:
+    await store.budget(100)
+    lease = await granted(store, 10, 50)
+    await update(store, lease, 0, close=True)
+    call = wire.GateRequest(call_id="c", kind="call", function="f")
+    command = GateCommand(request=store.request(), call=call, declared_nanousd=70, recalls=True)
+    answer = await decide(store.storage, command)
+    assert (answer.status, answer.recall) == (402, {})
+
+
+@pytest.mark.asyncio
 async def test_a_lease_is_updated_by_its_own_key_only(store: Store) -> None:
     lease = await granted(store, 10, 100)
     assert await update(store, lease, key_id="other") == 404

@@ -86,6 +86,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
             known.
         output_max: the most tokens that the model can answer, for a request without a limit.
         grants_lease: a lease may be granted.
+        small_lease: the key does not answer recalls, so a lease holds no more than this call needs.
         lease_calls: how many calls the lease's share of rate caps allows; ``None``: no cap.
         policy_version: identifies the policies, prices and settings that the decision rests on.
         recalls: rather than refuse, ask for a recall of the leases that hold the room.
@@ -110,6 +111,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     input_max: int = 0
     output_max: int | None = None
     grants_lease: bool = False
+    small_lease: bool = False
     lease_calls: int | None = None
     policy_version: str = ""
     recalls: bool = False
@@ -125,6 +127,11 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     def is_ahead(self) -> bool:
         """Whether no call waits: the lease is only to be topped up."""
         return self.call.lease is not None and self.call.lease.ahead
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the call is made for another workflow than the one that the key is for."""
+        return self.request.key_workflow_id not in (None, self.call.workflow_id)
 
     @property
     def answers_function(self) -> str | None:
@@ -163,7 +170,8 @@ class EncodedAnswer(Struct, frozen=True):
 
     With ``recall`` (as in a refusal) it is not finished: the same command decides once more, after
     the holders of these leases have given back what they do not use. ``lease_id`` names the lease
-    that was granted. ``waits`` is set when the call has a place in line.
+    that was granted, ``own_lease`` the caller's own, open one that the request has named and given
+    back to. ``waits`` is set when the call has a place in line.
     """
 
     status: int
@@ -173,6 +181,7 @@ class EncodedAnswer(Struct, frozen=True):
     kept: bool = True
     recall: dict[str, list[str]] = {}
     lease_id: str | None = None
+    own_lease: str | None = None
     waits: Waiter | None = None
 
 

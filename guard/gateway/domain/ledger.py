@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.core.wire import NANOUSD_MAX
+from guard.gateway.domain.lineage import root_of
 from guard.gateway.domain.records import BudgetRule
 
 EVENT_NANOUSD_MAX: Final = 10**15
@@ -120,6 +121,7 @@ class Reservation(Struct, gc=False):
         renewed: whether its holder renews it, so that it lasts no longer than a lease.
         under_way: what requests can cost that only the holder knows of: it is charged when the
             reservation expires, and from then on pays for events that come after all.
+        closing: whether its holder has closed the lease: it only pays for events on their way.
     """
 
     reservation_id: str
@@ -143,6 +145,7 @@ class Reservation(Struct, gc=False):
     user: str | None = None
     renewed: bool = False
     under_way: int = 0
+    closing: bool = False
     answered_by: str | None = None
     """The model that was reported last; not stored."""
 
@@ -160,6 +163,26 @@ class Reservation(Struct, gc=False):
     def is_request(self) -> bool:
         """Whether it is for one LLM request, which its event settles."""
         return self.basis != "lease" and self.function.startswith("llm:")
+
+
+def held_by_key(
+    reservations: Iterable[Reservation], organisation_id: str, root_id: str
+) -> dict[int, int]:
+    """Return, by balance, what open leases of a key and of those that belong to it hold.
+
+    Args:
+        reservations: any, of which others are passed over.
+        organisation_id: of the key.
+        root_id: of the key, which belongs to no other.
+    """
+    found: dict[int, int] = {}
+    for each in reservations:
+        if not (each.held and each.is_lease and each.state == "open"):
+            continue
+        if each.organisation_id == organisation_id and root_of(each.key_id) == root_id:
+            for balance_id in each.balance_ids:
+                found[balance_id] = found.get(balance_id, 0) + each.held
+    return found
 
 
 class Judgement(Struct):

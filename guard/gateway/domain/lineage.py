@@ -30,6 +30,16 @@ def lineage(key_id: str) -> tuple[str, ...]:
     return tuple(SEPARATOR.join(parts[:count]) for count in range(len(parts), 0, -1))
 
 
+def root_of(key_id: str) -> str:
+    """Return the id of the key at the top of a key's lineage.
+
+    Example:
+        >>> root_of("a.b")
+        'a'
+    """
+    return key_id.partition(SEPARATOR)[0]
+
+
 def owner_of(key_id: str) -> str | None:
     """Return the id of the key that a key belongs to, if there is one."""
     return key_id.rpartition(SEPARATOR)[0] or None

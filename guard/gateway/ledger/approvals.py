@@ -30,10 +30,11 @@ LEFT: Final = "the call waits no longer"
 _REASONS: Final = {
     "pending": "no answer in time",
     "expired": "no answer in time",
-    "approved": "approved for another call",
     "used": "approved for one call, which was made",
     "withdrawn": "the call waited no longer",
 }
+
+_OTHER_CALL: Final = "approved for another call"
 
 
 def required(
@@ -42,13 +43,14 @@ def required(
     """Return ``None`` when a person has approved this very call; else what to answer."""
     call, own = command.call, org.organisation_id
     # An approval is for this very call: a repeat under the same id that asks for something else
-    # must not use it.
+    # than what the operator is shown must not use it.
     subject = json.dumps([call.kind, call.function, need.tool_name, call.workflow_id])
     found = unit.approval_of_call(own, command.request.key_id, call.call_id)
     if found is None:
         return _request(unit, own, command, need, subject)
     known, known_subject = found
-    if known_subject == subject:
+    is_same = known_subject == subject and _shown_caller(known) == _shown_caller(call)
+    if is_same:
         if known.status == "approved":
             return None
         if known.status == "pending" and unit.now_ms < known.deadline_ms:
@@ -57,7 +59,7 @@ def required(
         status=403,
         error_code="GD-X001",
         title="Not approved",
-        reason=_reason(known),
+        reason=_reason(known) if is_same else _OTHER_CALL,
         action="approval",
         workflow_id=call.workflow_id,
         tool_name=need.tool_name,
@@ -71,7 +73,7 @@ def renew(unit: UnitOfWork, request: RequestOrigin, approval_id: str) -> wire.Le
     if asked is None:
         return None
     left_ms = 0
-    if asked.status == "pending":
+    if asked.status == "pending" and unit.now_ms < asked.deadline_ms:
         left_ms = PRESENCE_MS
         unit.save_approval(
             msgspec.structs.replace(asked, present_until_ms=unit.now_ms + PRESENCE_MS)
@@ -91,6 +93,11 @@ def _own(
     if asked is None or asked.organisation_id != organisation_id:
         return None
     return asked if unit.approval_key(approval_id) == key_id else None
+
+
+def _shown_caller(asked: records.Approval | wire.GateRequest) -> tuple[str | None, ...]:
+    """Return for whom a call is made, as the operator is shown it beside the subject."""
+    return asked.agent, asked.user, asked.run_id
 
 
 def _reason(known: records.Approval) -> str:

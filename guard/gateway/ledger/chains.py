@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from guard.core import wire
+from guard.gateway.domain.commands import RequestOrigin
 from guard.gateway.ledger.state import ChainState, OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
-
-def open_chain(unit: UnitOfWork, organisation_id: str, chain_id: str) -> ChainState | None:
-    """Return a chain if it is open now."""
-    chain = unit.chain(organisation_id, chain_id)
-    return chain if chain is not None and _is_open(chain, unit.now_ms) else None
+FOREIGN: Final = "the chain was opened in another workflow than the key's"
 
 
-def step(unit: UnitOfWork, org: OrganisationState, call: wire.Chain) -> int | None:
+def open_chain(unit: UnitOfWork, request: RequestOrigin, chain_id: str) -> ChainState | None:
+    """Return a chain if it is open now, and not foreign to the caller."""
+    chain = _found_open(unit, request.organisation_id, chain_id)
+    return None if chain is None or _is_foreign(chain, request) else chain
+
+
+def is_foreign(unit: UnitOfWork, request: RequestOrigin, chain_id: str) -> bool:
+    """Tell whether an open chain is another workflow's than the one that the caller's key is for.
+
+    It counts as none for the caller. One that is over can become anybody's.
+    """
+    chain = _found_open(unit, request.organisation_id, chain_id)
+    return chain is not None and _is_foreign(chain, request)
+
+
+def step(
+    unit: UnitOfWork, org: OrganisationState, call: wire.Chain, workflow_id: str | None
+) -> int | None:
     """Apply a chain operation; return the chain's allowance while it is open.
 
     Only ``start`` opens a chain again that was closed.
+
+    Args:
+        unit: the unit of work.
+        org: the organisation.
+        call: the operation, on a chain that is not foreign to the caller.
+        workflow_id: of the call, whose chain it becomes if this opens it.
     """
     now_ms = unit.now_ms
     stored = unit.chain(org.organisation_id, call.id)
     known = stored if stored is not None and _is_open(stored, now_ms) else None
+    whose = workflow_id if known is None else known.workflow_id
     if call.op == "end":
         if known is None:
             return None
-        changed = ChainState(known.opened_at_ms, now_ms, True)
+        changed = ChainState(known.opened_at_ms, now_ms, True, whose)
     # ``continue`` opens a chain that was never seen: its first call may have been lost.
     elif call.op == "start" or known is not None or stored is None:
         opened_at_ms = now_ms if known is None else known.opened_at_ms
-        changed = ChainState(opened_at_ms, now_ms + org.settings.chain_ttl_ms, False)
+        changed = ChainState(opened_at_ms, now_ms + org.settings.chain_ttl_ms, False, whose)
     else:
         return None
     unit.save_chain(org.organisation_id, call.id, changed)
     return org.settings.chain_over_permille
+
+
+def _found_open(unit: UnitOfWork, organisation_id: str, chain_id: str) -> ChainState | None:
+    chain = unit.chain(organisation_id, chain_id)
+    return chain if chain is not None and _is_open(chain, unit.now_ms) else None
+
+
+def _is_foreign(chain: ChainState, request: RequestOrigin) -> bool:
+    return request.key_workflow_id not in (None, chain.workflow_id)
 
 
 def _is_open(chain: ChainState, now_ms: int) -> bool:

@@ -93,6 +93,10 @@ def record_events(
             detail = "the organisation's total would pass what can be counted"
             outcome.rejected.append(wire.RejectedEvent(event.event_id, "GD-E001", detail))
             continue
+        if event.type == "chain" and chains.is_foreign(unit, request, str(event.data["id"])):
+            rejected_as = wire.RejectedEvent(event.event_id, "GD-W004", chains.FOREIGN)
+            outcome.rejected.append(rejected_as)
+            continue
         reservation = None
         flags: list[str] = []
         if event.reservation_id is not None:
@@ -221,11 +225,12 @@ def _record(
         reservation.answered_by = priced.model or reservation.answered_by
     charged = ledger.Charge()
     if cost:
-        charged = _commit_cost(unit, org, event, cost, accounts, reservation)
+        charged = _commit_cost(unit, org, request, event, cost, accounts, reservation)
     # After the charge, so that the event that ends a chain still has the chain's allowance.
     if event.type == "chain":
         data = event.data
-        chains.step(unit, org, wire.Chain(id=str(data["id"]), op=data.get("op", "continue")))
+        step = wire.Chain(id=str(data["id"]), op=data.get("op", "continue"))
+        chains.step(unit, org, step, event.workflow_id)
     if reservation is not None:
         _settle(unit, org, priced, reservation)
     return charged
@@ -265,6 +270,7 @@ def _charged_at(unit: UnitOfWork, reservation: Reservation | None) -> int:
 def _commit_cost(
     unit: UnitOfWork,
     org: OrganisationState,
+    request: RequestOrigin,
     event: wire.Event,
     cost: int,
     accounts: list[BudgetAccount],
@@ -272,7 +278,7 @@ def _commit_cost(
 ) -> ledger.Charge:
     held_on = [] if reservation is None else [unit.balance(i) for i in reservation.balance_ids]
     allowance = None
-    if event.chain_id is not None and chains.open_chain(unit, org.organisation_id, event.chain_id):
+    if event.chain_id is not None and chains.open_chain(unit, request, event.chain_id):
         allowance = org.settings.chain_over_permille
     unit.change_balances([account.balance for account in accounts])
     unit.change_balances(held_on)

@@ -94,6 +94,9 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
         return kept
     reservation = own_reservation(unit, request, command.reservation_id)
     if reservation is not None:
+        own_lease = None
+        if reservation.is_lease and reservation.state == "open":
+            own_lease = reservation.reservation_id
         left = close(unit, reservation, "settled" if reservation.spent else "released")
         body = {
             "reservation_id": reservation.reservation_id,
@@ -101,7 +104,7 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
             "released_nanousd": left,
             "spent_nanousd": reservation.spent,
         }
-        answer = EncodedAnswer(200, wire.encode(body))
+        answer = EncodedAnswer(200, wire.encode(body), own_lease=own_lease)
     elif approvals.withdraw(unit, request.organisation_id, request.key_id, command.reservation_id):
         answer = render.withdrawn(command.reservation_id)
     else:

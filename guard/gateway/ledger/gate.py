@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from guard.core import wire
 from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import CallRefusal, EncodedAnswer, GateCommand
@@ -19,6 +21,7 @@ from guard.gateway.ledger import (
     expiry,
     idempotency,
     lapse,
+    lease_sizes,
     leases,
     line,
     requests,
@@ -50,7 +53,25 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
         return line.told_its_turn(call.call_id, command.turn_in_ms, outcome)
     requests.release_guess(unit, command)
     lease = leases.take_back(unit, command, give_back=is_first)
-    decided = _decide(unit, org, command, lease, recalls=command.recalls and is_first)
+    recalls = command.recalls and is_first
+    answer = _answer(unit, org, command, lease, outcome, recalls=recalls)
+    if lease is not None:
+        answer = msgspec.structs.replace(answer, own_lease=lease.reservation_id)
+    return answer
+
+
+def _answer(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    command: GateCommand,
+    lease: Reservation | None,
+    outcome: wire.EventsOutcome | None,
+    *,
+    recalls: bool,
+) -> EncodedAnswer:
+    """Decide a call, count it, and keep the answer for repeats."""
+    request, call = command.request, command.call
+    decided = _decide(unit, org, command, lease, recalls=recalls)
     if isinstance(decided, CallRefusal) and decided.recall:
         # Committed all the same: the events are charged, and the lease has given back.
         idempotency.keep_undecided(unit, request)
@@ -72,7 +93,8 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
         is_kept = decided.decision == "allow"
         answer = EncodedAnswer(200, wire.encode(decided), kept=is_kept, lease_id=lease_id)
         idempotency.keep(unit, request, answer, decided)
-    if command.is_ahead or call.grows:  # no call is made, or it was counted when it began
+    # No call is made, or it was counted when it began, or it names what is none of the caller's.
+    if command.is_ahead or call.grows or command.is_foreign:
         return answer
     own = org.organisation_id
     if call.workflow_id is not None:
@@ -115,19 +137,22 @@ def _decide(
     decided = _reserve(
         GateDecision(unit, org, command, recalls, lease, chain_id, allowance, answered_by, rates)
     )
-    if command.approval is not None and isinstance(decided, wire.GateReply):
-        approvals.use(unit, org.organisation_id, command.request.key_id, call.call_id)
+    if isinstance(decided, wire.GateReply):
+        if command.approval is not None:
+            approvals.use(unit, org.organisation_id, command.request.key_id, call.call_id)
+        if chain_id is not None and chains.is_foreign(unit, command.request, chain_id):
+            decided.warnings.append(f"{chains.FOREIGN}: it counts as none")
     return decided
 
 
 def _allowance(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> int | None:
     """Return what the call's chain allows beyond a limit, after the call's step in it."""
-    chain = command.call.chain
-    if chain is None:
+    chain, request = command.call.chain, command.request
+    if chain is None or chains.is_foreign(unit, request, chain.id):
         return None
     if not command.is_ahead:
-        return chains.step(unit, org, chain)
-    is_open = chains.open_chain(unit, org.organisation_id, chain.id) is not None
+        return chains.step(unit, org, chain, command.call.workflow_id)
+    is_open = chains.open_chain(unit, request, chain.id) is not None
     return org.settings.chain_over_permille if is_open else None
 
 
@@ -230,14 +255,14 @@ def _granted(
         amount: what was to be reserved.
     """
     unit, org, command = decision.unit, decision.org, decision.command
-    call, allowance = command.call, decision.allowance
+    call = command.call
     granted = judgement.amount
     # Who takes more than the call needs, or covers others with it, jumps the line.
     is_awaited = line.is_awaited(command, accounts)
-    if command.grants_lease and call.lease is not None and not is_awaited:
-        granted = leases.size(accounts, granted, call.lease.demand_nanousd, lease, allowance)
+    if call.lease is not None and command.grants_lease and not (is_awaited or command.small_lease):
+        granted = lease_sizes.size(decision, accounts, granted, call.lease.demand_nanousd, lease)
     unit.change_balances([account.balance for account in accounts])
-    ledger.reserve(accounts, granted, allowance)
+    ledger.reserve(accounts, granted, decision.allowance)
     # By position, as above.
     reservation = Reservation(
         unit.ids.unguessable(unit.now_ms),

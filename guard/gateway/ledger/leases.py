@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from guard.core import wire
-from guard.gateway.domain import ledger, render
+from guard.gateway.domain import render
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseCommand, RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.ledger import approvals, expiry, idempotency, lapse, renewals
+from guard.gateway.ledger import approvals, expiry, idempotency, renewals
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -63,15 +63,24 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
     return lease
 
 
-def _live(unit: UnitOfWork, request: RequestOrigin, lease_id: str) -> Reservation | None:
-    """Return the key's own lease, unless it is over or its time has passed."""
+def _live(
+    unit: UnitOfWork, request: RequestOrigin, lease_id: str, *, also_closing: bool = False
+) -> Reservation | None:
+    """Return the key's own lease, unless it is over, or its time has passed.
+
+    Args:
+        unit: the unit of work.
+        request: who asks.
+        lease_id: of the lease.
+        also_closing: whether it may be closed, and only pay for events on their way.
+    """
     found = expiry.own_reservation(unit, request, lease_id)
     if found is None or not found.is_lease or found.state != "open":
         return None
-    if found.expires_at_ms <= unit.now_ms:  # before the sweep has seen it: it must not be renewed
-        lapse.expire(unit, found)
+    if found.closing and not also_closing:
         return None
-    return found
+    # What no sweep has seen yet must not be renewed either.
+    return found if found.expires_at_ms > unit.now_ms else None
 
 
 def grant(
@@ -126,7 +135,8 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
     kept = idempotency.replay(unit, request)
     if kept is not None:
         return kept
-    lease = _live(unit, request, change.lease_id)
+    # What is granted while a lease is being closed goes back by closing it once more.
+    lease = _live(unit, request, change.lease_id, also_closing=change.close)
     if lease is None:
         state = renewals.renew(unit, request, change)
         if state is None:
@@ -140,13 +150,15 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
     if change.close and not lease.held:
         expiry.close(unit, lease, "settled" if lease.spent else "released")
     elif change.close:  # events of its last calls may be on their way, and are paid from it
-        unit.expire_sooner(lease, min(lease.expires_at_ms, unit.now_ms + CLOSING_MS))
+        lease.closing = True
+        if lease.expires_at_ms > unit.now_ms + CLOSING_MS:
+            unit.expire_sooner(lease, unit.now_ms + CLOSING_MS)
     else:
         ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
         lease.expires_at_ms = unit.now_ms + ttl_ms
     left_ms = lease.expires_at_ms - unit.now_ms if lease.state == "open" else 0
     state = wire.LeaseState(lease.reservation_id, lease.state, lease.held, left_ms)
-    answer = EncodedAnswer(200, wire.encode(state))
+    answer = EncodedAnswer(200, wire.encode(state), own_lease=lease.reservation_id)
     idempotency.keep(unit, request, answer)
     return answer
 
@@ -164,7 +176,8 @@ def resume(unit: UnitOfWork) -> int:
     for each in found:
         unit.change_reservation(each)
         ttl_ms = organisation(unit, each.organisation_id).settings.lease_ttl_ms
-        each.expires_at_ms = max(each.expires_at_ms, unit.now_ms + ttl_ms)
+        left_ms = CLOSING_MS if each.closing else ttl_ms
+        each.expires_at_ms = max(each.expires_at_ms, unit.now_ms + left_ms)
     return len(found)
 
 
@@ -191,35 +204,12 @@ def holders(
         and account.rule.mode == "hard"
         and account.room(chain_over_permille) < needed
     ]
-    held = [lease for lease in unit.open_leases(short) if lease is not own] if short else []
+    leases = unit.open_leases(short) if short else []
+    # Nobody holds a closed one any more, who could give it back.
+    held = [lease for lease in leases if lease is not own and not lease.closing]
     # Those that hold most first: the fewest have to answer.
     held.sort(key=lambda lease: -lease.held)
     found: dict[str, list[str]] = {}
     for lease in held[:RECALL_MAX]:
         found.setdefault(lease.key_id, []).append(lease.reservation_id)
     return found
-
-
-def size(
-    accounts: Sequence[BudgetAccount],
-    amount: int,
-    demand: int,
-    lease: Reservation | None,
-    chain_over_permille: int | None,
-) -> int:
-    """Return how much to grant: the demand, within a share of the room; at least the amount.
-
-    The share leaves as much for every other holder of a lease, and for one to come. Where it is
-    smaller than the amount, exactly the amount is granted, so that the last of a budget is decided
-    call by call.
-    """
-    share = ledger.LEASE_NANOUSD_MAX
-    for account in accounts:
-        balance = account.balance
-        others = balance.leases - (lease is not None)
-        if account.rule.mode == "hard":
-            room = account.room(chain_over_permille)
-        else:
-            room = wire.NANOUSD_MAX - balance.committed - balance.reserved
-        share = min(share, room // (others + 2))
-    return max(amount, min(demand, share))

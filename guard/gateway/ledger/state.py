@@ -114,11 +114,12 @@ def within(organisation_id: str, weight: int = 1) -> Scopes:
 
 
 class ChainState(Struct, frozen=True):
-    """A chain, open or closed."""
+    """A chain, open or closed, and the workflow in which it was opened."""
 
     opened_at_ms: int
     expires_at_ms: int
     closed: bool
+    workflow_id: str | None = None
 
 
 class StoredAnswer(Struct):

@@ -126,6 +126,9 @@ class MoneyStore(Protocol):
     def reopen(self, reservation: Reservation) -> None:
         """Open an expired reservation again, which was announced to change."""
 
+    def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
+        """Return, by balance, what the open leases of a key and of those below it hold."""
+
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""
 
@@ -319,6 +322,9 @@ class DirectoryStore(Protocol):
 
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
+
+    def has_other_keys(self, organisation_id: str, root_id: str) -> bool:
+        """Tell whether an organisation's agents have a valid key outside of one key's lineage."""
 
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
         """Insert a key."""

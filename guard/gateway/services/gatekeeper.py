@@ -112,7 +112,9 @@ class Gatekeeper:
             input_max=view.prices.largest_prompt(call.function, call.model),
             output_max=None if price.rates is None else price.rates.context_tokens,
             # Asked last, after all that may wait: a recall may have come meanwhile.
-            grants_lease=ruling.grants_lease and not (is_ahead and self._is_wanted_back(call)),
+            grants_lease=ruling.grants_lease
+            and not (is_ahead and self._is_kept_small(request, call)),
+            small_lease=self._recalls.is_ignored_by(request.key_id),
             lease_calls=ruling.lease_calls,
             policy_version=view.version,
             recalls=not is_ahead,
@@ -126,13 +128,15 @@ class Gatekeeper:
         answer = await self._write(gate.gate, command)
         # A question gives back first, so it answers a recall of the caller's own lease as well.
         if not is_ahead:
-            if lease is not None and lease.lease_id is not None:
-                self._recalls.answered(lease.lease_id)
+            if answer.own_lease is not None:
+                self._recalls.answered(answer.own_lease)
             if answer.recall:  # decided once more, after the holders have given back
                 returns_ms = 0 if command.place is None else gate.RETURNS_MS
                 await self._recalls.recall(request.organisation_id, answer.recall, returns_ms)
                 again = msgspec.structs.replace(command, is_again=True, recalls=False)
                 answer = await self._write(gate.gate, again)
+        if command.small_lease and answer.lease_id is not None:
+            self._recalls.ask_again(request.organisation_id, request.key_id, answer.lease_id)
         if command.place is not None:
             self._line.decided(request, call, command.place, answer)
         # Calls were lent before the decision, since the caps may live elsewhere than the money. If
@@ -179,17 +183,24 @@ class Gatekeeper:
             )
         return _Ruling(refusal, verdict.approval, grants_lease, lease_calls, judges_model)
 
-    def _is_wanted_back(self, call: wire.GateRequest) -> bool:
-        """Tell whether a lease for which no call waits must not grow: others wait for it."""
+    def _is_kept_small(self, request: RequestOrigin, call: wire.GateRequest) -> bool:
+        """Tell whether a lease for which no call waits must not grow.
+
+        Others wait for it, or its key does not give back what it is asked for.
+        """
         lease_id = None if call.lease is None else call.lease.lease_id
-        return lease_id is None or self._recalls.is_recalled(lease_id)
+        if lease_id is None or self._recalls.is_recalled(lease_id):
+            return True
+        return self._recalls.is_ignored_by(request.key_id)
 
     async def lease(self, request: RequestOrigin, update: wire.LeaseUpdate) -> EncodedAnswer:
         """Renew a lease, give back a part of it, or close it."""
         answer = await self._write(leases.update, LeaseCommand(request=request, update=update))
-        self._recalls.answered(update.lease_id)
+        if answer.own_lease is None:  # it changed no lease: none of its own, or a repeat
+            return answer
+        self._recalls.answered(answer.own_lease)
         view = await self._catalogue.view(request.organisation_id)
-        if view.rules and not answer.replay:
+        if view.rules:
             await self._shares.update(request, update, view.settings.lease_ttl_ms)
         return answer
 
@@ -205,7 +216,10 @@ class Gatekeeper:
         if self._line.left(request, body.reservation_id):
             return render.withdrawn(body.reservation_id)
         command = ReleaseCommand(request=request, reservation_id=body.reservation_id)
-        return await self._write(expiry.release, command)
+        answer = await self._write(expiry.release, command)
+        if answer.own_lease is not None:
+            self._recalls.answered(answer.own_lease)
+        return answer
 
     def _write(
         self, use_case: Callable[[UnitOfWork, CommandT], EncodedAnswer], command: CommandT

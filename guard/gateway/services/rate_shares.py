@@ -71,7 +71,8 @@ class RateShares:
         if call.lease.lease_id is not None:
             # Not what this very question has lent before, if it is a repeat.
             unused = call.lease.calls_left
-            await self._rates.settle(own, call.lease.lease_id, unused, unless=name)
+            lent = _lent(request, call.lease.lease_id)
+            await self._rates.settle(own, lent, unused, unless=name)
         counted = 0 if call.within is not None and call.kind == "llm" else 1
         wanted = call.lease.demand_calls - counted
         if wanted < 1:
@@ -85,16 +86,17 @@ class RateShares:
             if answer.lease_id is None:
                 await self._rates.settle(own, name, command.call.lease.demand_calls)  # type: ignore[union-attr]  # only asks for leases borrow
             else:
-                await self._rates.extend(own, name, ttl_ms, answer.lease_id)
+                lent = _lent(command.request, answer.lease_id)
+                await self._rates.extend(own, name, ttl_ms, lent)
 
     async def update(self, request: RequestOrigin, update: wire.LeaseUpdate, ttl_ms: int) -> None:
-        """Take back the calls of a lease that gives back, or give them more time."""
-        own = request.organisation_id
+        """Take back the calls of the caller's lease that gives back, or give them more time."""
+        own, name = request.organisation_id, _lent(request, update.lease_id)
         with _decided_anyway():
             if update.close or update.calls_left or update.unused_nanousd:
-                await self._rates.settle(own, update.lease_id, update.calls_left)
+                await self._rates.settle(own, name, update.calls_left)
             else:
-                await self._rates.extend(own, update.lease_id, ttl_ms)
+                await self._rates.extend(own, name, ttl_ms)
 
 
 @contextlib.contextmanager
@@ -109,3 +111,8 @@ def _decided_anyway() -> Iterator[None]:
 def _name(request: RequestOrigin, call: wire.GateRequest) -> str:
     """Name a loan until its lease is known; a repeat of the question has the same name."""
     return f"{request.key_id}/{request.idempotency_key or call.call_id}"
+
+
+def _lent(request: RequestOrigin, lease_id: str) -> str:
+    """Name the loan of a lease: by the caller's key too, so that no other key's can be named."""
+    return f"{request.key_id}:{lease_id}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import attrs
 
@@ -13,6 +13,9 @@ WAIT_S: Final = 0.25
 
 SILENCE_S: Final = 1.0
 """A holder that did not answer in time is not waited for again for so long."""
+
+IGNORING_MAX: Final = 10_000
+"""Keys that are remembered because they did not answer; the oldest is forgotten for a newer one."""
 
 _SILENT_MAX: Final = 10_000
 
@@ -29,6 +32,20 @@ class Peers(Protocol):
 
     def tell_peers(self, organisation_id: str, lease_id: str) -> None:
         """Tell them that a lease has given back what it does not use."""
+
+
+class _Asked(NamedTuple):
+    """A lease that a call here waits for."""
+
+    key_id: str
+    answer: asyncio.Future[None]
+
+
+class _Silent(NamedTuple):
+    """A lease that is not recalled again until a time, because its holder did not answer."""
+
+    key_id: str
+    until_s: float
 
 
 @attrs.define(eq=False)
@@ -53,9 +70,10 @@ class Recalls:
     # Leases that a call at another replica waits for, with their organisation.
     _for_peers: dict[str, str] = attrs.field(factory=dict, init=False)
     # Leases that a call here waits for. All calls wait for one future: one recall serves them.
-    _under_way: dict[str, asyncio.Future[None]] = attrs.field(factory=dict, init=False)
-    # Until when a lease is not recalled again, because its holder did not answer.
-    _silent_until_s: dict[str, float] = attrs.field(factory=dict, init=False)
+    _under_way: dict[str, _Asked] = attrs.field(factory=dict, init=False)
+    _silent: dict[str, _Silent] = attrs.field(factory=dict, init=False)
+    # Keys that did not answer a recall in time, and none since; the newest last.
+    _ignoring: dict[str, None] = attrs.field(factory=dict, init=False)
 
     async def recall(
         self, organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int = 0
@@ -69,45 +87,79 @@ class Recalls:
             leases: lease ids by the key that holds them.
             returns_ms: for so long, in milliseconds, a call may wait for what they hold.
         """
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
+        now_s = asyncio.get_running_loop().time()
         waiting: set[asyncio.Future[None]] = set()
         new: dict[str, list[str]] = {}
         for key_id, lease_ids in leases.items():
             for lease_id in lease_ids:
                 if lease_id in self._under_way:
-                    waiting.add(self._under_way[lease_id])
-                elif self._silent_until_s.get(lease_id, 0.0) <= now_s:
+                    waiting.add(self._under_way[lease_id].answer)
+                elif not self._is_silent(lease_id, now_s):
                     new.setdefault(key_id, []).append(lease_id)
+        waiting |= self._ask(organisation_id, new, returns_ms)
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._wait_s)
+
+    def ask_again(self, organisation_id: str, key_id: str, lease_id: str) -> None:
+        """Recall a new lease of a key that has ignored a recall: who answers is there again.
+
+        Nothing waits for it. The holder that was asked before may be another process, and gone.
+        """
+        is_asked = lease_id in self._under_way or self._is_silent(
+            lease_id, asyncio.get_running_loop().time()
+        )
+        if key_id in self._ignoring and not is_asked:
+            self._ask(organisation_id, {key_id: [lease_id]}, 0)
+
+    def _is_silent(self, lease_id: str, now_s: float) -> bool:
+        known = self._silent.get(lease_id)
+        return known is not None and known.until_s > now_s
+
+    def _ask(
+        self, organisation_id: str, new: Mapping[str, Sequence[str]], returns_ms: int
+    ) -> set[asyncio.Future[None]]:
+        """Push a recall of leases; return the answers to wait for, none where nobody is reached."""
         # No await from here to the futures below: an answer cannot come before they are known.
         asked = bool(new) and self._push(organisation_id, new, returns_ms) > 0
         if new and self._peers is not None:
             asked = self._peers.ask_peers(organisation_id, new, returns_ms) or asked
-        if asked:
-            for lease_id in (each for lease_ids in new.values() for each in lease_ids):
-                self._under_way[lease_id] = answer = loop.create_future()
-                waiting.add(answer)
-                loop.call_later(self._wait_s, self._give_up, lease_id, answer)
-        if waiting:
-            await asyncio.wait(waiting, timeout=self._wait_s)
+        if not asked:
+            return set()
+        loop = asyncio.get_running_loop()
+        answers: set[asyncio.Future[None]] = set()
+        for key_id, lease_ids in new.items():
+            for lease_id in lease_ids:
+                self._under_way[lease_id] = each = _Asked(key_id, loop.create_future())
+                answers.add(each.answer)
+                loop.call_later(self._wait_s, self._give_up, lease_id, each)
+        return answers
 
     def asked_by_peer(
         self, organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int
     ) -> None:
         """Ask the holders that are connected here, for another replica that waits."""
         if self._push(organisation_id, leases, returns_ms):
-            found = [each for lease_ids in leases.values() for each in lease_ids]
-            self._for_peers.update(dict.fromkeys(found, organisation_id))
+            for lease_ids in leases.values():
+                self._for_peers.update(dict.fromkeys(lease_ids, organisation_id))
             loop = asyncio.get_running_loop()
-            loop.call_later(self._wait_s, self._forget_peers, found)
+            loop.call_later(self._wait_s, self._forget_peers, leases)
 
-    def _forget_peers(self, lease_ids: Sequence[str]) -> None:
-        for lease_id in lease_ids:
-            self._for_peers.pop(lease_id, None)
+    def _forget_peers(self, leases: Mapping[str, Sequence[str]]) -> None:
+        for key_id, lease_ids in leases.items():
+            for lease_id in lease_ids:
+                if self._for_peers.pop(lease_id, None) is not None:
+                    self._note_ignored(key_id)
 
     def is_recalled(self, lease_id: str) -> bool:
         """Tell whether a refusal waits for what a lease does not use."""
         return lease_id in self._under_way or lease_id in self._for_peers
+
+    def is_ignored_by(self, key_id: str) -> bool:
+        """Tell whether a key did not answer a recall in time, and none since.
+
+        As far as this process knows: recalls of others are theirs.
+        """
+        return key_id in self._ignoring
 
     def answered(self, lease_id: str) -> None:
         """Note that a lease has given back what it does not use."""
@@ -118,22 +170,33 @@ class Recalls:
 
     def answered_at_peer(self, lease_id: str) -> None:
         """Note that a lease has given back, here or at another replica."""
-        self._silent_until_s.pop(lease_id, None)
-        answer = self._under_way.pop(lease_id, None)
-        if answer is not None and not answer.done():
-            answer.set_result(None)
+        silent = self._silent.pop(lease_id, None)
+        if silent is not None and silent.until_s > asyncio.get_running_loop().time():
+            self._ignoring.pop(silent.key_id, None)  # late, but it is an answer
+        asked = self._under_way.pop(lease_id, None)
+        if asked is not None:
+            self._ignoring.pop(asked.key_id, None)
+            if not asked.answer.done():
+                asked.answer.set_result(None)
 
-    def _give_up(self, lease_id: str, answer: asyncio.Future[None]) -> None:
-        if answer.done():
+    def _note_ignored(self, key_id: str) -> None:
+        self._ignoring.pop(key_id, None)
+        self._ignoring[key_id] = None
+        if len(self._ignoring) > IGNORING_MAX:
+            del self._ignoring[next(iter(self._ignoring))]
+
+    def _give_up(self, lease_id: str, asked: _Asked) -> None:
+        if asked.answer.done():
             return
-        answer.set_result(None)
+        asked.answer.set_result(None)
         del self._under_way[lease_id]
+        self._note_ignored(asked.key_id)
         now_s = asyncio.get_running_loop().time()
         # Full: holders that are silent no longer go first. If it stays full, this one is not noted,
         # and the next refusal waits for it once more: slower, never wrong.
-        if len(self._silent_until_s) >= _SILENT_MAX:
-            self._silent_until_s = {
-                name: until_s for name, until_s in self._silent_until_s.items() if until_s > now_s
+        if len(self._silent) >= _SILENT_MAX:
+            self._silent = {
+                name: each for name, each in self._silent.items() if each.until_s > now_s
             }
-        if len(self._silent_until_s) < _SILENT_MAX:
-            self._silent_until_s[lease_id] = now_s + self._silence_s
+        if len(self._silent) < _SILENT_MAX:
+            self._silent[lease_id] = _Silent(asked.key_id, now_s + self._silence_s)

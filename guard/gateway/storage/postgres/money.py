@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -10,7 +11,8 @@ from psycopg import Cursor
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.estimates import Estimate
-from guard.gateway.domain.ledger import Balance, Reservation
+from guard.gateway.domain.ledger import Balance, Reservation, held_by_key
+from guard.gateway.domain.lineage import below
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
@@ -240,6 +242,24 @@ class PostgresMoney(MoneyTables):
         """Return the open leases that hold money on any of these balances."""
         self._read_open("basis = 'lease'")
         return super().open_leases(balance_ids)
+
+    def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
+        """Return, by balance, what the open leases of a key and of those below it hold.
+
+        What this unit has changed is not in the database yet.
+        """
+        changed = {**self._dirty_reservations, **self._new_reservations}
+        rows = self.connection.psycopg.execute(
+            "SELECT balance_ids, sum(held)::bigint FROM reservations WHERE organisation_id = %s"
+            " AND state = 'open' AND basis = 'lease' AND (key_id = %s OR key_id LIKE %s)"
+            " AND reservation_id <> ALL(%s) GROUP BY balance_ids",
+            (organisation_id, root_id, below(root_id, "%"), list(changed)),
+        ).fetchall()
+        found = held_by_key(changed.values(), organisation_id, root_id)
+        for balance_ids, held in rows:
+            for balance_id in json.loads(balance_ids):
+                found[balance_id] = found.get(balance_id, 0) + held
+        return found
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""

@@ -88,6 +88,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("tables", _BASELINE + _OWN),
     Migration("uncertain hours", baseline.UNCERTAIN_HOURS.format(**_WORDS)),
     Migration("renewed reservations", baseline.RENEWALS.format(**_WORDS)),
+    Migration("closed leases and owned chains", baseline.OWNERS.format(**_WORDS)),
 )
 
 

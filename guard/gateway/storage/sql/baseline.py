@@ -219,3 +219,9 @@ ALTER TABLE reservations ADD COLUMN renewed {int} NOT NULL DEFAULT 0;
 ALTER TABLE reservations ADD COLUMN under_way {int} NOT NULL DEFAULT 0;
 """
 """A later step: whether a holder renews a reservation, and what only it knows to be under way."""
+
+OWNERS: Final = """
+ALTER TABLE reservations ADD COLUMN closing {int} NOT NULL DEFAULT 0;
+ALTER TABLE chains ADD COLUMN workflow_id TEXT;
+"""
+"""A later step: whether the holder has closed a lease, and in which workflow a chain was opened."""

@@ -26,7 +26,7 @@ COLUMNS: Final[dict[str, LiteralString]] = {
     "reservations": (
         "reservation_id organisation_id key_id call_id balance_ids amount held created_at_ms"
         " expires_at_ms spent state basis workflow_id run_id chain_id agent model function user_id"
-        " renewed under_way"
+        " renewed under_way closing"
     ),
     "approvals": (
         "approval_id organisation_id key_id call_id subject status tool_name function workflow_id"

@@ -70,6 +70,16 @@ class DirectoryTables(ControlTables):
         rows = self.rows(sql, below(key_id, "%"))
         return [key_from_row(row).key for row in rows]
 
+    def has_other_keys(self, organisation_id: str, root_id: str) -> bool:
+        """Tell whether an organisation's agents have a valid key outside of one key's lineage."""
+        sql = (
+            "SELECT 1 FROM keys WHERE organisation_id = ? AND role = 'sdk' AND key_id <> ?"
+            " AND key_id NOT LIKE ? AND revoked_at_ms IS NULL"
+            " AND coalesce(expires_at_ms, ?) > ? LIMIT 1"
+        )
+        found = self.row(sql, organisation_id, root_id, below(root_id, "%"), 2**62, self.now_ms)
+        return found is not None
+
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
         """Insert a key."""
         self.write(

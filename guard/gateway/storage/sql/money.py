@@ -14,7 +14,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
 from guard.gateway.domain.estimates import Estimate
-from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
+from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation, held_by_key
 from guard.gateway.ledger.state import (
     ChainState,
     ChargedHour,
@@ -42,7 +42,7 @@ _BALANCE: Final = (
     "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
     "leases",
 )  # fmt: skip
-_RESERVATION: Final = ("amount", "held", "expires_at_ms", "spent", "state", "under_way")
+_RESERVATION: Final = ("amount", "held", "expires_at_ms", "spent", "state", "under_way", "closing")
 
 
 class MoneyTables(Tables):
@@ -217,7 +217,7 @@ class MoneyTables(Tables):
                 restore_fields,
                 r,
                 _RESERVATION,
-                (r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.under_way),
+                (r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.under_way, r.closing),
             )
         )
         if key not in self._new_reservations:
@@ -245,6 +245,10 @@ class MoneyTables(Tables):
             for lease in self.leases.values()
             if lease.state == "open" and lease.held and not wanted.isdisjoint(lease.balance_ids)
         ]
+
+    def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
+        """Return, by balance, what the open leases of a key and of those below it hold."""
+        return held_by_key(self.leases.values(), organisation_id, root_id)
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""
@@ -331,12 +335,12 @@ class MoneyTables(Tables):
         key = (organisation_id, chain_id)
         if key not in self.chains:
             row = self.row(
-                "SELECT opened_at_ms, expires_at_ms, closed FROM chains"
+                "SELECT opened_at_ms, expires_at_ms, closed, workflow_id FROM chains"
                 " WHERE organisation_id = ? AND chain_id = ?",
                 *key,
             )
             make_room(self.chains, self._dirty_chains)
-            self.put(self.chains, key, row and ChainState(row[0], row[1], bool(row[2])))
+            self.put(self.chains, key, row and ChainState(row[0], row[1], bool(row[2]), row[3]))
         return self.chains[key]
 
     def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
@@ -379,19 +383,20 @@ class MoneyTables(Tables):
             )  # fmt: skip
         if self._new_reservations:
             many(
-                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [(r.reservation_id, r.organisation_id, r.key_id, r.call_id,
                   ids_text(r.balance_ids), r.amount, r.held, r.created_at_ms, r.expires_at_ms,
                   r.spent, r.state, r.basis, r.workflow_id, r.run_id, r.chain_id, r.agent,
-                  r.model, r.function, r.user, int(r.renewed), r.under_way)
+                  r.model, r.function, r.user, int(r.renewed), r.under_way,
+                  int(r.closing))
                  for r in self._new_reservations.values()],
             )  # fmt: skip
         if self._dirty_reservations:
             many(
                 "UPDATE reservations SET amount = ?, held = ?, expires_at_ms = ?, spent = ?,"
-                " state = ?, under_way = ? WHERE reservation_id = ?",
+                " state = ?, under_way = ?, closing = ? WHERE reservation_id = ?",
                 [(r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.under_way,
-                  r.reservation_id)
+                  int(r.closing), r.reservation_id)
                  for r in self._dirty_reservations.values()],
             )  # fmt: skip
         for changed in (self._new_reservations, self._dirty_reservations):
@@ -403,10 +408,11 @@ class MoneyTables(Tables):
         self.uncertain.flush()
         if self._dirty_chains:
             many(
-                "INSERT INTO chains VALUES (?,?,?,?,?) ON CONFLICT (organisation_id, chain_id)"
+                "INSERT INTO chains VALUES (?,?,?,?,?,?) ON CONFLICT (organisation_id, chain_id)"
                 " DO UPDATE SET opened_at_ms = excluded.opened_at_ms,"
-                " expires_at_ms = excluded.expires_at_ms, closed = excluded.closed",
-                [(*key, c.opened_at_ms, c.expires_at_ms, c.closed)
+                " expires_at_ms = excluded.expires_at_ms, closed = excluded.closed,"
+                " workflow_id = excluded.workflow_id",
+                [(*key, c.opened_at_ms, c.expires_at_ms, c.closed, c.workflow_id)
                  for key in self._dirty_chains if (c := self.chains.get(key)) is not None],
             )  # fmt: skip
         if self._dirty_estimates:

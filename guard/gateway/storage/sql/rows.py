@@ -42,7 +42,7 @@ def reservation_from_row(row: tuple[Any, ...]) -> Reservation:
         balance_ids=tuple(json.loads(row[4])), amount=row[5], held=row[6], created_at_ms=row[7],
         expires_at_ms=row[8], spent=row[9], state=row[10], basis=row[11], workflow_id=row[12],
         run_id=row[13], chain_id=row[14], agent=row[15], model=row[16], function=row[17],
-        user=row[18], renewed=bool(row[19]), under_way=row[20],
+        user=row[18], renewed=bool(row[19]), under_way=row[20], closing=bool(row[21]),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ _TABLES: Final = {"organisations", "balances", "reservations", "events", "audit"
 MIGRATIONS: tuple[str, ...] = (
     baseline.UNCERTAIN_HOURS.format(**_WORDS),
     baseline.RENEWALS.format(**_WORDS),
+    baseline.OWNERS.format(**_WORDS),
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 

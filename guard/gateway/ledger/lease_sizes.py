@@ -1,0 +1,72 @@
+"""How much a lease is granted: a share of the room, which leaves other holders and keys theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from guard.core import wire
+from guard.gateway.domain import ledger
+from guard.gateway.domain.ledger import BudgetAccount, Reservation
+from guard.gateway.domain.lineage import root_of
+from guard.gateway.ledger.amounts import GateDecision
+
+
+def size(
+    decision: GateDecision,
+    accounts: Sequence[BudgetAccount],
+    amount: int,
+    demand: int,
+    lease: Reservation | None,
+) -> int:
+    """Return how much to grant: the demand, within a share of the room; at least the amount.
+
+    The share leaves as much for every other holder of a lease, and for one to come. Where it is
+    smaller than the amount, exactly the amount is granted, so that the last of a budget is decided
+    call by call.
+
+    Args:
+        decision: the decision.
+        accounts: every balance over the call.
+        amount: what the call needs, in nano-dollars.
+        demand: what its holder expects to need, in nano-dollars.
+        lease: the lease to top up; ``None``: a new one.
+    """
+    share = ledger.LEASE_NANOUSD_MAX
+    for account in accounts:
+        balance = account.balance
+        others = balance.leases - (lease is not None)
+        if account.rule.mode == "hard":
+            room = account.room(decision.allowance)
+        else:
+            room = wire.NANOUSD_MAX - balance.committed - balance.reserved
+        share = min(share, room // (others + 2))
+    wanted = min(demand, share)
+    if wanted > amount:
+        wanted = _within_share_of_key(decision, accounts, wanted)
+    return max(amount, wanted)
+
+
+def _within_share_of_key(
+    decision: GateDecision, accounts: Sequence[BudgetAccount], wanted: int
+) -> int:
+    """Return what of an amount a key's lease may take, however many leases the key has.
+
+    What they hold counts as the key's share, and of what is left beyond that it gets half; so all
+    of them together leave other keys as much again. A key and those that belong to it are one here.
+    A key without others in its organisation, or within a budget of its own, shares with nobody.
+    """
+    root = root_of(decision.command.request.key_id)
+    rooms: dict[int, int] = {}
+    for account in accounts:
+        rule, balance = account.rule, account.balance
+        if rule.mode != "hard" or (rule.scope_kind == "key" and root_of(balance.scope_id) == root):
+            continue
+        room = account.room(decision.allowance)
+        # Where all that is set aside leaves enough, what of it is the key's need not be known.
+        if 2 * wanted > room - balance.reserved:
+            rooms[balance.balance_id] = room
+    unit, organisation_id = decision.unit, decision.org.organisation_id
+    if not rooms or not unit.has_other_keys(organisation_id, root):
+        return wanted
+    own = unit.leased(organisation_id, root)
+    return min(wanted, *((room - own.get(each, 0)) // 2 for each, room in rooms.items()))
