@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from guard.breaker.exceptions import GuardError
+from guard.breaker.exceptions import GuardError, RateLimitError
 from guard.control.ask_channel import AskChannel
 from guard.core import wire
 from guard.core.retry import Backoff
@@ -347,6 +347,10 @@ class Subscriber:
             except GuardError as exc:
                 logger.debug("control poll: %s", exc)
                 current = False
+                if wait_ms and isinstance(exc, RateLimitError):
+                    # There is no room to wait there; what is new is answered without.
+                    await asyncio.sleep((exc.retry_after or 0.0) + random.random())
+                    continue
                 self._use("none", self._channel == "poller")
                 await asyncio.sleep(max(0.05, RECONNECT.delay_s(attempt, random.random())))
                 attempt += 1

@@ -122,7 +122,7 @@ class GatewayApp:
         shared = None if redis is None else _shared_rates(redis)
         of_store: RateStore | None = getattr(self.storage, "rates", None)
         self.rates = rates = shared or of_store or MemoryRates(passed_ms)
-        self.hub = Hub()
+        self.hub = Hub(settings.connections_max)
         self.counts = Counts()
         self.load = Load(settings.max_pending_bytes)
         self.keys = KeyRing(self.storage, clock_ms)
@@ -174,7 +174,7 @@ class GatewayApp:
             lambda: None if redis is None else (redis.is_up, redis.failures),
         )
         document = DocumentRoutes(table, collector)
-        self.change_watcher = ChangeWatcher(self.storage)
+        self.change_watcher = ChangeWatcher(self.storage, settings.connections_max)
         dashboard = dashboard_routes(
             Parts(
                 self.storage,

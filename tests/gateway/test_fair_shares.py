@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,8 +15,10 @@ from websockets.sync.client import ClientConnection, connect
 from guard.gateway import connections
 from guard.gateway.domain.policy import CapUse
 from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.storage import memory_rates
 from guard.gateway.storage.memory_rates import MemoryRates
+from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support.waiting import until
 
@@ -178,6 +181,60 @@ def test_control_channels_of_one_organisation_leave_room(
             channel.close()
 
 
+def _poll(tenant: Tenant, after: int, wait_ms: int = 60_000) -> bytes:
+    return (
+        f"GET /api/v1/control?after={after}&wait_ms={wait_ms} HTTP/1.1\r\nHost: x\r\n"
+        f"X-Guard-Protocol: 3\r\nX-API-Key: {tenant.api_key}\r\n\r\n"
+    ).encode()
+
+
+def test_long_polls_of_one_organisation_leave_room(tenants: list[Tenant], small: Gateway) -> None:
+    """They count with the sockets; beyond the share none waits, and what is new is answered."""
+    greedy, other = tenants
+    greedy.admin.kill("w")
+    seq = greedy.http.get("/api/v1/control").json()["seq"]
+    url = small.base_url.replace("http", "ws", 1) + "/api/v1/control/ws"
+    headers = {"X-API-Key": greedy.api_key, "X-Guard-Protocol": "3"}
+    socks: list[socket.socket] = []
+    assert small._server is not None
+    hub = small._server.app.hub
+    before = hub.count()
+    with connect(url, additional_headers=headers):
+        try:
+            for _ in range(2 * CAP):
+                socks.append(_open(small, _poll(greedy, seq)))
+                until(lambda: bool(select.select(socks[-1:], [], [], 0)[0]) or (
+                    hub.count() - before == min(len(socks) + 1, int(CAP * 0.8))))  # fmt: skip
+            assert hub.count() - before == int(CAP * 0.8)
+            answered = select.select(socks, [], [], 0)[0]
+            said = [sock.recv(4096) for sock in answered]
+            assert {each[:12] for each in said} <= {b"HTTP/1.1 429", b""}, "or it made room"
+            assert any(b"GD-R001" in each for each in said)
+            for _ in range(5):
+                with httpx.Client(base_url=small.base_url, headers=_headers(other)) as fresh:
+                    body = {"call_id": "c", "kind": "call", "function": "f"}
+                    assert fresh.post("/gate", json=body).status_code == 200
+                    polled = fresh.get("/api/v1/control", params={"after": 0, "wait_ms": 1})
+                    assert polled.status_code == 200
+                    bearer = {"Authorization": f"Bearer {small.admin_key}"}
+                    admin = fresh.get("/api/v1/admin/organisations", headers=bearer)
+                    assert admin.status_code == 200
+            # A kill reaches those who wait, and those who may not wait at their next question.
+            with pytest.raises(InvalidStatus):
+                connect(url, additional_headers=headers)
+            late = _open(small, _poll(greedy, 0))
+            assert b'"kill"' in late.recv(65536)
+            late.close()
+        finally:
+            for sock in socks:
+                sock.close()
+    until(lambda: hub.count() == before)
+
+
+def _headers(tenant: Tenant) -> dict[str, str]:
+    return {"X-API-Key": tenant.api_key, "X-Guard-Protocol": "3"}
+
+
 def _read_all(channel: ClientConnection) -> None:
     while True:
         channel.recv(timeout=60)
@@ -214,3 +271,16 @@ async def test_counters_of_one_organisation_never_evict_anothers(
     assert await rates.take("quiet", cap) == 60_000
     now += 60_001
     assert await rates.take("loud", [CapUse("p/0/new", 1, 60_000)]) is None
+
+
+def test_streams_of_open_pages_leave_room() -> None:
+    """At most a tenth of the connections, and of those no organisation has all."""
+    watcher = ChangeWatcher(SqliteStorage(Path("unused")), 200)
+    for _ in range(16):
+        assert not watcher.is_full("loud")
+        watcher.subscribe("loud")
+    assert watcher.is_full("loud")
+    for _ in range(4):
+        assert not watcher.is_full("quiet")
+        watcher.subscribe("quiet")
+    assert watcher.is_full("quiet")

@@ -13,7 +13,16 @@ import attrs
 
 from guard.core import wire
 from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
-from guard.gateway.api.http import Receive, Scope, Send, fail, headers_of, read_body, send_answer
+from guard.gateway.api.http import (
+    ProblemError,
+    Receive,
+    Scope,
+    Send,
+    fail,
+    headers_of,
+    read_body,
+    send_answer,
+)
 from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.fanout import Hub
@@ -37,7 +46,11 @@ class ControlRoutes:
     _clock_ms: Callable[[], int]
 
     async def poll(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the messages newer than ``after``; wait for one up to ``wait_ms``."""
+        """Answer with the messages newer than ``after``; wait for one up to ``wait_ms``.
+
+        Raises:
+            ProblemError: a bad request or key, or its organisation has too many channels to wait.
+        """
         if scope["method"] != "GET":
             raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"GET")])
         headers = headers_of(scope)
@@ -59,6 +72,8 @@ class ControlRoutes:
         tools: KnownTools,
         wait_ms: int,
     ) -> wire.ControlReply:
+        # Others need connections too. One that does not wait is gone at once.
+        may_wait = self._hub.has_room(identity.organisation_id)
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id, pushes=False)
         deadline = time.monotonic() + min(wait_ms / 1000, seconds_left(identity, self._clock_ms()))
         try:
@@ -86,6 +101,8 @@ class ControlRoutes:
                 # hide every message up to its number.
                 if own or left_s <= 0 or after > newest or self._hub.closing:
                     return wire.ControlReply(own, min(after, newest), epoch)
+                if not may_wait:
+                    raise too_many_channels(self._hub)
                 with contextlib.suppress(TimeoutError):
                     if await subscription.next(left_s) is None and not (
                         await self._authenticator.still_valid(identity, headers)
@@ -123,6 +140,12 @@ class KnownTools:
 def tools_message(rules: wire.ToolRules, now_ms: int) -> wire.ControlMessage:
     """Return the message with a key's tool rules; it has no number and is not stored."""
     return wire.ControlMessage(seq=0, type="policy", at_ms=now_ms, tools=rules)
+
+
+def too_many_channels(hub: Hub) -> ProblemError:
+    """Return the refusal of a channel for which its organisation has no connection left."""
+    detail = f"at most {hub.channels_max} per organisation"
+    return fail(429, "GD-R001", "Too many control channels", detail)
 
 
 async def epoch_of(storage: Storage, organisation_id: str, seq: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
 
 import attrs
 
@@ -18,6 +17,7 @@ from guard.gateway.api.control import (
     number_in,
     seconds_left,
     text_in,
+    too_many_channels,
     tools_message,
 )
 from guard.gateway.api.decisions import DecisionHandlers
@@ -42,9 +42,6 @@ from guard.gateway.services.fanout import Hub, Subscription
 from guard.gateway.services.load import Load
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
-
-_ORGANISATION_SHARE: Final = 0.8
-"""Share of all connections that one organisation's control channels may use."""
 
 
 @attrs.frozen(eq=False)
@@ -106,11 +103,8 @@ class ControlSocketRoute:
         except StoreError as exc:
             raise store_failed(exc) from None
         # Others need connections too; the SDK polls meanwhile.
-        most = max(1, int(self._settings.connections_max * _ORGANISATION_SHARE))
-        if self._hub.count_of(identity.organisation_id) >= most:
-            raise fail(
-                429, "GD-R001", "Too many control channels", f"at most {most} per organisation"
-            )
+        if not self._hub.has_room(identity.organisation_id):
+            raise too_many_channels(self._hub)
         return headers, identity, after
 
     async def _push(self, channel: _Channel, after: int) -> int:

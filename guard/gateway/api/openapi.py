@@ -184,7 +184,7 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
                         (409, 415, 422), (idempotency,), wire.EventBatch),
         },
         wire.CONTROL_PATH: {
-            "get": sdk("control", "Control messages by long poll", {200: wire.ControlReply}, (),
+            "get": sdk("control", "Control messages by long poll", {200: wire.ControlReply}, (429,),
                        (after, wait, tools)),
         },
         wire.SPEND_PATH: {

@@ -33,7 +33,7 @@ class Live:
         return [Route("/live", self._site.page(self._open), methods=["GET"])]
 
     async def _open(self, context: RequestContext) -> Response:
-        if self._site.parts.change_watcher.is_full():
+        if self._site.parts.change_watcher.is_full(context.org()):
             return Response("too many streams", status_code=503, headers=security.PAGE_HEADERS)
         return StreamingResponse(
             self._messages(context),

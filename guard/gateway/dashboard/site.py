@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import AdminCall
-from guard.gateway.api.http import ProblemError
+from guard.gateway.api.http import ProblemError, note_owner
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
 from guard.gateway.dashboard.security import ForbiddenError, Form, OriginChecks
@@ -179,6 +179,7 @@ class Site:
         if session is None:
             return None
         bound_to = session.operator.organisation_id
+        note_owner(request.scope, bound_to or session.operator.operator_id)
         seen = [
             organisation
             for organisation in await self.parts.storage.organisations()

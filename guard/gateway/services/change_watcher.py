@@ -12,6 +12,10 @@ from guard.gateway.storage.port import Storage
 
 INTERVAL_S: Final = 0.25
 LISTENERS_MAX: Final = 500
+_OF_CONNECTIONS: Final = 0.1
+"""Share of the server's connections for the streams of open pages."""
+_OF_ONE: Final = 0.8
+"""Share of these for one organisation."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +46,15 @@ class ChangeWatcher:
 
     One cheap query per organisation and interval, however many listeners it has. It also works
     with several gateways on one store.
+
+    Args:
+        storage: has the watermarks.
+        connections_max: of the server, of which listeners may use a share.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, connections_max: int = 10 * LISTENERS_MAX) -> None:
         self._storage = storage
+        self._most = max(2, min(LISTENERS_MAX, int(connections_max * _OF_CONNECTIONS)))
         # By organisation; one without listeners is not asked about.
         self._listeners: dict[str, set[ChangeListener]] = {}
         # What was last seen of each; the first look wakes no listener, since its page is new.
@@ -57,9 +66,11 @@ class ChangeWatcher:
         # From :meth:`close` on; listeners have to end.
         self.closing = False
 
-    def is_full(self) -> bool:
-        """Tell whether there are too many listeners for another one."""
-        return sum(len(group) for group in self._listeners.values()) >= LISTENERS_MAX
+    def is_full(self, organisation_id: str) -> bool:
+        """Tell whether there are too many listeners for another one of an organisation."""
+        own = len(self._listeners.get(organisation_id, ()))
+        everyones = sum(len(group) for group in self._listeners.values())
+        return everyones >= self._most or own >= max(1, int(self._most * _OF_ONE))
 
     def subscribe(self, organisation_id: str) -> ChangeListener:
         """Open a listener."""

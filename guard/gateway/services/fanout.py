@@ -13,6 +13,9 @@ from guard.gateway.domain.commands import PostCommitEvent
 QUEUE_MAX: Final = 1000
 """A channel that falls this far behind is closed; it reconnects and is replayed."""
 
+SHARE: Final = 0.8
+"""Share of all connections for one organisation's channels: sockets, and polls that wait."""
+
 MOVE_S: Final = 0.001
 """Time in which one socket on average is to go to, or come from, another gateway."""
 
@@ -62,9 +65,14 @@ class Subscription:
 
 
 class Hub:
-    """Hands committed messages to the subscriptions of their organisation, on the loop."""
+    """Hands committed messages to the subscriptions of their organisation, on the loop.
 
-    def __init__(self) -> None:
+    Args:
+        connections_max: of the server, of which each organisation's channels may use a share.
+    """
+
+    def __init__(self, connections_max: int = 2000) -> None:
+        self.channels_max = max(1, int(connections_max * SHARE))
         # By organisation; one without channels has no entry.
         self._subscriptions: dict[str, set[Subscription]] = {}
         # All channels, and those of them that are sockets: counted, since metrics ask often.
@@ -158,9 +166,9 @@ class Hub:
                 else:
                     subscription.end()
 
-    def count_of(self, organisation_id: str) -> int:
-        """Return how many channels of one organisation are open."""
-        return len(self._subscriptions.get(organisation_id, ()))
+    def has_room(self, organisation_id: str) -> bool:
+        """Tell whether one more channel of an organisation leaves enough connections to others."""
+        return len(self._subscriptions.get(organisation_id, ())) < self.channels_max
 
     def count(self) -> int:
         """Return how many channels are open."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import threading
 import time
@@ -130,6 +131,24 @@ def test_the_poller_takes_over_and_hands_back(
     tenant.admin.kill("by-socket")
     until(lambda: killed(runtime, "by-socket"), WAIT_S)
     until(lambda: runtime.status().state == "ok", WAIT_S)
+
+
+def test_a_kill_is_seen_without_room_to_wait(start: Start) -> None:
+    """Polls beyond the organisation's share are told at their next question."""
+    with run_gateway(connections_max=10) as gateway:
+        assert gateway._server is not None
+        hub = gateway._server.app.hub
+        others = [hub.subscribe(gateway.organisation_id, "k") for _ in range(8)]
+        runtime = start(api_url=gateway.base_url, api_key=gateway.api_key, transport_mode="http")
+        until(lambda: channel(runtime) == "poller", WAIT_S)
+        time.sleep(0.5)
+        assert hub.count() == len(others), "none waits"
+        for number in range(3):
+            workflow = f"w-{number}"
+            gateway.admin.kill(workflow)
+            until(functools.partial(killed, runtime, workflow), WAIT_S)
+            assert channel(runtime) == "poller"
+        runtime.shutdown(flush=False)
 
 
 def test_a_half_open_connection_is_noticed(
