@@ -338,10 +338,10 @@ class Subscriber:
         attempt = 0
         current = False  # whether the last reply brought nothing new
         while True:
+            # Answers come at once until the record is read, so that a kill is seen on the first
+            # contact.
+            wait_ms = _POLL_WAIT_MS if current and self._channel == "poller" else 0
             try:
-                # Answers come at once until the record is read, so that a kill is seen on the first
-                # contact.
-                wait_ms = _POLL_WAIT_MS if current and self._channel == "poller" else 0
                 position = self._position()
                 reply = await self._client.poll(position[0], wait_ms, self._tools())
             except GuardError as exc:

@@ -201,15 +201,15 @@ def test_long_polls_of_one_organisation_leave_room(tenants: list[Tenant], small:
     before = hub.count()
     with connect(url, additional_headers=headers):
         try:
-            for _ in range(2 * CAP):
+            said = set()
+            for number in range(2 * CAP):
                 socks.append(_open(small, _poll(greedy, seq)))
-                until(lambda: bool(select.select(socks[-1:], [], [], 0)[0]) or (
-                    hub.count() - before == min(len(socks) + 1, int(CAP * 0.8))))  # fmt: skip
+                if number < CAP * 0.8 - 1:  # the socket has one place
+                    until(lambda: hub.count() - before == len(socks) + 1)
+                else:
+                    said.add(socks[-1].recv(4096)[:12])
+            assert said == {b"HTTP/1.1 429"}
             assert hub.count() - before == int(CAP * 0.8)
-            answered = select.select(socks, [], [], 0)[0]
-            said = [sock.recv(4096) for sock in answered]
-            assert {each[:12] for each in said} <= {b"HTTP/1.1 429", b""}, "or it made room"
-            assert any(b"GD-R001" in each for each in said)
             for _ in range(5):
                 with httpx.Client(base_url=small.base_url, headers=_headers(other)) as fresh:
                     body = {"call_id": "c", "kind": "call", "function": "f"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import time
@@ -25,7 +26,7 @@ from guard.gateway.api.http import (
 )
 from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.services.catalogue import CatalogueCache
-from guard.gateway.services.fanout import Hub
+from guard.gateway.services.fanout import Hub, Subscription
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 
@@ -60,7 +61,7 @@ class ControlRoutes:
         wait_ms = min(number_in(scope, "wait_ms", 0), self._settings.poll_wait_max_ms)
         tools = KnownTools(self._catalogue, text_in(scope, "tools"))
         identity = await self._authenticator.authenticate(scope, headers, body)
-        reply = await self._wait_for_messages(identity, headers, after, tools, wait_ms)
+        reply = await self._wait_for_messages(identity, headers, after, tools, wait_ms, receive)
         answer = EncodedAnswer(200, wire.encode(reply))
         await send_answer(scope, send, answer, signature_of(identity, answer))
 
@@ -71,11 +72,13 @@ class ControlRoutes:
         after: int,
         tools: KnownTools,
         wait_ms: int,
+        receive: Receive,
     ) -> wire.ControlReply:
         # Others need connections too. One that does not wait is gone at once.
         may_wait = self._hub.has_room(identity.organisation_id)
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id, pushes=False)
         deadline = time.monotonic() + min(wait_ms / 1000, seconds_left(identity, self._clock_ms()))
+        gone: asyncio.Task[None] | None = None
         try:
             epoch = await epoch_of(self._storage, identity.organisation_id, after)
             snapshot: list[wire.ControlMessage] = []
@@ -99,10 +102,12 @@ class ControlRoutes:
                 newest = await self._storage.control_seq(identity.organisation_id)
                 # A client that is ahead of every number given has to start over; waiting would
                 # hide every message up to its number.
-                if own or left_s <= 0 or after > newest or self._hub.closing:
+                if own or left_s <= 0 or after > newest or subscription.ended:
                     return wire.ControlReply(own, min(after, newest), epoch)
                 if not may_wait:
                     raise too_many_channels(self._hub)
+                if gone is None:
+                    gone = asyncio.create_task(_end_when_gone(receive, subscription))
                 with contextlib.suppress(TimeoutError):
                     if await subscription.next(left_s) is None and not (
                         await self._authenticator.still_valid(identity, headers)
@@ -110,6 +115,15 @@ class ControlRoutes:
                         raise fail(401, "GD-A003", "Key rejected", "the key was revoked")
         finally:
             self._hub.unsubscribe(identity.organisation_id, subscription)
+            if gone is not None:
+                gone.cancel()
+
+
+async def _end_when_gone(receive: Receive, subscription: Subscription) -> None:
+    """End a poll whose client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    subscription.end()
 
 
 @attrs.define(eq=False)
