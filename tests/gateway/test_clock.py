@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,26 @@ def test_a_suspended_machine_is_caught_up_with() -> None:
     for second in range(1, 4000):
         clock.read(START + 28_800_000 + 1000 * second, 1000 * second)
     assert clock.now_ms == START + 28_800_000 + 3_999_000
+
+
+@pytest.mark.parametrize(
+    ("missed_s", "takes_s"), [(3, 1), (60, 7), (3600, 400), (86_400, 9600), (7 * 86_400, 67_200)]
+)
+def test_what_was_missed_is_caught_up_with_in_the_documented_time(
+    missed_s: int, takes_s: int
+) -> None:
+    """A ninth of it; docs/gateway/ledger.md names a day's."""
+    clock = SteadyClock(0, START, 0)
+    wall = START + 1000 * missed_s
+    took_s = next(
+        second
+        for second in itertools.count(1)
+        if clock.read(wall + 1000 * second, 1000 * second) == wall + 1000 * second
+    )
+    # The last two seconds of a difference are followed at once.
+    assert math.ceil((missed_s - 2) / (CATCH_UP - 1)) <= took_s <= takes_s
+    said = " ".join((Path(__file__).parents[2] / "docs/gateway/ledger.md").read_text().split())
+    assert "a ninth of what was missed, 2 h 40 min for a day" in said
 
 
 @pytest.mark.parametrize("last", [START + TWO_YEARS, START + 500, 0])

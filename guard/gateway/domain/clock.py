@@ -15,8 +15,8 @@ class SteadyClock:
 
     A reading that is far ahead moves the clock by at most ``CATCH_UP`` times the time that has
     passed, so live reservations and windows survive it; when the machine's clock is right again,
-    the clock waits for it. After a real jump (a suspended machine) it catches up within a tenth of
-    the time that was missed.
+    the clock waits for it. After a real jump (a suspended machine) it has caught up after a ninth
+    of the time that was missed: it gains nine seconds in each.
 
     Args:
         last_ms: the clock's last reading before the process began, 0 if there is none.
