@@ -45,5 +45,5 @@ class SteadyClock:
         if ahead_ms <= _SMALL_MS:
             self.now_ms = max(self.now_ms, wall_ms)
         else:
-            self.now_ms += CATCH_UP * elapsed_ms
+            self.now_ms = min(wall_ms, self.now_ms + CATCH_UP * elapsed_ms)
         return self.now_ms
