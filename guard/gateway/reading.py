@@ -114,7 +114,7 @@ class Accounts:
         >>> accounts.of_address("2001:db8::1") is accounts.of_address("2001:db8::2")
         True
         """
-        return self._of(f"address {_network(host)}", _HELD_BY_STRANGERS_MAX)
+        return self._of(f"address {network_of(host)}", _HELD_BY_STRANGERS_MAX)
 
     def of_organisation(self, organisation_id: str) -> Account:
         """Return the account of an organisation."""
@@ -136,11 +136,15 @@ class Accounts:
         self._owing = {each for each in self._owing if not each.is_clear}
 
 
-def _network(host: str) -> str:
-    """Return what one client is sure to own alone: an IPv4 address, or 64 bits of IPv6."""
-    if ":" not in host:
+def network_of(host: str) -> str:
+    """Return what one client is sure to own alone: an IPv4 address, or 64 bits of IPv6.
+
+    What is no IPv6 address stays as it is.
+    """
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
         return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, 64), strict=False))

@@ -164,6 +164,10 @@ class AdminClient:
         """Set the password of a dashboard operator, who is added if there is none."""
         return dict(self.request("PUT", f"/operators/{_quoted(name)}", {"password": password}))
 
+    def sign_in_link(self, name: str) -> _Json:
+        """Make a link for a new device of a dashboard operator: ``{path, expires_at_ms}``."""
+        return dict(self.request("POST", f"/operators/{_quoted(name)}/sign-in-link"))
+
     def keys(self) -> list[_Json]:
         """List keys."""
         return list(self.request("GET", "/keys"))

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.database import Database
-from guard.gateway.cli.output import admin_options, client_of, note, safe, where
+from guard.gateway.cli.output import admin_options, client_of, note, safe, where, with_client
 from guard.gateway.settings import DatabaseUrl
 
 
@@ -48,6 +49,25 @@ def password(
         return
     with client_of(options) as client:
         note(f"password set for {name} on {where()}", client.set_password(name, secret))
+
+
+@click.command("sign-in-link")
+@click.argument("name", default="admin")
+@with_client
+def sign_in_link(client: AdminClient, name: str) -> None:
+    """Make a link for a dashboard operator whose browser is new, while others try passwords.
+
+    Who opens it within ten minutes signs in with the password as usual, and waits for nobody else's
+    attempts. The link alone signs nobody in.
+
+    \b
+    Examples:
+      guard gateway sign-in-link
+      guard gateway sign-in-link alice
+    """
+    made = client.sign_in_link(name)
+    link = client.base_url + made["path"]
+    note(f"valid for ten minutes:\n  {link}", {**made, "link": link})
 
 
 def ask(from_stdin: bool) -> str:

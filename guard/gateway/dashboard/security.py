@@ -78,6 +78,11 @@ class OriginChecks:
         """Name of the cookie that the sign-in form's token is made for."""
         return "__Host-guard_visit" if self.is_https else "guard_visit"
 
+    @property
+    def device_cookie(self) -> str:
+        """Name of the cookie that says that the browser is known."""
+        return "__Host-guard_device" if self.is_https else "guard_device"
+
     def check_host(self, request: Request) -> None:
         """Refuse host names that are not the gateway's (DNS rebinding).
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import urllib.parse
+from typing import Final
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from guard.gateway.api.http import ProblemError
+from guard.core import wire
+from guard.gateway.api.http import ProblemError, note_owner
 from guard.gateway.dashboard import security
 from guard.gateway.dashboard.security import ForbiddenError
 from guard.gateway.dashboard.site import SIGN_IN, RequestContext, Site, new_sign_in_token
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.services.operators import (
+    DEVICE_MS,
     FIRST_OPERATOR,
     SESSION_MS,
-    ThrottledError,
     WrongPasswordError,
 )
+from guard.gateway.services.sign_in_throttle import ThrottledError
+
+_EXPIRED: Final = "The link has expired. Sign in all the same, or make another."
 
 
 class SignIn:
@@ -38,9 +45,23 @@ class SignIn:
     async def _show(self, request: Request) -> Response:
         try:
             self._site.origin_checks.check_host(request)
-            return await self._form(request, 200, "", FIRST_OPERATOR)
+            if "device" in request.query_params:
+                return await self._show_linked(request)
+            name = request.query_params.get("name", FIRST_OPERATOR)[:256]
+            error = _EXPIRED if "expired" in request.query_params else ""
+            return await self._form(request, 200, error, name)
         except (ForbiddenError, StoreError) as exc:
             return self._site.problem(request, exc)
+
+    async def _show_linked(self, request: Request) -> Response:
+        """Make the browser known that has opened a link, and take the token out of its address."""
+        name, device = (request.query_params.get(each, "") for each in ("name", "device"))
+        is_known = wire.flaw_in_text(name) is None and await self._operators.knows(name, device)
+        query = urllib.parse.urlencode({"name": name}) if is_known else "expired"
+        response = self._site.redirect(f"{SIGN_IN}?{query}")
+        if is_known:  # any other link leaves what the browser has
+            self._set_cookie(response, self._site.origin_checks.device_cookie, device)
+        return response
 
     async def _form(self, request: Request, status: int, error: str, name: str) -> Response:
         cookie = self._site.origin_checks.sign_in_cookie
@@ -71,7 +92,10 @@ class SignIn:
             name = form.text("name")[:256]
             address = self._addresses.of(request)
             try:
-                token = await self._operators.sign_in(name, form.secret("password"), address)
+                device = request.cookies.get(origin_checks.device_cookie, "")
+                if await self._operators.knows(name, device):
+                    note_owner(request.scope, name)
+                done = await self._operators.sign_in(name, form.secret("password"), address, device)
             except WrongPasswordError:
                 return await self._form(request, 403, "Name or password is not right.", name)
             except ThrottledError as exc:
@@ -83,7 +107,8 @@ class SignIn:
         except (ForbiddenError, ValueError, ProblemError, StoreError) as exc:
             return self._site.problem(request, exc)
         response = self._site.redirect(security.local_path(form.text("return_to")))
-        self._set_cookie(response, origin_checks.session_cookie, token, SESSION_MS // 1000)
+        self._set_cookie(response, origin_checks.session_cookie, done.token, SESSION_MS // 1000)
+        self._set_cookie(response, origin_checks.device_cookie, done.device, DEVICE_MS // 1000)
         self._set_cookie(response, origin_checks.sign_in_cookie, "", 0)
         return response
 

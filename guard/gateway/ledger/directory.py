@@ -202,6 +202,11 @@ def put_operator(unit: UnitOfWork, actor: Actor, wanted: Operator, password_hash
     return saved
 
 
+def let_device_in(unit: UnitOfWork, actor: Actor, operator: Operator) -> None:
+    """Record that a link was made for a new device of an operator."""
+    audit.record(unit, actor, "operator.link", operator.name, {}, operator.organisation_id)
+
+
 def open_session(
     unit: UnitOfWork, actor: Actor, operator_id: str, token_hash: bytes, keep_ms: int
 ) -> None:

@@ -1,22 +1,27 @@
-"""Operators of the dashboard: passwords, throttled sign-in, sessions."""
+"""Operators of the dashboard: passwords, throttled sign-in, known devices, sessions."""
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
 import hashlib
 import secrets
+import time
 from collections.abc import Callable
 from typing import Final
 
 import argon2
 from argon2.exceptions import VerifyMismatchError
+from msgspec import Struct
 
 from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.operators import Operator, OperatorSession
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
+from guard.gateway.reading import network_of
+from guard.gateway.services import devices
+from guard.gateway.services.sign_in_throttle import Throttle, ThrottledError
 from guard.gateway.storage.port import Storage
 
 FIRST_OPERATOR: Final = "admin"
@@ -25,66 +30,29 @@ PASSWORD_LENGTH_MAX: Final = 256
 SESSION_MS: Final = 12 * 3_600_000
 IDLE_MS: Final = 2 * 3_600_000
 _TOUCH_MS: Final = 60_000
-_FREE_FAILURES: Final = {"address": 5, "name": 10}
-_WAIT_MAX_MS: Final = {"address": 300_000, "name": 30_000}
-_FORGET_MS: Final = 900_000
-_TRACKED_MAX: Final = 10_000
-_CHECKS_AT_ONCE: Final = 2
+DEVICE_MS: Final = 365 * 86_400_000
+"""For how long a browser is known after its last sign-in."""
+LINK_MS: Final = 600_000
+"""For how long a link makes a browser known."""
 _CHECKS_WAITING_MAX: Final = 16
+_PAUSE: Final = 3
+"""How long strangers' checks rest after each one, in times of its length."""
 
 
 class WrongPasswordError(Exception):
     """No operator has this name and password."""
 
 
-class ThrottledError(Exception):
-    """Too many attempts; the next one is accepted after ``retry_after_ms``."""
+class SignedIn(Struct, frozen=True):
+    """What a browser gets that has signed in.
 
-    def __init__(self, retry_after_ms: int) -> None:
-        super().__init__(f"try again in {-(-retry_after_ms // 1000)} s")
-        self.retry_after_ms = retry_after_ms
-
-
-class Throttle:
-    """Computes waits that double with every failed attempt, per address and per name.
-
-    Pure: time is an argument. The wait for one name is capped low, so that a stranger cannot keep
-    an operator out for long. Each process counts on its own.
+    Attributes:
+        token: of the session.
+        device: says later that the browser is known.
     """
 
-    def __init__(self) -> None:
-        # By address and by name: failures in a row, and the time of the last. Oldest first, and
-        # the oldest is dropped when there are too many.
-        self._failures: collections.OrderedDict[tuple[str, str], tuple[int, int]] = (
-            collections.OrderedDict()
-        )
-
-    def wait_ms(self, now_ms: int, address: str, name: str) -> int:
-        """Return how long an attempt has to wait; 0 when it may be made now."""
-        return max(self._wait(now_ms, "address", address), self._wait(now_ms, "name", name))
-
-    def _wait(self, now_ms: int, kind: str, value: str) -> int:
-        count, last_ms = self._failures.get((kind, value), (0, 0))
-        over = count - _FREE_FAILURES[kind]
-        if over < 0 or now_ms - last_ms >= _FORGET_MS:
-            return 0
-        wait_ms: int = min(1000 * 2 ** min(over, 20), _WAIT_MAX_MS[kind])
-        return max(0, last_ms + wait_ms - now_ms)
-
-    def failed(self, now_ms: int, address: str, name: str) -> None:
-        """Count a failed attempt."""
-        for key in (("address", address), ("name", name)):
-            count, last_ms = self._failures.pop(key, (0, now_ms))
-            if now_ms - last_ms >= _FORGET_MS:
-                count = 0
-            self._failures[key] = (count + 1, now_ms)
-        while len(self._failures) > _TRACKED_MAX:
-            self._failures.popitem(last=False)
-
-    def succeeded(self, address: str, name: str) -> None:
-        """Forget the failures of an operator who has signed in."""
-        self._failures.pop(("address", address), None)
-        self._failures.pop(("name", name), None)
+    token: str
+    device: str
 
 
 class OperatorService:
@@ -104,8 +72,10 @@ class OperatorService:
         self._passed_ms = passed_ms
         self._throttle = Throttle()
         self._hasher = argon2.PasswordHasher()
-        # A check takes a core for a moment, and 64 MB: only so many at once, and so many in line.
-        self._checks = asyncio.Semaphore(_CHECKS_AT_ONCE)
+        # A check takes a core for a moment, and 64 MB: one at once for known devices, of which so
+        # many wait, and one for strangers.
+        self._known_checks = asyncio.Semaphore(1)
+        self._strangers_checks = asyncio.Semaphore(1)
         self._waiting = 0
 
     async def has_operators(self) -> bool:
@@ -129,25 +99,36 @@ class OperatorService:
         wanted = Operator(operator_id="", name=name, organisation_id=organisation_id)
         return await self._store.write(NOTHING, directory.put_operator, actor, wanted, hashed)
 
-    async def sign_in(self, name: str, password: str, address: str) -> str:
-        """Check a password and start a session; return its token.
+    async def sign_in(self, name: str, password: str, address: str, device: str = "") -> SignedIn:
+        """Check a password and start a session.
+
+        An attempt from a browser that is not known may wait in line first.
+
+        Args:
+            name: of the operator.
+            password: as it was typed.
+            address: of the client.
+            device: the token of a known device, or anything else.
 
         Raises:
-            ThrottledError: too many attempts from this address, for this name, or at once.
+            ThrottledError: too many attempts from this device or address, or too many in line.
             WrongPasswordError: no such name and password.
         """
-        wait_ms = self._throttle.wait_ms(self._passed_ms(), address, name)
-        if wait_ms:
-            raise ThrottledError(wait_ms)
-        found = await self._store.find_operator(name)
-        # An unknown name takes as long as a wrong password.
-        hashed = await asyncio.to_thread(_nobodys_hash, self._hasher) if found is None else found[1]
-        # Counted before the check, so that concurrent attempts are counted too.
-        self._throttle.failed(self._passed_ms(), address, name)
-        if not await self._matches(hashed, password) or found is None:
-            raise WrongPasswordError
-        self._throttle.succeeded(address, name)
-        operator = found[0]
+        known = await self._device(name, device)
+        if known is not None:
+            self._throttle.enter_known(self._passed_ms(), known)
+            found = await self._checked_known(name, password)
+            self._throttle.succeeded_known(known)
+        else:
+            whose = network_of(address)
+            wait_ms = self._throttle.enter(self._passed_ms(), whose, name)
+            try:
+                await asyncio.sleep(wait_ms / 1000)
+                found = await self._checked(name, password)
+            finally:
+                self._throttle.left(whose)
+            self._throttle.succeeded(whose, name)
+        operator, hashed = found
         token = secrets.token_urlsafe(32)
         await self._store.write(
             NOTHING,
@@ -157,19 +138,77 @@ class OperatorService:
             token_hash(token),
             SESSION_MS,
         )
-        return token
+        known_until_ms = self._clock_ms() + DEVICE_MS
+        return SignedIn(token, devices.issue(operator.operator_id, hashed, known_until_ms))
 
-    async def _matches(self, hashed: str, password: str) -> bool:
-        if len(password) > PASSWORD_LENGTH_MAX:
-            return False
+    async def knows(self, name: str, device: str) -> bool:
+        """Tell whether a token is one of a device of this operator."""
+        return await self._device(name, device) is not None
+
+    async def let_device_in(
+        self, actor: Actor, name: str, organisation_id: str | None
+    ) -> tuple[str, int]:
+        """Return a token that makes a new device known for ten minutes, and when it ends.
+
+        Args:
+            actor: who asks for it.
+            name: of the operator.
+            organisation_id: whose operator it has to be; ``None``: of any, or of all.
+
+        Raises:
+            NotFoundError: there is no such operator.
+        """
+        found = await self._store.find_operator(name)
+        if found is None or organisation_id not in (None, found[0].organisation_id):
+            raise NotFoundError("there is no such operator")
+        operator, hashed = found
+        await self._store.write(NOTHING, directory.let_device_in, actor, operator)
+        ends_ms = self._clock_ms() + LINK_MS
+        return devices.issue(operator.operator_id, hashed, ends_ms), ends_ms
+
+    async def _device(self, name: str, token: str) -> str | None:
+        if not devices.is_token(token):
+            return None
+        found = await self._store.find_operator(name)
+        if found is None:
+            return None
+        return devices.device_of(token, found[0].operator_id, found[1], self._clock_ms())
+
+    async def _checked_known(self, name: str, password: str) -> tuple[Operator, str]:
         if self._waiting >= _CHECKS_WAITING_MAX:
             raise ThrottledError(1000)
         self._waiting += 1
         try:
-            async with self._checks:
-                return await asyncio.to_thread(self._verify, hashed, password)
+            async with self._known_checks:
+                return await self._check(name, password)
         finally:
             self._waiting -= 1
+
+    async def _checked(self, name: str, password: str) -> tuple[Operator, str]:
+        await self._strangers_checks.acquire()
+        began_s = time.perf_counter()
+        try:
+            return await self._check(name, password)
+        finally:
+            # Calls need the processor too: strangers have at most a quarter of a core's time.
+            rest_s = _PAUSE * (time.perf_counter() - began_s)
+            asyncio.get_running_loop().call_later(rest_s, self._strangers_checks.release)
+
+    async def _check(self, name: str, password: str) -> tuple[Operator, str]:
+        """Return the operator with this password, and its hash.
+
+        Raises:
+            WrongPasswordError: there is none.
+        """
+        found = await self._store.find_operator(name)
+        # An unknown name takes as long as a wrong password.
+        hashed = await asyncio.to_thread(_nobodys_hash, self._hasher) if found is None else found[1]
+        is_right = len(password) <= PASSWORD_LENGTH_MAX and await asyncio.to_thread(
+            self._verify, hashed, password
+        )
+        if found is None or not is_right:
+            raise WrongPasswordError
+        return found
 
     def _verify(self, hashed: str, password: str) -> bool:
         try:

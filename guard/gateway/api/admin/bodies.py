@@ -209,6 +209,18 @@ class PasswordBody(Strict, kw_only=True):
     password: Annotated[str, Meta(min_length=PASSWORD_LENGTH_MIN, max_length=PASSWORD_LENGTH_MAX)]
 
 
+class SignInLink(Struct, kw_only=True):
+    """A link that makes the browser known which opens it: it waits for no strangers' attempts.
+
+    Attributes:
+        path: of the link, on the gateway's own address. It signs nobody in.
+        expires_at_ms: Unix milliseconds.
+    """
+
+    path: str
+    expires_at_ms: int
+
+
 class UsageQuery(Struct, kw_only=True):
     """How to group usage, and over which time (default: all of it)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
@@ -349,6 +350,15 @@ class AdminHandlers:
         if wanted is not None:
             wanted = await organisation_named(self._storage, wanted)
         return await self._operators.set_password(call.actor, name, call.body.password, wanted)
+
+    async def sign_in_link(self, call: AdminCall) -> bodies.SignInLink:
+        name = call.path["name"]
+        own = call.actor.organisation_id or call.organisation_id
+        if own is not None:
+            own = await organisation_named(self._storage, own)
+        device, ends_ms = await self._operators.let_device_in(call.actor, name, own)
+        query = urllib.parse.urlencode({"name": name, "device": device})
+        return bodies.SignInLink(path=f"/sign-in?{query}", expires_at_ms=ends_ms)
 
 
 def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRule:

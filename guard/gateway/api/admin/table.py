@@ -84,4 +84,6 @@ def operations(h: AdminHandlers) -> list[Operation]:
            list[r.Delivery], query=b.LimitQuery),
         op("PUT", "/operators/{name}", h.put_operator, "Set the password of a dashboard operator",
            Operator, body=b.PasswordBody, wide=True, conflicts=True),
+        op("POST", "/operators/{name}/sign-in-link", h.sign_in_link,
+           "Make a link for an operator's new device", b.SignInLink, wide=True),
     ]  # fmt: skip
