@@ -300,10 +300,11 @@ def test_a_budget_that_refuses_shows_what_is_left(invoke: Invoke, tenant: Any) -
     tenant.refused(402, "GD-B004", model="gpt-4o", max_input_tokens=0, max_output_tokens=1000)
     head, row = invoke("budgets", "list").output.splitlines()
     assert "left ct" in head
-    assert "exhausted" not in head
+    assert "exhausted" in head
     assert "0.2600" in row.split()
+    assert "yes" in row.split()
     (shown,) = json.loads(invoke("budgets", "list", "--json").output)
-    assert (shown["left_cents"], shown["exhausted"]) == (0.26, False)
+    assert (shown["left_cents"], shown["exhausted"]) == (0.26, True)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def budgets() -> None:
 def budgets_list(client: AdminClient) -> None:
     """List balances: limit, spent, reserved and left per window.
 
-    A call that needs more than what is left is refused, also when that is not nothing.
+    A call that needs more than what is left is refused, also when that is not nothing. A budget is
+    exhausted when all is spent, or when it has refused a call, has let none through since, and what
+    is left is still less than that call needed.
 
     \b
     Examples:
@@ -34,7 +36,8 @@ def budgets_list(client: AdminClient) -> None:
       guard gateway budgets list --json
     """
     columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
-               "uncertain_cents", "reserved_cents", "left_cents", "budget_id"]  # fmt: skip
+               "uncertain_cents", "reserved_cents", "left_cents", "exhausted",
+               "budget_id"]  # fmt: skip
     rows = client.ledger()
     for row in rows:
         row["left_cents"] = max(0, row["remaining_nanousd"]) / 1e7

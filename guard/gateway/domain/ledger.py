@@ -33,7 +33,8 @@ Basis = Literal["declared", "worst_case", "learned", "default", "lease"]
 class Balance(Struct, gc=False):
     """One budget's account for one concrete scope id and period.
 
-    ``leases`` counts the open leases that hold money on it.
+    ``leases`` counts the open leases that hold money on it. ``refused_nanousd`` is the least that
+    was refused for want of it since it let a call through, and has not fitted since; 0: nothing.
     """
 
     balance_id: int
@@ -49,6 +50,7 @@ class Balance(Struct, gc=False):
     level: int = 0
     exhausted: bool = False
     leases: int = 0
+    refused_nanousd: int = 0
 
 
 class BudgetAccount(Struct):
@@ -72,6 +74,23 @@ class BudgetAccount(Struct):
     def unspent(self, chain_over_permille: int | None = None) -> int:
         """Return what is not spent, though a part of it may be set aside."""
         return self.ceiling(chain_over_permille) - self.balance.committed
+
+    def is_exhausted(self) -> bool:
+        """Whether all is spent, or a call was refused and none let through since."""
+        balance = self.balance
+        is_short = balance.refused_nanousd > 0 and self.room() < balance.refused_nanousd
+        return self.rule.mode == "hard" and (balance.exhausted or is_short)
+
+    def has_refused_less(self, amount: int) -> bool:
+        """Whether no more than an amount was refused before, and does not fit yet."""
+        least = self.balance.refused_nanousd
+        return 0 < least <= amount and self.room() < least
+
+    def forget_refused(self) -> None:
+        """Forget what was refused where it fits again; to be called before anything is taken."""
+        balance = self.balance
+        if balance.refused_nanousd and self.room() >= balance.refused_nanousd:
+            balance.refused_nanousd = 0
 
     def label(self) -> str:
         """Name the scope for a person: ``workflow research (day)``."""
@@ -251,6 +270,7 @@ def reserve(
     """Reserve an amount that :func:`judge` has allowed."""
     for account in accounts:
         balance = account.balance
+        balance.refused_nanousd = 0
         balance.reserved += amount
         total = balance.committed + balance.reserved
         authorized = account.rule.limit_nanousd
@@ -334,6 +354,8 @@ def charge(
     outcome = Charge(exhausted=[], crossed=[])
     for account in accounts:
         balance, rule = account.balance, account.rule
+        if balance.refused_nanousd:
+            account.forget_refused()
         balance.committed += cost
         total = balance.committed + balance.reserved
         balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -310,6 +310,12 @@ class AuditEntry(Struct, kw_only=True):
     hash: str
 
 
+_EXHAUSTED: Final = (
+    "All is spent; or a call was refused for want of this budget, none was let through since, and "
+    "what is left is still less than was refused."
+)
+
+
 class BalanceView(Struct, kw_only=True):
     """What one scope has spent and reserved in one window."""
 
@@ -329,7 +335,7 @@ class BalanceView(Struct, kw_only=True):
     limit_cents: float
     committed_cents: float
     reserved_cents: float
-    exhausted: bool
+    exhausted: Annotated[bool, Meta(description=_EXHAUSTED)]
     uncertain_nanousd: int = 0
     uncertain_cents: float = 0.0
 

@@ -186,7 +186,11 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
         for outer in () if waiter is None else around:  # who waits holds nothing
             expiry.give_back(decision.unit, outer, outer.held)
         refusal = _over_budget(decision, accounts, judgement, amount)
-        return refusal if waiter is None or refusal.recall else waiter
+        if waiter is not None and not refusal.recall:
+            return waiter
+        if not refusal.recall and not command.is_ahead:
+            _note_refused(decision.unit, judgement.refused_by, amount.needed)
+        return refusal
     # 5. An LLM request fits with less than is assumed of it: that is worth a recall as well.
     if decision.recalls and call.kind == "llm" and judgement.amount < amount.nanousd:
         held = _holders(decision, accounts, amount.nanousd)
@@ -199,6 +203,13 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     # 7. It fits: reserved.
     line.give_back_drawn(decision.unit, around, judgement.amount)
     return _granted(decision, accounts, lease, judgement, amount)
+
+
+def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None:
+    """Keep what was refused for want of a budget, for whoever looks at it."""
+    if not account.has_refused_less(amount):
+        unit.change_balances([account.balance])
+        account.balance.refused_nanousd = amount
 
 
 def _accounts(decision: GateDecision) -> list[BudgetAccount]:

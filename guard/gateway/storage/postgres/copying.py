@@ -35,7 +35,8 @@ _IDENTITIES: Final = (
 )
 _BALANCES: Final = (
     "SELECT balance_id, budget_id, scope_id, period_start_ms, ends_ms, opening, committed,"
-    " reserved, overspend, authorized_max, level, exhausted, leases FROM balances"
+    " reserved, overspend, authorized_max, level, exhausted, leases, refused_nanousd"
+    " FROM balances"
     " ORDER BY balance_id"
 )
 _SET_FACT: Final = (

@@ -89,6 +89,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("uncertain hours", baseline.UNCERTAIN_HOURS.format(**_WORDS)),
     Migration("renewed reservations", baseline.RENEWALS.format(**_WORDS)),
     Migration("closed leases and owned chains", baseline.OWNERS.format(**_WORDS)),
+    Migration("refused amounts", baseline.REFUSED.format(**_WORDS)),
 )
 
 

@@ -225,3 +225,8 @@ ALTER TABLE reservations ADD COLUMN closing {int} NOT NULL DEFAULT 0;
 ALTER TABLE chains ADD COLUMN workflow_id TEXT;
 """
 """A later step: whether the holder has closed a lease, and in which workflow a chain was opened."""
+
+REFUSED: Final = """
+ALTER TABLE balances ADD COLUMN refused_nanousd {int} NOT NULL DEFAULT 0;
+"""
+"""A later step: the least that was refused for want of a balance, while that does not fit."""

@@ -21,7 +21,7 @@ COLUMNS: Final[dict[str, LiteralString]] = {
     ),
     "balances": (
         "balance_id budget_id scope_id period_start_ms ends_ms opening committed reserved overspend"
-        " authorized_max level exhausted leases"
+        " authorized_max level exhausted leases refused_nanousd"
     ),
     "reservations": (
         "reservation_id organisation_id key_id call_id balance_ids amount held created_at_ms"

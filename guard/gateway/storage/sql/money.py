@@ -40,7 +40,7 @@ from guard.gateway.storage.sql.usage_rollups import UsageRollups
 
 _BALANCE: Final = (
     "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
-    "leases",
+    "leases", "refused_nanousd",
 )  # fmt: skip
 _RESERVATION: Final = ("amount", "held", "expires_at_ms", "spent", "state", "under_way", "closing")
 
@@ -150,7 +150,8 @@ class MoneyTables(Tables):
         log, dirty = self.undo_log, self._dirty_balances
         for b in balances:
             log.append((restore_fields, b, _BALANCE, (b.committed, b.reserved, b.overspend,
-                        b.authorized_max, b.level, b.exhausted, b.opening, b.leases)))  # fmt: skip
+                        b.authorized_max, b.level, b.exhausted, b.opening, b.leases,
+                        b.refused_nanousd)))  # fmt: skip
             dirty[b.balance_id] = b
 
     def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
@@ -377,9 +378,11 @@ class MoneyTables(Tables):
         if self._dirty_balances:
             many(
                 "UPDATE balances SET committed = ?, reserved = ?, overspend = ?,"
-                " authorized_max = ?, level = ?, exhausted = ?, leases = ? WHERE balance_id = ?",
+                " authorized_max = ?, level = ?, exhausted = ?, leases = ?,"
+                " refused_nanousd = ? WHERE balance_id = ?",
                 [(b.committed, b.reserved, b.overspend, b.authorized_max, b.level, b.exhausted,
-                  b.leases, b.balance_id) for b in self._dirty_balances.values()],
+                  b.leases, b.refused_nanousd, b.balance_id)
+                 for b in self._dirty_balances.values()],
             )  # fmt: skip
         if self._new_reservations:
             many(

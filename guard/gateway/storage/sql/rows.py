@@ -31,7 +31,7 @@ def balance_from_row(row: tuple[Any, ...]) -> Balance:
         balance_id=row[0], budget_id=row[1], scope_id=row[2], period_start_ms=row[3],
         ends_ms=row[4], opening=row[5], committed=row[6], reserved=row[7], overspend=row[8],
         authorized_max=row[9], level=row[10], exhausted=bool(row[11]),
-        leases=row[12],
+        leases=row[12], refused_nanousd=row[13],
     )  # fmt: skip
 
 

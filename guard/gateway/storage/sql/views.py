@@ -77,7 +77,7 @@ def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView
         limit_cents=wire.cents(rule.limit_nanousd),
         committed_cents=wire.cents(balance.committed),
         reserved_cents=wire.cents(balance.reserved),
-        exhausted=balance.exhausted,
+        exhausted=account.is_exhausted(),
         uncertain_nanousd=uncertain,
         uncertain_cents=wire.cents(uncertain),
     )

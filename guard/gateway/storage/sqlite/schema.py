@@ -26,6 +26,7 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.UNCERTAIN_HOURS.format(**_WORDS),
     baseline.RENEWALS.format(**_WORDS),
     baseline.OWNERS.format(**_WORDS),
+    baseline.REFUSED.format(**_WORDS),
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 
