@@ -65,16 +65,27 @@ def migrator(database: str | Path) -> Migrator:
     return PostgresMigrator(found)
 
 
-def copy(source: Path, target: str, *, dry_run: bool, told: Callable[[str, int], None]) -> Copied:
-    """Copy a stopped gateway's SQLite file into an empty PostgreSQL database, and check the copy.
+def copy(
+    source: Path | DatabaseUrl,
+    target: Path | DatabaseUrl,
+    *,
+    dry_run: bool,
+    told: Callable[[str, int], None],
+) -> Copied:
+    """Copy the database of stopped gateways into an empty one of the other engine, and check it.
 
     Raises:
-        StoreError: what is wrong; nothing was copied.
+        StoreError: what is wrong, or the engines are the same; nothing was copied.
     """
     with _driver():
         from guard.gateway.storage.postgres.copying import copy as into
+        from guard.gateway.storage.postgres.copying_back import copy_back
 
-    return into(source, target, dry_run=dry_run, told=told)
+    if isinstance(source, Path) and isinstance(target, DatabaseUrl):
+        return into(source, str(target), dry_run=dry_run, told=told)
+    if isinstance(source, DatabaseUrl) and isinstance(target, Path):
+        return copy_back(str(source), target, dry_run=dry_run, told=told)
+    raise StoreError("copy goes from SQLite to PostgreSQL, or back")
 
 
 def own_schema(

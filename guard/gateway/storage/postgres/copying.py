@@ -33,7 +33,7 @@ _IDENTITIES: Final = (
     "SELECT table_name, column_name FROM information_schema.columns"
     " WHERE table_schema = current_schema() AND is_identity = 'YES'"
 )
-_BALANCES: Final = (
+BALANCES: Final = (
     "SELECT balance_id, budget_id, scope_id, period_start_ms, ends_ms, opening, committed,"
     " reserved, overspend, authorized_max, level, exhausted, leases, refused_nanousd"
     " FROM balances"
@@ -59,7 +59,7 @@ class Copied(Struct, frozen=True):
     audit_head: tuple[int, str]
 
 
-class _Inside(PostgresReadConnection):
+class Inside(PostgresReadConnection):
     """Reads inside the transaction that copies."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
@@ -106,7 +106,7 @@ def copy(
 def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], None]) -> Copied:
     reading = SqliteReadConnection(source)
     try:
-        ledger, head = _checked(reading, None, "the file")
+        ledger, head = checked(reading, None, "the file")
         with contextlib.closing(connect(dsn, "guard-gateway-copy")) as target:
             migrate(target)
             if read_version(target).number > schema.newest():
@@ -116,13 +116,13 @@ def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], No
             with target.transaction(force_rollback=dry_run):
                 _require_empty(target)
                 rows = {}
-                for table in _tables(reading):
+                for table in tables_of(reading.sqlite):
                     rows[table] = _copy_table(reading, target, table)
                     told(table, rows[table])
                 _set_identities(target)
                 _compare(reading, target, rows)
-                inside = _Inside(target)
-                copied, copied_head = _checked(inside, head, "the copy")
+                inside = Inside(target)
+                copied, copied_head = checked(inside, head, "the copy")
                 if (copied, copied_head) != (ledger, head):
                     raise RuntimeError("the copy's totals or its audit head are others")
         return Copied(rows, ledger, head)
@@ -130,9 +130,19 @@ def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], No
         reading.sqlite.close()
 
 
-def _checked(
+def checked(
     reading: Any, expect: tuple[int, str] | None, whose: str
 ) -> tuple[LedgerReport, tuple[int, str]]:
+    """Return what a store's ledger and audit log hold.
+
+    Args:
+        reading: a connection of the store.
+        expect: number and hash of an audit entry that has to be there.
+        whose: names the store in the error.
+
+    Raises:
+        RuntimeError: one of them is wrong.
+    """
     ledger = verify.verify_ledger(reading)
     if ledger.problems:
         raise RuntimeError(f"the ledger of {whose} does not add up: {'; '.join(ledger.problems)}")
@@ -149,8 +159,9 @@ def _require_empty(target: psycopg.Connection[Any]) -> None:
         raise RuntimeError("the target is not empty: copy into a database that no gateway has used")
 
 
-def _tables(reading: SqliteReadConnection) -> list[str]:
-    found = [row[0] for row in reading.rows(_TABLES)]
+def tables_of(connection: sqlite3.Connection) -> list[str]:
+    """Return the tables of a SQLite file, those first that others refer to."""
+    found = [row[0] for row in connection.execute(_TABLES)]
     return [*_FIRST, *(name for name in found if name not in _FIRST)]
 
 
@@ -191,8 +202,8 @@ def _compare(
         found = target.execute(query).fetchone()
         if found is None or (found[0] != count and table != "facts"):
             raise RuntimeError(f"not all rows of {table} have arrived")
-    ours = reading.sqlite.execute(_BALANCES)
-    theirs = target.execute(_BALANCES)
+    ours = reading.sqlite.execute(BALANCES)
+    theirs = target.execute(BALANCES)
     for one, other in zip(ours, theirs, strict=True):
         if tuple(one) != tuple(other):
             raise RuntimeError(f"balance {one[0]} is another one in the copy")

@@ -209,6 +209,17 @@ def _require_bearable(
             )
 
 
+def require_stopped(connection: psycopg.Connection[Any]) -> None:
+    """Lock out every gateway until the transaction ends.
+
+    Raises:
+        SchemaError: one runs.
+    """
+    for version in range(schema.FIRST, schema.newest() + 1):
+        if not _is_true(connection.execute(_NOBODY, (schema.RUNS, str(version)))):
+            raise SchemaError("a gateway is running on this database: stop all of them first")
+
+
 def _record(connection: psycopg.Connection[Any], number: int, migration: Migration) -> None:
     oldest = max(each.oldest for at, each in schema.after(0) if at <= number)
     for name, value in (("schema", number), ("schema_oldest", oldest)):
