@@ -223,6 +223,7 @@ class GatewayApp:
         self.hub.close(0.0 if self.hub.closing else min(most_s, self.hub.spread_s()))
         self.draining = True
         self.change_watcher.close()
+        self.operators.close()
 
     async def close(self) -> None:
         """Stop the background tasks and close the store."""

@@ -245,7 +245,8 @@ def _strangers(gateway: Gateway, count: int) -> Iterator[list[int]]:
                 try:
                     reply = _attempt(gateway, http, "wrong password", f"192.0.2.{number}")
                     statuses.append(reply.status_code)
-                except httpx.TimeoutException:  # it is in line
+                except httpx.TransportError:  # it is in line, or the gateway has stopped
+                    ended.wait(0.02)
                     continue
                 ended.wait(0.02 if reply.status_code == 403 else 0.2)
 
@@ -293,6 +294,17 @@ def test_strangers_do_not_lock_a_new_device_out(besieged: Gateway) -> None:
             began = time.monotonic()
             assert _attempt(besieged, http, PASSWORD, "198.51.100.1").status_code == 303
             assert time.monotonic() - began < NEW_DEVICE_MAX_MS / 1000
+
+
+def test_who_waits_in_line_holds_no_shutdown_up(tmp_path: Path) -> None:
+    with run_gateway(tmp_path / "g.sqlite3", trusted_proxies=("127.0.0.0/8",)) as gateway:
+        gateway.admin.set_password("admin", PASSWORD)
+        with _strangers(gateway, 12) as statuses:
+            while 429 not in statuses:
+                time.sleep(0.05)
+            began = time.monotonic()
+            gateway.stop()
+            assert time.monotonic() - began < 4
 
 
 def test_a_new_password_ends_what_devices_are_known(besieged: Gateway) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import secrets
@@ -21,7 +22,7 @@ from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.reading import network_of
 from guard.gateway.services import devices
-from guard.gateway.services.sign_in_throttle import Throttle, ThrottledError
+from guard.gateway.services.sign_in_throttle import STRANGERS_MAX, Throttle, ThrottledError
 from guard.gateway.storage.port import Storage
 
 FIRST_OPERATOR: Final = "admin"
@@ -35,8 +36,10 @@ DEVICE_MS: Final = 365 * 86_400_000
 LINK_MS: Final = 600_000
 """For how long a link makes a browser known."""
 _CHECKS_WAITING_MAX: Final = 16
-_PAUSE: Final = 3
+_REST: Final = 3
 """How long strangers' checks rest after each one, in times of its length."""
+_REST_MAX_S: Final = 0.5
+"""And at most: on a busy machine a check is long."""
 
 
 class WrongPasswordError(Exception):
@@ -77,6 +80,7 @@ class OperatorService:
         self._known_checks = asyncio.Semaphore(1)
         self._strangers_checks = asyncio.Semaphore(1)
         self._waiting = 0
+        self._closing = asyncio.Event()
 
     async def has_operators(self) -> bool:
         """Tell whether there is an operator who can sign in."""
@@ -123,7 +127,7 @@ class OperatorService:
             whose = network_of(address)
             wait_ms = self._throttle.enter(self._passed_ms(), whose, name)
             try:
-                await asyncio.sleep(wait_ms / 1000)
+                await self._wait_in_line(wait_ms)
                 found = await self._checked(name, password)
             finally:
                 self._throttle.left(whose)
@@ -184,15 +188,28 @@ class OperatorService:
         finally:
             self._waiting -= 1
 
+    async def _wait_in_line(self, wait_ms: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._closing.wait()
+
     async def _checked(self, name: str, password: str) -> tuple[Operator, str]:
         await self._strangers_checks.acquire()
         began_s = time.perf_counter()
         try:
+            if self._closing.is_set():
+                raise ThrottledError(1000)
             return await self._check(name, password)
         finally:
-            # Calls need the processor too: strangers have at most a quarter of a core's time.
-            rest_s = _PAUSE * (time.perf_counter() - began_s)
+            # Calls need the processor too.
+            rest_s = min(_REST * (time.perf_counter() - began_s), _REST_MAX_S)
             asyncio.get_running_loop().call_later(rest_s, self._strangers_checks.release)
+
+    def close(self) -> None:
+        """Refuse the attempts that are in line: the gateway is shutting down."""
+        self._closing.set()
+        for _ in range(STRANGERS_MAX):
+            self._strangers_checks.release()
 
     async def _check(self, name: str, password: str) -> tuple[Operator, str]:
         """Return the operator with this password, and its hash.
