@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import attrs
+from msgspec import Struct
 
 from guard.breaker.circuit import CircuitState
 
@@ -16,8 +16,7 @@ Decisions = Literal["socket", "http", "none"]
 _SILENCE_POLLS_MAX: Final = 3
 
 
-@attrs.frozen
-class Facts:
+class Facts(Struct, frozen=True):
     """What is known at one moment; the input of :func:`derive_state`.
 
     Attributes:

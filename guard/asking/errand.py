@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
+from msgspec import Struct
 
 from guard.breaker.exceptions import GuardTransportError, was_shut_down
 from guard.core import wire
@@ -16,8 +16,7 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
     from guard.session.session import Session
 
 
-@attrs.define(eq=False)
-class Errand:
+class Errand(Struct, eq=False):
     """A question on its way.
 
     Attributes:

@@ -76,7 +76,6 @@ class RequestHold:
         self._bound = bound
         self._grant = grant
         self._ceiling = ceiling
-        self._taken = [] if ceiling is None else [granted_nanousd(grant)]
         self._ends = [True]  # popped by the first end; `list.pop` is atomic
         # Whether more was asked for and not answered yet; set on the reader's thread, cleared on
         # the loop's. A second question meanwhile would only be granted twice.
@@ -85,17 +84,19 @@ class RequestHold:
         self._more: list[Grant] = []
         self.refusal: GuardError | None = None
         self.output_tokens = grant.output_tokens
-        self.reservation_id: str | None = None
-        if grant.hold is not None:
-            self.reservation_id = grant.hold.lease.lease_id
-        elif grant.reply is not None:
-            self.reservation_id = grant.reply.reservation_id
+        hold, reply = grant.hold, grant.reply
+        reservation_id, held = None, 0
+        if hold is not None:
+            reservation_id, held = hold.lease.lease_id, hold.amount
+        elif reply is not None:
+            reservation_id, held = reply.reservation_id, reply.reserved_nanousd
+        self.reservation_id: str | None = reservation_id
+        self._taken = [] if ceiling is None else [held]
         self.entry: BegunRequest | None = None
-        if self.reservation_id is not None:
-            held = granted_nanousd(grant)
+        if reservation_id is not None:
             if bound.local and held == 1:  # the least that the gateway holds: it is free
                 held = 0
-            self.entry = requests.begin(self.reservation_id, held, bound.model)
+            self.entry = requests.begin(reservation_id, held, bound.model)
 
     @property
     def amount_nanousd(self) -> int | None:

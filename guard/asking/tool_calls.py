@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Final
 
-import attrs
+from msgspec import Struct, field
 
 from guard.core import wire
 from guard.loop import BackgroundLoop
@@ -34,8 +34,7 @@ _KEPT: Final = 1000
 """Maximum tool calls that are remembered."""
 
 
-@attrs.frozen
-class Watcher:
+class Watcher(Struct, frozen=True):
     """What asks about a tool call.
 
     Attributes:
@@ -58,8 +57,7 @@ Place = tuple[str | None, str | None, str]
 """Where an allowed call was asked about: run or trace, user, tool."""
 
 
-@attrs.define(eq=False)
-class ToolCall:
+class ToolCall(Struct, eq=False):
     """A tool call that the gateway has allowed.
 
     Attributes:
@@ -76,7 +74,7 @@ class ToolCall:
     approved: bool
     until_s: float
     seen_by: set[str]
-    ids: set[str] = attrs.Factory(set)
+    ids: set[str] = field(default_factory=set)
 
     def is_seen_by(self, watcher: Watcher) -> None:
         """Note a watcher."""

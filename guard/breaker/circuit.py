@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import attrs
-
 CircuitState = Literal["closed", "open", "half_open"]
 
 
-@attrs.define
 class CircuitBreaker:
     """Refuses calls to an endpoint that keeps failing, and lets one probe through at a time.
 
@@ -32,21 +29,21 @@ class CircuitBreaker:
     (False, True, False)
     """
 
-    threshold: int = 5
-    cooldown_s: float = 1.0
-    cooldown_max_s: float = 10.0
-    is_disturbed: bool = attrs.field(default=False, init=False)
-    # Failures since the last answer.
-    _failures: int = attrs.field(default=0, init=False)
-    # When the next probe may go out; None while closed.
-    _open_until_s: float | None = attrs.field(default=None, init=False)
-    # How long the circuit stays open the next time.
-    _next_cooldown_s: float = attrs.field(init=False)
-    # Whether a probe is out; until it ends, nothing else goes.
-    _probing: bool = attrs.field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._next_cooldown_s = self.cooldown_s
+    def __init__(
+        self, threshold: int = 5, cooldown_s: float = 1.0, cooldown_max_s: float = 10.0
+    ) -> None:
+        self.threshold = threshold
+        self.cooldown_s = cooldown_s
+        self.cooldown_max_s = cooldown_max_s
+        self.is_disturbed = False
+        # Failures since the last answer.
+        self._failures = 0
+        # When the next probe may go out; None while closed.
+        self._open_until_s: float | None = None
+        # How long the circuit stays open the next time.
+        self._next_cooldown_s = cooldown_s
+        # Whether a probe is out; until it ends, nothing else goes.
+        self._probing = False
 
     @property
     def state(self) -> CircuitState:

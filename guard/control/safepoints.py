@@ -15,7 +15,7 @@ from asyncio import AbstractEventLoop
 from types import FrameType
 from typing import Any, Final, Literal
 
-import attrs
+from msgspec import Struct
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.control.sockets import HTTP_CLIENTS, blocking_socket
@@ -33,8 +33,7 @@ _CONTEXTS_MAX: Final = 100
 """How long a chain of exceptions is followed; one that a program made may be a circle."""
 
 
-@attrs.frozen
-class Point:
+class Point(Struct, frozen=True):
     """The point that a thread has reached.
 
     Attributes:

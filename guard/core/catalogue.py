@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import attrs
+from msgspec import Struct
 
 
-@attrs.frozen
-class CatalogueEntry:
+class CatalogueEntry(Struct, frozen=True):
     """One error code.
 
     Attributes:

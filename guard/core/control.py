@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import attrs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from guard.core.globs import is_pattern, matches
 from guard.core.tool_rules import CompiledToolRules
@@ -23,8 +25,7 @@ from guard.core.wire import ToolRules as ToolRulesMessage
 EVERYTHING: Final = "*"
 
 
-@attrs.frozen
-class Mark:
+class Mark(Struct, frozen=True):
     """The content of the newest message about one target."""
 
     seq: int
@@ -46,8 +47,7 @@ class Mark:
         )
 
 
-@attrs.frozen
-class Halt:
+class Halt(Struct, frozen=True):
     """Why a call must stop."""
 
     kind: Literal["kill", "pause", "budget"]
@@ -60,8 +60,7 @@ _NO_MARK: Final = Mark(-1, False)
 _NO_MARKS: Final[Mapping[str, Mark]] = MappingProxyType({})
 
 
-@attrs.frozen
-class HaltMarks:
+class HaltMarks(Struct, frozen=True):
     """The marks of one kind of halt: by workflow id, by pattern, by run."""
 
     exact: Mapping[str, Mark] = _NO_MARKS
@@ -101,9 +100,7 @@ class HaltMarks:
         """
 
         def aged(marks: Mapping[str, Mark]) -> dict[str, Mark]:
-            return {
-                key: attrs.evolve(mark, seq=mark.seq - newest - 1) for key, mark in marks.items()
-            }
+            return {key: replace(mark, seq=mark.seq - newest - 1) for key, mark in marks.items()}
 
         return HaltMarks(aged(self.exact), aged(self.patterns), aged(self.runs))
 
@@ -174,6 +171,9 @@ def _copied(marks: Mapping[str, Mark]) -> dict[str, Mark]:
     return dict(marks)
 
 
+_NO_HALTS: Final = HaltMarks()
+
+
 @attrs.frozen
 class ControlState:
     """All directives and budget decisions as of message ``seq``.
@@ -188,11 +188,11 @@ class ControlState:
     """
 
     seq: int = 0
-    kills: HaltMarks = HaltMarks()
-    pauses: HaltMarks = HaltMarks()
-    budgets: HaltMarks = HaltMarks()
+    kills: HaltMarks = _NO_HALTS
+    pauses: HaltMarks = _NO_HALTS
+    budgets: HaltMarks = _NO_HALTS
     epoch: str = ""
-    timed_pauses: HaltMarks = HaltMarks()
+    timed_pauses: HaltMarks = _NO_HALTS
     tools: CompiledToolRules | None = None
 
     @functools.cached_property

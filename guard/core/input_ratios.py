@@ -41,7 +41,8 @@ class InputRatios:
         """Return the most tokens that a prompt can have whose text has so many at most."""
         known = self._known.get(model)
         if known is None:
-            return min(text_tokens + OVERHEAD, TOKENS_MAX)
+            tokens = text_tokens + OVERHEAD
+            return min(TOKENS_MAX, tokens)
         ratio, overhead = known
         return min(math.ceil(text_tokens * ratio) + overhead, TOKENS_MAX)
 

@@ -6,6 +6,7 @@ prices the whole of a request, its answer too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
@@ -174,7 +175,6 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
             -(-rates.worst_output_per_mtok * surcharge // PERMILLE),
         )
     tier = listed_tier(rows, asked) if asked else STANDARD
-    writes, text_only = terms.cache_writes, terms.text_only
     in_rate = out_rate = 0
     for row in rows:
         # A vendor may fall back to the standard tier.
@@ -182,16 +182,26 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
             input_tokens is not None and input_tokens <= row.above
         ):
             continue
-        audio = 0 if text_only else row.audio
-        written = 0 if not writes else row.cache_write
-        written_1h = row.cache_write_1h if writes > 1 else 0
-        in_rate = max(in_rate, row.input, row.cache_read, written, written_1h, audio)
-        out_rate = max(out_rate, row.output, row.reasoning, audio)
+        row_in, row_out = _dearest(row, terms.cache_writes, terms.text_only)
+        if row_in > in_rate:
+            in_rate = row_in
+        if row_out > out_rate:
+            out_rate = row_out
     if asked or terms.surcharge_permille != PERMILLE:
         surcharge = _surcharge(asked, tier, terms.surcharge_permille)
         in_rate = -(-in_rate * surcharge // PERMILLE)
         out_rate = -(-out_rate * surcharge // PERMILLE)
     return in_rate, out_rate
+
+
+@functools.lru_cache(1024)
+def _dearest(row: RateRow, writes: int, text_only: bool) -> tuple[int, int]:
+    """Return the dearest rates of a row; computed once, as every request asks for them."""
+    audio = 0 if text_only else row.audio
+    written = 0 if not writes else row.cache_write
+    written_1h = row.cache_write_1h if writes > 1 else 0
+    in_rate = max(0, row.input, row.cache_read, written, written_1h, audio)
+    return in_rate, max(0, row.output, row.reasoning, audio)
 
 
 def prompt_tokens(rates: ModelRates, input_tokens: int | None, text_tokens: int) -> int | None:
@@ -246,6 +256,8 @@ def _surcharge(tier: str | None, listed: str, place_permille: int) -> int:
 def _row_of(rows: list[RateRow], tier: str, prompt_tokens: int) -> RateRow:
     """Return the row that prices a prompt of some size in a tier."""
     found = rows[0]
+    if len(rows) == 1:
+        return found
     for row in rows:
         if (
             row.tier == tier
@@ -258,21 +270,22 @@ def _row_of(rows: list[RateRow], tier: str, prompt_tokens: int) -> RateRow:
 
 def usage_cost(rows: list[RateRow], usage: Buckets) -> int:
     """Return what an answer cost by a price list, in nano-dollars, rounded up."""
-    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    prompt, cached, written = usage.input_tokens, usage.cache_read_tokens, usage.cache_write_tokens
     tier = listed_tier(rows, usage.service_tier)
-    found = _row_of(rows, tier, prompt)
-    long_writes = min(usage.cache_write_1h_tokens, usage.cache_write_tokens)
+    found = _row_of(rows, tier, prompt + cached + written)
     total = (
-        usage.input_tokens * found.input
+        prompt * found.input
         + usage.output_tokens * found.output
-        + usage.cache_read_tokens * found.cache_read
-        + (usage.cache_write_tokens - long_writes) * found.cache_write
-        + long_writes * found.cache_write_1h
+        + cached * found.cache_read
         + usage.reasoning_tokens * found.reasoning
-        + usage.audio_tokens * (found.audio or max(found.input, found.output))
     )
+    if written:
+        long_writes = min(usage.cache_write_1h_tokens, written)
+        total += (written - long_writes) * found.cache_write + long_writes * found.cache_write_1h
+    if usage.audio_tokens:
+        total += usage.audio_tokens * (found.audio or max(found.input, found.output))
     surcharge = _surcharge(usage.service_tier, tier, usage.surcharge_permille)
     cost = -(-total * surcharge // (_MILLION * PERMILLE))
     if usage.fees:
         cost += fees.cost(usage.fees)
-    return min(cost, NANOUSD_MAX)
+    return min(NANOUSD_MAX, cost)

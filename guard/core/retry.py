@@ -7,14 +7,13 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-import attrs
+from msgspec import Struct
 
 RETRY_AFTER_MAX_S: Final = 300.0
 _SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
-@attrs.frozen
-class Backoff:
+class Backoff(Struct, frozen=True):
     """Exponential backoff with full jitter.
 
     Args:
@@ -35,8 +34,7 @@ class Backoff:
         return luck * min(self.cap_s, self.base_s * 2.0 ** min(attempt, 32))
 
 
-@attrs.frozen
-class LastTries:
+class LastTries(Struct, frozen=True):
     """When to try again before a deadline after which nobody will.
 
     The pauses grow, and become shorter again towards the deadline: so the last try is close to it.
@@ -74,7 +72,6 @@ class LastTries:
         return max(silence_s, min(self.backoff.delay_s(attempt, luck), left_s / 2))
 
 
-@attrs.define
 class RetryQuota:
     """A token bucket shared by a process's requests: limits retries to a share of first tries.
 
@@ -82,12 +79,9 @@ class RetryQuota:
     most ``1 + earn`` times the offered load once the bucket is empty.
     """
 
-    earn: float = 0.2
-    capacity: float = 10.0
-    _tokens: float = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._tokens = self.capacity
+    def __init__(self, earn: float = 0.2, capacity: float = 10.0) -> None:
+        self.earn = earn
+        self.capacity = self._tokens = capacity
 
     def first_try(self) -> None:
         """Record a request that is not a retry."""
@@ -101,7 +95,6 @@ class RetryQuota:
         return True
 
 
-@attrs.define
 class RetryAfter:
     """Endpoints that asked not to be called for a while (``Retry-After``).
 
@@ -119,9 +112,10 @@ class RetryAfter:
         until_s: until when each of them must not be called; empty when all may be.
     """
 
-    default: Backoff = Backoff(base_s=1.0, cap_s=30.0)
-    until_s: dict[str, float] = attrs.field(factory=dict, init=False)
-    _in_a_row: dict[str, int] = attrs.field(factory=dict, init=False)
+    def __init__(self, default: Backoff | None = None) -> None:
+        self.default = default or Backoff(base_s=1.0, cap_s=30.0)
+        self.until_s: dict[str, float] = {}
+        self._in_a_row: dict[str, int] = {}
 
     def set(self, endpoint: str, wait_s: float | None, *, now_s: float) -> float:
         """Stop calling an endpoint for a while; return for how many seconds.

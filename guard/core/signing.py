@@ -12,7 +12,7 @@ import hmac
 import re
 from typing import Final
 
-import attrs
+from msgspec import Struct
 
 COVERED: Final = ("@method", "@target-uri", "content-digest", "x-api-key")
 SKEW_MAX_S: Final = 300
@@ -33,8 +33,7 @@ class SignatureError(ValueError):
     """A signature is missing, malformed, stale or wrong. The text never holds a secret."""
 
 
-@attrs.frozen
-class SignatureParameters:
+class SignatureParameters(Struct, frozen=True):
     """The parameters that a signature carries."""
 
     created_s: int

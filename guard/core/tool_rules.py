@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal, TypeVar
 
-import attrs
+from msgspec import Struct
 
 from guard.core import globs, wire
 
@@ -21,8 +21,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@attrs.frozen
-class ToolVerdict:
+class ToolVerdict(Struct, frozen=True):
     """What the rules say about one tool.
 
     Attributes:

@@ -30,7 +30,7 @@ from guard.instrumentation.interruptible import (
     other_request_async,
 )
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
-from guard.instrumentation.sending import answer_of, status_of
+from guard.instrumentation.sending import Sending, answer_of, status_of
 from guard.instrumentation.tool_watch import (
     check_answer,
     check_answer_async,
@@ -129,7 +129,7 @@ def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
         if call.uncovered:
             call.ask()
         _make_ready(call, self, request, outgoing)
-        with call.sending():
+        with Sending(call):
             while True:
                 try:
                     response = llm_request(original, self, request, **options)
@@ -160,7 +160,7 @@ def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
         if call.uncovered:
             await call.ask_async()
         _make_ready(call, self, request, outgoing)
-        with call.sending():
+        with Sending(call):
             while True:
                 try:
                     response = await llm_request_async(original, self, request, **options)

@@ -235,10 +235,12 @@ class Instrumentation:
         call = ObservedCall(self, endpoint, scope, host, path, body)
         if call.started_s >= patching.next_look_s:
             patching.look()
-        if self._gate is not None and endpoint.asks and not observed:
-            self._cover(self._gate, call, path, body, replace)
-        if self.tools is not None and endpoint.asks and self.tools.applies(scope):
-            self.tools.results(body())
+        if endpoint.asks:
+            gate, tools = self._gate, self.tools
+            if gate is not None and not observed:
+                self._cover(gate, call, path, body, replace)
+            if tools is not None and tools.applies(scope):
+                tools.results(body())
         self._open.add(call)
         return call
 
@@ -344,7 +346,7 @@ class Instrumentation:
             return
         # An error in here must not reach the user's request, but its money must not stay held.
         try:
-            latency_ms = (time.monotonic() - call.started_s) * 1000
+            latency_ms = (call.ended_s - call.started_s) * 1000
             endpoint = call.endpoint
             payload = InstrumentedCall(
                 endpoint.format.provider,
@@ -358,8 +360,9 @@ class Instrumentation:
             # An answer of several models becomes several events, so it is read at once.
             if endpoint.asks and call.is_small and endpoint.condense is None:
                 self._record("llm", payload, call.scope)
-                self._unread.calls.append(payload)
-                if len(self._unread.calls) >= _UNREAD_MAX:
+                unread = self._unread.calls
+                unread.append(payload)
+                if len(unread) >= _UNREAD_MAX:
                     self._unread.read()
             elif usage_of(payload) is not None:
                 self._record("llm", payload, call.scope)

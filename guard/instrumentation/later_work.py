@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core.events import InstrumentedCall
 from guard.core.usage import Usage
@@ -30,8 +30,7 @@ Key = tuple[str, str]
 """A vendor, and its id of a response."""
 
 
-@attrs.frozen(eq=False)
-class Work:
+class Work(Struct, frozen=True, eq=False):
     """A request whose work goes on.
 
     Attributes:

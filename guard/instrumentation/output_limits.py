@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from guard.core.usage.response_format import ResponseFormat
 
@@ -16,8 +17,7 @@ _Target = tuple[str, str | None]
 """A host and a model."""
 
 
-@attrs.frozen
-class _Known:
+class _Known(Struct, frozen=True):
     """What a vendor takes for a model.
 
     Attributes:
@@ -29,8 +29,7 @@ class _Known:
     most: int | None = None
 
 
-@attrs.frozen
-class LimitedBody:
+class LimitedBody(Struct, frozen=True):
     """The body of a request into which a limit was put, or whose own limit was lowered.
 
     Attributes:
@@ -62,14 +61,14 @@ class LimitedBody:
             body = self._limited(smaller, known.other_name)
             if body is not None and body != self.body:
                 lowered = self._lowered + 1
-                return attrs.evolve(self, body=body, tokens=smaller, known=known, lowered=lowered)
+                return replace(self, body=body, tokens=smaller, _known=known, _lowered=lowered)
         if self._is_renamed or (answer and not rejects_limit(self.body, answer)):
             return None
-        known = attrs.evolve(self._known, other_name=not self._known.other_name)
+        known = replace(self._known, other_name=not self._known.other_name)
         body = self._limited(self.tokens, known.other_name)
         if body is None or body == self.body:
             return None
-        return attrs.evolve(self, body=body, known=known, is_renamed=True)
+        return replace(self, body=body, _known=known, _is_renamed=True)
 
     def is_taken(self) -> None:
         """The vendor has taken it: later requests have the like at once."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-import attrs
+from msgspec import Struct
 
 NameOf = Callable[[Any, tuple[Any, ...], dict[str, Any]], str | None]
 """Reads a tool's name from the instance and arguments of a call; None leaves the call alone."""
@@ -52,8 +52,7 @@ def _first_argument(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> s
     return str(args[0] if args else options["name"])
 
 
-@attrs.frozen
-class ToolCaller:
+class ToolCaller(Struct, frozen=True):
     """A class whose methods call a tool.
 
     Attributes:

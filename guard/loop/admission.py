@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, Generic, TypeVar
 
-import attrs
+from msgspec import Struct
 
 from guard.loop.background import BackgroundLoop, LoopClosedError
 
@@ -26,7 +26,6 @@ _SLOW_SHARE: Final = 0.25
 _QUICK_SHARE: Final = 0.1
 
 
-@attrs.define
 class Concurrency:
     """How many may run at once: additive increase, multiplicative decrease, by their duration.
 
@@ -35,13 +34,11 @@ class Concurrency:
         least, most: the bounds.
     """
 
-    deadline_s: float
-    least: int = 4
-    most: int = 32
-    _limit: float = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._limit = float(min(2 * self.least, self.most))
+    def __init__(self, deadline_s: float, least: int = 4, most: int = 32) -> None:
+        self.deadline_s = deadline_s
+        self.least = least
+        self.most = most
+        self._limit = float(min(2 * least, most))
 
     @property
     def limit(self) -> int:
@@ -66,8 +63,7 @@ class Ticket(Future[T]):
     started = False
 
 
-@attrs.define(eq=False)
-class _Item(Generic[T]):
+class _Item(Struct, Generic[T], eq=False):
     """A caller in line; ``has_place`` changes under the lock of its :class:`Admission`."""
 
     start: Callable[[], Coroutine[Any, Any, T]]

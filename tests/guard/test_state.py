@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 from typing import Any
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from guard import GuardStatus
 from guard.state import Facts, State, derive_state
@@ -16,7 +16,7 @@ WELL = Facts(silence_ms=0, poll_interval_ms=1000, channel="websocket")
 
 
 def given(**facts: Any) -> State:
-    return derive_state(attrs.evolve(WELL, **facts))
+    return derive_state(replace(WELL, **facts))
 
 
 def test_all_well() -> None:

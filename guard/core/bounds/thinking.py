@@ -74,7 +74,7 @@ def least_output(
         least = _LEAST_STRUCTURED if does_reason or is_structured else _LEAST
     if thinking > 0:
         least = max(least, thinking + _LEAST_NAMED)
-    return least if named is None else min(named, least)
+    return least if named is None or least < named else named
 
 
 def thinking_budget(*values: Any) -> int:

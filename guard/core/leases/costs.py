@@ -37,7 +37,7 @@ def worst_case(rates: ModelRates, bound: RequestBound) -> tuple[int, int] | None
     cost = -(-(tokens_in * in_rate + tokens_out * out_rate) // _MILLION)
     if bound.fees:
         cost += fees.cost(bound.fees)
-    return min(cost, NANOUSD_MAX), tokens_out
+    return min(NANOUSD_MAX, cost), tokens_out
 
 
 def _raised(rates: ModelRates, bound: RequestBound) -> RequestBound:

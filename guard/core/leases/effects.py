@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
 
 from guard.core.leases.question import Grant, Question
 from guard.core.leases.records import Asked, Update
 from guard.core.wire import GateReply, GateRequest
 
 
-@attrs.frozen
-class Complete:
+class Complete(Struct, frozen=True):
     """A question is answered: its caller goes on."""
 
     question: Question
     grant: Grant
 
 
-@attrs.frozen
-class Fail:
+class Fail(Struct, frozen=True):
     """A question is refused, or cannot be answered."""
 
     question: Question
     error: BaseException
 
 
-@attrs.frozen
-class AskGateway:
+class AskGateway(Struct, frozen=True):
     """A question goes to the gateway.
 
     Attributes:
@@ -40,8 +37,7 @@ class AskGateway:
     waiting: int = 0
 
 
-@attrs.frozen
-class TopUp:
+class TopUp(Struct, frozen=True):
     """A lease is to be topped up before a call has to wait for it.
 
     Attributes:
@@ -53,8 +49,7 @@ class TopUp:
     like: GateRequest
 
 
-@attrs.frozen
-class Wait:
+class Wait(Struct, frozen=True):
     """A question waits in line for money that is only set aside; the desk asks it again.
 
     Attributes:
@@ -66,8 +61,7 @@ class Wait:
     place: int = 0
 
 
-@attrs.frozen
-class Withdraw:
+class Withdraw(Struct, frozen=True):
     """The caller of a question has given up, so it needs its place in line no longer."""
 
     question: Question
@@ -76,8 +70,7 @@ class Withdraw:
 Effect = Complete | Fail | AskGateway | TopUp | Wait | Withdraw | Update
 
 
-@attrs.frozen
-class NotGranted:
+class NotGranted(Struct, frozen=True):
     """A question that was not granted.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-import attrs
 from msgspec import Struct
 
 from guard.core.leases.costs import paid_output
@@ -28,8 +27,7 @@ class Caller(Protocol):
         """Tell whether the caller has given up."""
 
 
-@attrs.define(eq=False)
-class Question:
+class Question(Struct, eq=False):
     """What one caller asks, and which lease may cover it.
 
     Attributes:

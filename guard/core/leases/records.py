@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
 
 from guard.core.leases.lease import LaneKey, Lease
 from guard.core.wire import LeaseAsk, LeaseUpdate
 
 
-@attrs.frozen
-class Asked:
+class Asked(Struct, frozen=True):
     """A lease that has been asked for.
 
     Attributes:
@@ -26,8 +25,7 @@ class Asked:
     ask: LeaseAsk
 
 
-@attrs.frozen
-class Update:
+class Update(Struct, frozen=True):
     """A renewal, or money that goes back; ``closes`` when nothing more is taken from the lease."""
 
     lease: Lease
@@ -39,8 +37,7 @@ class Update:
         return self.body.close
 
 
-@attrs.frozen
-class Totals:
+class Totals(Struct, frozen=True):
     """All leases together: how many, their money, and how many calls and requests are under way."""
 
     leases: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core.fees import ANTHROPIC_SEARCH
 from guard.core.rates import PERMILLE, US_ONLY_PERMILLE
@@ -35,8 +35,7 @@ _COUNTS: Final = (
 )
 
 
-@attrs.frozen
-class AnthropicMessages:
+class AnthropicMessages(Struct, frozen=True):
     """``POST /v1/messages`` and ``...:rawPredict``.
 
     Attributes:

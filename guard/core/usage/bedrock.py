@@ -10,7 +10,7 @@ import re
 from typing import ClassVar, Final
 from urllib.parse import unquote
 
-import attrs
+from msgspec import Struct
 
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.framing import Events
@@ -29,8 +29,7 @@ _MODEL: Final = re.compile(r"/model/(.+)/(?:converse|converse-stream|invoke[a-z-
 _HEADER: Final = "x-amzn-bedrock-{}-token-count"
 
 
-@attrs.frozen
-class Converse:
+class Converse(Struct, frozen=True):
     """``POST /model/{id}/converse`` and ``/converse-stream``."""
 
     provider: str = "aws"
@@ -67,8 +66,7 @@ class Converse:
         return call.estimated(events, spoken, model=model_of(call))
 
 
-@attrs.frozen
-class InvokeModel:
+class InvokeModel(Struct, frozen=True):
     """``POST /model/{id}/invoke`` and ``/invoke-with-response-stream``."""
 
     provider: str = "aws"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import attrs
 import msgspec
+from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, mapping, parse, text_or_none
@@ -17,8 +17,7 @@ from guard.core.usage.response_format import Call, ToolCallReader, Usage, replac
 from guard.core.usage.tool_calls import RETURNED_CONTROL
 
 
-@attrs.frozen
-class AgentTrace:
+class AgentTrace(Struct, frozen=True):
     """``InvokeAgent`` and ``InvokeInlineAgent``, whose caller has set ``enableTrace``."""
 
     provider: str = "aws"

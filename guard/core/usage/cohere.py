@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, mapping, says_any, text_or_none
@@ -19,8 +19,7 @@ _TOKENS: Final = ("input_tokens", "output_tokens")
 _UNITS: Final = ("search_units", "classifications", "images", "pages")
 
 
-@attrs.frozen
-class Cohere:
+class Cohere(Struct, frozen=True):
     """``POST /v2/chat``, ``/v2/embed``, ``/v2/rerank`` and their version 1."""
 
     provider: str = "cohere"

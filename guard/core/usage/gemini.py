@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar, Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core.usage import vendor_tools
 from guard.core.usage.framing import Events
@@ -33,8 +33,7 @@ _COUNTS: Final = (
 )  # fmt: skip
 
 
-@attrs.frozen
-class Gemini:
+class Gemini(Struct, frozen=True):
     """``POST .../models/{model}:generateContent``, ``:streamGenerateContent``, ``:embedContent``,
     ``:batchEmbedContents``, ``:predict``, ``:predictLongRunning``.
 
@@ -157,8 +156,7 @@ def _at_least(usage: Usage, events: Events) -> Usage:
     return replaced(usage, output_tokens=visible, estimated=True, fees=None)
 
 
-@attrs.frozen
-class Interactions:
+class Interactions(Struct, frozen=True):
     """``/v1beta/interactions`` of the Gemini API."""
 
     provider: str = "google"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, text_or_none
@@ -14,8 +14,7 @@ _NO_TOOLS: Final = ToolCallReader((), lambda message: ())
 _FILES: Final = (b'"fileName"', b'"file_name"')
 
 
-@attrs.frozen
-class Jobs:
+class Jobs(Struct, frozen=True):
     """``/v1/batches``, ``/v1/messages/batches``, ``:batchGenerateContent``,
     ``/v1/fine_tuning/jobs`` and their like.
 

@@ -36,14 +36,12 @@ def _parse_odd(data: bytes | str) -> Any:
     try:
         value = json.loads(data if isinstance(data, str) else data.decode("utf-8", "replace"))
         # Half of a pair can be neither sent nor stored.
-        text = json.dumps(value, ensure_ascii=False)
-        return value if _HALF.search(text) is None else json.loads(_HALF.sub("?", text))
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
 
 
 _ODD: Final = re.compile(rb"[\x80-\xff]|\\u[dD]|NaN|Infinity")
-_HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 class UnreadableUsage(ValueError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import attrs
+from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, says_any, text_or_none
@@ -15,8 +15,7 @@ from guard.core.usage.response_format import Call, ToolCallReader, Usage
 from guard.core.usage.tool_calls import OLLAMA
 
 
-@attrs.frozen
-class Ollama:
+class Ollama(Struct, frozen=True):
     """``POST /api/chat``, ``/api/generate``, ``/api/embed``."""
 
     provider: str = "ollama"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core.fees import PERPLEXITY_SEARCH
 from guard.core.usage.framing import Events
@@ -35,8 +35,7 @@ _REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})
 _SAYS_COST: Final = frozenset({"openrouter", "perplexity"})
 
 
-@attrs.frozen
-class ChatCompletions:
+class ChatCompletions(Struct, frozen=True):
     """``POST .../chat/completions``, ``.../completions``, ``.../embeddings``.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core import fees
 from guard.core.rates import BATCH
@@ -29,8 +29,7 @@ _NOT_YET: Final = frozenset({
 })  # fmt: skip
 
 
-@attrs.frozen
-class Responses:
+class Responses(Struct, frozen=True):
     """``/v1/responses`` (also background polling), ``/v1/batches/{id}``, ``/v1/images/*``,
     ``/v1/audio/transcriptions``.
 

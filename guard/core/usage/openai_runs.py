@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, text_or_none
@@ -21,8 +21,7 @@ from guard.core.usage.tool_calls import RUNS
 _NOT_YET: Final = frozenset({"queued", "in_progress", "requires_action", "cancelling"})
 
 
-@attrs.frozen
-class ThreadRuns:
+class ThreadRuns(Struct, frozen=True):
     """``/v1/threads/runs``, ``/v1/threads/{id}/runs`` and the paths below them.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import attrs
+from msgspec import Struct
 
 from guard.core import fees
 from guard.core.usage.framing import Events
@@ -15,8 +15,7 @@ from guard.core.usage.response_format import Call, ToolCallReader, Usage, by_the
 _NO_TOOLS: Final = ToolCallReader((), lambda message: ())
 
 
-@attrs.frozen
-class Piecework:
+class Piecework(Struct, frozen=True):
     """OpenAI's ``/v1/audio/speech`` and ``/v1/videos``.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import attrs
+from msgspec import Struct
 
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse
@@ -19,8 +19,7 @@ from guard.core.usage.response_format import Call, ResponseFormat, ToolCallReade
 from guard.core.usage.tool_calls import ANY
 
 
-@attrs.frozen
-class AnyShape:
+class AnyShape(Struct, frozen=True):
     """Tries one format after another; never estimates.
 
     Attributes:

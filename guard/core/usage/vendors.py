@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from guard.core.fees import by_the_piece
 from guard.core.local_address import is_local
@@ -110,8 +111,7 @@ _STORED: Final = re.compile(r"/(completions|responses|interactions)/.")
 _CACHE_MAX: Final = 2048
 
 
-@attrs.frozen
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """An LLM call's URL.
 
     Attributes:
@@ -165,7 +165,7 @@ def find_endpoint(method: str, host: str, path: str) -> Endpoint | None:
             _known.clear()
         found = _find(method, host, path)
         if found is not None and is_local(host):
-            found = attrs.evolve(found, is_local=True)
+            found = replace(found, is_local=True)
         _known[key] = found
         return found
 
@@ -219,7 +219,7 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
         return Endpoint(jobs, is_unlisted=not jobs.is_inline)
     found = _unknown(provider, host, path)
     is_unlisted = found.asks or _JOBS.search(path) is not None
-    return attrs.evolve(found, is_unlisted=is_unlisted) if is_unlisted else found
+    return replace(found, is_unlisted=is_unlisted) if is_unlisted else found
 
 
 def _elsewhere(path: str) -> Endpoint | None:

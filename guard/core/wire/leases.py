@@ -32,7 +32,7 @@ class LeaseAsk(Struct, omit_defaults=True):
     ahead: bool = False
 
 
-class RateRow(Struct, frozen=True, array_like=True):
+class RateRow(Struct, frozen=True, array_like=True, cache_hash=True):
     """One row of a model's price list: nano-dollars per million tokens, by bucket.
 
     Args:
