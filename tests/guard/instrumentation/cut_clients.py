@@ -182,6 +182,8 @@ async def _reached(vendor: CuttingVendor) -> None:
     while not vendor.reached.is_set():
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.02)  # what was written has arrived
+    for _ in range(50):  # and goes from one task to the next before its reader has it
+        await asyncio.sleep(0)
 
 
 # -- readers who leave ----------------------------------------------------------------------------
