@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from guard.gateway.domain.records import Webhook
+from guard.gateway.domain.statistics import Spent, TimeByOrganisation
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.ledger import directory, webhooks
 from guard.gateway.ledger.state import NOTHING, within
@@ -214,3 +215,35 @@ async def test_what_is_open_is_counted_less_often_where_that_takes_long(
             await storage.sample()
     assert storage.statistics()["open_reservations"] == counted == 4
     await storage.close()
+
+
+def test_time_is_counted_by_organisation(gateway: Gateway, tenant: Tenant) -> None:
+    name = f'guard_gateway_organisation_commands_total{{organisation="{tenant.organisation_id}"}}'
+    other = 'guard_gateway_organisation_commands_total{organisation="other"}'
+
+    def commands() -> float:
+        found = scraped(gateway.base_url)
+        return found.get(name, 0.0) + found[other]
+
+    before = commands()
+    for _ in range(5):
+        tenant.allowed()
+    assert commands() >= before + 5
+
+
+def test_only_some_organisations_have_a_name_and_no_sum_falls() -> None:
+    times = TimeByOrganisation(named=3, known=10)
+    last: dict[str, Spent] = {}
+    total = commands = 0
+    for number in range(3000):
+        own = f"o{number % 50}" if number % 3 else f"dear{number // 1000}"
+        seconds = 100 if own.startswith("dear") else 1
+        times.add(own, seconds)
+        total, commands = total + seconds, commands + 1
+        now = times.read()
+        assert len(now) <= 4
+        assert sum(each.seconds for each in now.values()) == total
+        assert sum(each.commands for each in now.values()) == commands
+        assert all(now[own].seconds >= last[own].seconds for own in now.keys() & last.keys())
+        last = now
+    assert {"dear0", "dear1", "dear2"} <= last.keys()

@@ -208,3 +208,15 @@ def test_a_tenant_whose_receivers_hang_does_not_hold_up_the_others(
         other.admin.close()
     finally:
         silent.close()
+
+
+def test_an_organisation_has_so_many_webhooks_at_most(tenant: Any) -> None:
+    def put(number: int) -> int:
+        try:
+            tenant.admin.request("PUT", "/webhooks", {"url": f"https://1.1.1.1/{number}"})
+        except AdminError as exc:
+            return exc.status
+        return 200
+
+    assert {put(number) for number in range(100)} == {200}
+    assert (put(100), put(7)) == (409, 200)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 from msgspec import Struct
 
@@ -37,6 +37,74 @@ class Histogram:
         self.total += value
 
 
+class Spent(NamedTuple):
+    """What commands took: seconds of the writer, and how many there were."""
+
+    seconds: float
+    commands: int
+
+
+class TimeByOrganisation:
+    """The writer's time by organisation: those that take most by name, all others in one sum.
+
+    No sum ever falls. One that takes a name begins at nothing: what it took before stays with the
+    others, and so does all of the one that loses its name. One thread adds; any may read.
+
+    Args:
+        named: how many organisations have a name.
+        known: how many others are counted apart, to see who takes a name.
+
+    >>> times = TimeByOrganisation(named=1)
+    >>> times.add("a", 1.0); times.add("b", 3.0); times.add("b", 1.0)
+    >>> times.read()
+    {'b': Spent(seconds=1.0, commands=1), '': Spent(seconds=4.0, commands=2)}
+    """
+
+    __slots__ = ("_candidates", "_known", "_named", "_names", "_others")
+
+    def __init__(self, named: int = 20, known: int = 1000) -> None:
+        self._names = named
+        self._known = known
+        # Both by organisation; of candidates their seconds so far, which the others include.
+        self._named: dict[str, Spent] = {}
+        self._candidates: dict[str, float] = {}
+        self._others = Spent(0.0, 0)
+
+    def add(self, organisation_id: str, seconds: float) -> None:
+        """Add a command; an empty id is none of an organisation."""
+        known = self._named.get(organisation_id)
+        if known is None and organisation_id and self._takes_name(organisation_id):
+            known = Spent(0.0, 0)
+        if known is not None:
+            self._named[organisation_id] = Spent(known.seconds + seconds, known.commands + 1)
+            return
+        self._others = Spent(self._others.seconds + seconds, self._others.commands + 1)
+        if organisation_id:
+            if len(self._candidates) >= self._known:
+                self._candidates.clear()
+            before = self._candidates.get(organisation_id, 0.0)
+            self._candidates[organisation_id] = before + seconds
+
+    def _takes_name(self, organisation_id: str) -> bool:
+        """Make room for an organisation that has taken more than one with a name has."""
+        if len(self._named) < self._names:
+            return True
+        taken = self._candidates.get(organisation_id, 0.0)
+        if not taken:
+            return False
+        least = min(self._named, key=lambda each: self._named[each].seconds)
+        if taken <= self._named[least].seconds:
+            return False
+        ended, others = self._named.pop(least), self._others
+        self._others = Spent(others.seconds + ended.seconds, others.commands + ended.commands)
+        del self._candidates[organisation_id]
+        return True
+
+    def read(self) -> dict[str, Spent]:
+        """Return the sums by organisation, and that of all others under the empty id."""
+        return {**self._named, "": self._others}
+
+
 class WriterStatistics:
     """Times and sizes of a writer's units of work.
 
@@ -45,14 +113,16 @@ class WriterStatistics:
         lock_waits: seconds from the wish for a transaction until its locks were held and its
             balances read.
         commits: seconds of the write back and the commit.
+        organisations: what the commands of each organisation took.
     """
 
-    __slots__ = ("commits", "lock_waits", "sizes")
+    __slots__ = ("commits", "lock_waits", "organisations", "sizes")
 
     def __init__(self) -> None:
         self.sizes = Histogram(COMMANDS)
         self.lock_waits = Histogram(SECONDS)
         self.commits = Histogram(SECONDS)
+        self.organisations = TimeByOrganisation()
 
 
 class PoolUse(Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from guard.core import globs
 from guard.gateway.domain import models, records, windows
@@ -38,9 +38,7 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
         return cached
     accounts: list[BudgetAccount] = []
     valid_until_ms = float("inf")
-    if org.budgets is None:
-        org.budgets = index_of(unit.budgets(org.organisation_id))
-    for budget, scope_id in applying(org.budgets, keys):
+    for budget, scope_id in applying(_budgets_over(unit, org, keys), keys):
         start_ms, end_ms = windows.period_of(budget.window, unit.now_ms)
         if end_ms is not None:
             valid_until_ms = min(valid_until_ms, end_ms)
@@ -49,6 +47,33 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
     accounts.sort(key=lambda account: account.balance.balance_id)
     unit.cache_accounts(org, keys, valid_until_ms, accounts)
     return accounts
+
+
+def _budgets_over(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> BudgetIndex:
+    """Return an index with every budget that may be over a call or an event.
+
+    Few budgets are read once. Of many, those that name a scope are looked up for each call.
+    """
+    own = org.organisation_id
+    if org.budgets is None:
+        found = unit.few_budgets(own)
+        org.many = found is None
+        org.budgets = index_of(unit.budgets_for_several(own) if found is None else found)
+    if not org.many:
+        return org.budgets
+    names: dict[str, Sequence[str]] = {
+        kind: lineage(scope_id) if kind == "key" else (scope_id,)
+        for kind, scope_id in zip(SCOPE_KINDS, keys[:-1], strict=True)
+        if scope_id is not None
+    }
+    names["model"] = keys[-1]
+    index = index_of(unit.budgets_for(own, names))
+    for kind, several in org.budgets.items():
+        of_kind = index.setdefault(kind, BudgetsOfKind())
+        of_kind.globs, of_kind.each = several.globs, several.each
+        if kind == "organisation":
+            of_kind.exact = several.exact
+    return index
 
 
 def index_of(budgets: Iterable[records.BudgetRule]) -> BudgetIndex:

@@ -7,6 +7,8 @@ lease were new. A lease ends when its holder closes it or stops renewing it.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,9 +27,11 @@ CLOSING_MS: Final = 5000
 AGE_MAX_MS: Final = 3_600_000
 """An older lease is replaced when it is topped up."""
 
-
-RECALL_MAX: Final = 1000
+RECALL_MAX: Final = 100
 """Leases in one recall; those that hold most come first."""
+
+RECALL_FROM: Final = 256
+"""Leases of one balance among which a recall finds them; the next one looks at the next ones."""
 
 
 def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Reservation | None:
@@ -188,7 +192,9 @@ def holders(
     own: Reservation | None,
     chain_over_permille: int | None,
 ) -> dict[str, list[str]]:
-    """Return the leases, by key, that hold money where less than ``needed`` is left.
+    """Return leases, by key, that hold money where less than ``needed`` is left.
+
+    A refusal must not cost more where there are more leases, so it looks at a bounded number.
 
     Args:
         accounts: every balance over the call.
@@ -204,12 +210,11 @@ def holders(
         and account.rule.mode == "hard"
         and account.room(chain_over_permille) < needed
     ]
-    leases = unit.open_leases(short) if short else []
-    # Nobody holds a closed one any more, who could give it back.
-    held = [lease for lease in leases if lease is not own and not lease.closing]
+    held = unit.lease_holds(short, RECALL_FROM) if short else []
+    own_id = None if own is None else own.reservation_id
     # Those that hold most first: the fewest have to answer.
-    held.sort(key=lambda lease: -lease.held)
+    held.sort(key=operator.attrgetter("held"), reverse=True)
     found: dict[str, list[str]] = {}
-    for lease in held[:RECALL_MAX]:
-        found.setdefault(lease.key_id, []).append(lease.reservation_id)
+    for hold in itertools.islice((each for each in held if each.lease_id != own_id), RECALL_MAX):
+        found.setdefault(hold.key_id, []).append(hold.lease_id)
     return found

@@ -130,6 +130,14 @@ class StoredAnswer(Struct):
     body: bytes
 
 
+class LeaseHold(NamedTuple):
+    """What an open lease holds, in nano-dollars."""
+
+    held: int
+    key_id: str
+    lease_id: str
+
+
 class ChargedHour(Struct, frozen=True):
     """What one model of one provider was charged in an hour, earlier adjustments included.
 
@@ -161,7 +169,8 @@ class AuditRow(NamedTuple):
 class OrganisationState(Struct):
     """One organisation as a unit of work sees it.
 
-    ``budgets`` is ``None`` until a rule needs it, and again after a change of a budget.
+    ``budgets`` is ``None`` until a rule needs it, and again after a change of a budget. It has all
+    of them, or, where they are ``many``, those for several scopes each.
     """
 
     organisation_id: str
@@ -169,5 +178,6 @@ class OrganisationState(Struct):
     control_seq: int
     directives: Directives
     budgets: BudgetIndex | None = None
+    many: bool = False
     accounts: dict[ScopeKeys, tuple[float, list[BudgetAccount]]] = {}
     compacted_seq: int = 0

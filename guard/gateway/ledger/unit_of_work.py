@@ -31,6 +31,7 @@ from guard.gateway.ledger.state import (
     AuditRow,
     ChainState,
     ChargedHour,
+    LeaseHold,
     OrganisationState,
     ScopeKeys,
     Scopes,
@@ -120,8 +121,14 @@ class MoneyStore(Protocol):
     def expire_sooner(self, reservation: Reservation, expires_at_ms: int) -> None:
         """Change a reservation's expiry to an earlier one."""
 
-    def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
-        """Return the open leases that hold money on any of these balances; for reading only."""
+    def lease_holds(self, balance_ids: Sequence[int], limit: int) -> list[LeaseHold]:
+        """Return open leases that hold money on any of these balances.
+
+        Args:
+            balance_ids: the balances.
+            limit: leases of one balance that are looked at; where there are more, the next call
+                looks at the next ones.
+        """
 
     def reopen(self, reservation: Reservation) -> None:
         """Open an expired reservation again, which was announced to change."""
@@ -241,6 +248,17 @@ class CatalogueStore(Protocol):
     def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of an organisation."""
 
+    def few_budgets(self, organisation_id: str) -> list[records.BudgetRule] | None:
+        """Return the budgets of an organisation; ``None`` where they are many."""
+
+    def budgets_for_several(self, organisation_id: str) -> list[records.BudgetRule]:
+        """Return those that are for the organisation, or for several scopes each."""
+
+    def budgets_for(
+        self, organisation_id: str, scopes: Mapping[str, Sequence[str]]
+    ) -> list[records.BudgetRule]:
+        """Return those that name one of these scopes, given by kind."""
+
     def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
 
@@ -274,8 +292,11 @@ class CatalogueStore(Protocol):
     def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
         """Return the webhook with this address."""
 
-    def enabled_webhooks(self, organisation_id: str) -> list[tuple[str, list[str]]]:
-        """Return the ids and types of the webhooks in use."""
+    def count_webhooks(self, organisation_id: str, limit: int) -> int:
+        """Return how many webhooks an organisation has, counted up to a limit."""
+
+    def enabled_webhooks(self, organisation_id: str, limit: int) -> list[tuple[str, list[str]]]:
+        """Return the ids and types of the webhooks in use; of more than ``limit`` the first."""
 
     def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
         """Write a webhook."""

@@ -10,7 +10,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor, PostCommitEvent
-from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.ledger import audit
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -18,11 +18,14 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 DELIVERIES_AT_ONCE: Final = 4
 """Maximum webhook messages of one organisation in delivery at once."""
 
+WEBHOOKS_MAX: Final = 100
+"""Webhooks of one organisation. A notice writes a message for each, in the commit that it is of."""
+
 
 def enqueue(unit: UnitOfWork, organisation_id: str, kind: str, data: dict[str, Any]) -> None:
     """Queue a notice for every webhook of the organisation that wants its type."""
     # One row for each webhook, in the transaction of what it reports: neither exists alone.
-    for webhook_id, types in unit.enabled_webhooks(organisation_id):
+    for webhook_id, types in unit.enabled_webhooks(organisation_id, WEBHOOKS_MAX):
         if types and kind not in types:
             continue
         body = wire.encode(
@@ -43,9 +46,13 @@ def put(unit: UnitOfWork, actor: Actor, wanted: records.Webhook, secret: str) ->
 
     Raises:
         NotFoundError: no such organisation.
+        ConflictError: it has ``WEBHOOKS_MAX`` webhooks already.
     """
-    organisation(unit, wanted.organisation_id)
-    old = unit.webhook(wanted.organisation_id, wanted.url)
+    own = wanted.organisation_id
+    organisation(unit, own)
+    old = unit.webhook(own, wanted.url)
+    if old is None and unit.count_webhooks(own, WEBHOOKS_MAX) >= WEBHOOKS_MAX:
+        raise ConflictError(f"an organisation has at most {WEBHOOKS_MAX} webhooks")
     new = msgspec.structs.replace(
         wanted,
         webhook_id=unit.ids.uuid7(unit.now_ms) if old is None else old.webhook_id,

@@ -6,7 +6,7 @@ in ``docs/gateway/metrics.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from guard import gateway
 from guard.core.wire import NANOUSD_PER_DOLLAR
-from guard.gateway.domain.statistics import SECONDS, Histogram, StoreStatistics
+from guard.gateway.domain.statistics import SECONDS, Histogram, Spent, StoreStatistics
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.load import Load
 
@@ -113,6 +113,7 @@ def _of_store(store: StoreStatistics) -> Iterator[Metric]:
         waits = "Time to begin a transaction: its locks, and the balances that it reads"
         yield _histogram("lock_wait_seconds", waits, writer.lock_waits)
         yield _histogram("commit_seconds", "Time to write back and commit", writer.commits)
+        yield from _by_organisation(writer.organisations.read())
     pools = store.get("pools", {})
     if pools:
         for name, text, field in _POOLS:
@@ -123,6 +124,15 @@ def _of_store(store: StoreStatistics) -> Iterator[Metric]:
     for key, size in store.get("files", {}).items():
         name, text = _FILES[key]
         yield _gauge(name, text, size)
+
+
+def _by_organisation(spent: Mapping[str, Spent]) -> Iterator[Metric]:
+    """Yield what the commands of each organisation took; ``other`` is all that have no name."""
+    for name, text, field in _ORGANISATIONS:
+        family = CounterMetricFamily(_PREFIX + name, text, labels=["organisation"])
+        for organisation_id, each in spent.items():
+            family.add_metric([organisation_id or "other"], getattr(each, field))
+        yield family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -167,6 +177,10 @@ _POOLS: Final = (
     ("pool_connections_max", "Connections that a pool may have", "size"),
     ("pool_connections_in_use", "Connections that work now", "in_use"),
     ("pool_waiting", "Queries that wait for a connection", "waiting"),
+)
+_ORGANISATIONS: Final = (
+    ("organisation_command_seconds", "Time of the writer that commands took", "seconds"),
+    ("organisation_commands", "Commands that took it", "commands"),
 )
 _FILES: Final = {
     "database": ("database_bytes", "Size of the database"),

@@ -305,12 +305,16 @@ class GroupWriter(Generic[UnitT]):
 
     def _run_item(self, item: _Item[UnitT]) -> None:
         unit = self._unit
+        started = time.perf_counter()
         unit.savepoint()
         try:
             item.result = item.work(unit)
         except Exception as exc:  # noqa: BLE001  # carried to its caller
             item.error = self._noted(exc)
             unit.undo()
+        whose = item.scopes.organisations
+        own = whose[0] if whose is not None and len(whose) == 1 else ""
+        self.statistics.organisations.add(own, time.perf_counter() - started)
 
     def _run_outside(self, item: _Item[UnitT]) -> list[PostCommitEvent]:
         try:

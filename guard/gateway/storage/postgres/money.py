@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from psycopg import Cursor
 
@@ -13,9 +13,10 @@ from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, Reservation, held_by_key
 from guard.gateway.domain.lineage import below
-from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.ledger.state import LeaseHold, OrganisationState
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
+from guard.gateway.storage.sql.catalogue_tables import WAITING_OWNERS
 from guard.gateway.storage.sql.columns import (
     BALANCE_COLUMNS,
     SELECT_APPROVALS,
@@ -29,14 +30,19 @@ from guard.gateway.storage.sql.rows import (
     balance_from_row,
     reservation_from_row,
 )
+from guard.gateway.storage.sql.tables import CACHE_MAX
 
 CLAIM_MS: Final = 60_000
 """How long a webhook message belongs to the replica that sends it."""
 
 _CLAIM_DELIVERIES: Final = (
-    "WITH ranked AS (SELECT delivery_id, organisation_id, next_attempt_ms, ROW_NUMBER() OVER"
-    "  (PARTITION BY organisation_id ORDER BY next_attempt_ms) AS place FROM deliveries"
-    "  WHERE delivered_at_ms IS NULL AND failed = 0 AND next_attempt_ms <= %(now)s),"
+    f"WITH RECURSIVE {WAITING_OWNERS},"  # noqa: S608 (constant text)
+    " ranked AS (SELECT x.*, ROW_NUMBER() OVER"
+    "  (PARTITION BY organisation_id ORDER BY next_attempt_ms) AS place"
+    "  FROM owners CROSS JOIN LATERAL (SELECT delivery_id, organisation_id, next_attempt_ms"
+    "   FROM deliveries WHERE delivered_at_ms IS NULL AND failed = 0 AND organisation_id = owner"
+    "   AND next_attempt_ms <= %(now)s ORDER BY organisation_id, next_attempt_ms LIMIT %(each)s) x"
+    "  WHERE owner IS NOT NULL),"
     " due AS (SELECT delivery_id, place FROM ranked LEFT JOIN"
     "  unnest(%(owners)s::text[], %(counts)s::bigint[]) AS s(owner, count)"
     "  ON organisation_id = s.owner WHERE place + coalesce(s.count, 0) <= %(each)s"
@@ -48,6 +54,11 @@ _CLAIM_DELIVERIES: Final = (
     " WHERE d.delivery_id = mine.delivery_id AND w.webhook_id = d.webhook_id"
     " RETURNING d.delivery_id, d.organisation_id, w.url, w.secret, d.type, d.body,"
     " d.created_at_ms, d.attempts, mine.place"
+)
+_LEASE_HOLDS: Final = (
+    "SELECT r.held * (1 - r.closing), r.key_id, r.reservation_id FROM lease_balances b JOIN reservations r"
+    " USING (reservation_id) WHERE b.balance_id = %s AND b.reservation_id > %s"
+    " ORDER BY b.reservation_id LIMIT %s"
 )
 _BALANCES: Final = (
     f"SELECT {columns('balances', 'b')}, u.organisation_id"  # noqa: S608 (constant text)
@@ -78,6 +89,8 @@ class PostgresMoney(MoneyTables):
         self.earlier: list[Any] = []
         self._owner: dict[int, str] = {}
         self._transient: list[int] = []
+        # Up to which lease refusals have looked, of balances with many.
+        self._looked_up_to: dict[int, str] = {}
         self.new_events = NewEvents(self)
 
     # -- caches --------------------------------------------------------------------------------
@@ -88,6 +101,7 @@ class PostgresMoney(MoneyTables):
         self._owner.clear()
         self.reservations.clear()
         self.leases.clear()
+        self.lease_index.clear()
         self.chains.clear()
         self.estimates.clear()
         self.totals.forget()
@@ -107,9 +121,11 @@ class PostgresMoney(MoneyTables):
     def read_again(self, org: OrganisationState) -> None:
         """Read the cached rows of an organisation again, those of balances in place."""
         own = org.organisation_id
-        for held in (self.reservations, self.leases):
-            for key in [key for key, each in held.items() if each.organisation_id == own]:
-                del held[key]
+        for key in [n for n, each in self.reservations.items() if each.organisation_id == own]:
+            del self.reservations[key]
+            lease = self.leases.pop(key, None)
+            if lease is not None:
+                self.lease_index.drop(lease)
         for chain in [each for each in self.chains if each[0] == own]:
             del self.chains[chain]
         self.totals.forget_organisation(own)
@@ -221,6 +237,7 @@ class PostgresMoney(MoneyTables):
         self.reservations[reservation.reservation_id] = reservation
         if reservation.is_lease:
             self.leases[reservation.reservation_id] = reservation
+            self.lease_index.add(reservation)
 
     def expire_sooner(self, reservation: Reservation, expires_at_ms: int) -> None:
         """Change a reservation's expiry to an earlier one."""
@@ -238,10 +255,33 @@ class PostgresMoney(MoneyTables):
             found.append(known)
         return found
 
-    def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
-        """Return the open leases that hold money on any of these balances."""
-        self._read_open("basis = 'lease'")
-        return super().open_leases(balance_ids)
+    def lease_holds(self, balance_ids: Sequence[int], limit: int) -> list[LeaseHold]:
+        """Return open leases that hold money on any of these balances, some of many in turn."""
+        found = {hold.lease_id: hold for hold in super().lease_holds(balance_ids, limit)}
+        for balance_id in balance_ids:
+            for hold in self._stored_holds(balance_id, limit):
+                # What is cached is as this unit has left it, and stands in the index above.
+                if hold.lease_id not in self.reservations:
+                    closed = self._dirty_reservations.get(hold.lease_id)
+                    if hold.held and closed is None:
+                        found[hold.lease_id] = hold
+        return list(found.values())
+
+    def _stored_holds(self, balance_id: int, limit: int) -> list[LeaseHold]:
+        """Return the next leases of a balance that other units have written."""
+        rows = self.connection.psycopg.execute(
+            _LEASE_HOLDS, (balance_id, self._looked_up_to.get(balance_id, ""), limit)
+        ).fetchall()
+        if len(rows) < limit and balance_id in self._looked_up_to:  # once around: from the start
+            last = self._looked_up_to.pop(balance_id)
+            again = (balance_id, "", limit - len(rows))
+            more = self.connection.psycopg.execute(_LEASE_HOLDS, again).fetchall()
+            rows += [row for row in more if row[2] <= last]
+        elif len(rows) == limit:
+            if len(self._looked_up_to) >= CACHE_MAX:
+                self._looked_up_to.clear()
+            self._looked_up_to[balance_id] = rows[-1][2]
+        return [LeaseHold(*row) for row in rows]
 
     def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
         """Return, by balance, what the open leases of a key and of those below it hold.
@@ -263,15 +303,12 @@ class PostgresMoney(MoneyTables):
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""
-        self._read_open("(basis = 'lease' OR renewed = 1)")
-        return super().all_renewed()
-
-    def _read_open(self, which: LiteralString) -> None:
         rows = self.connection.psycopg.execute(
             f"{SELECT_RESERVATIONS} WHERE organisation_id = ANY(%s) AND state = 'open'"
-            f" AND {which}", (self.locked,)
+            " AND (basis = 'lease' OR renewed = 1)", (self.locked,)
         ).fetchall()  # fmt: skip
         self._current(rows)
+        return super().all_renewed()
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
         """Return open reservations past their expiry, of the locked organisations."""
@@ -309,10 +346,12 @@ class PostgresMoney(MoneyTables):
 
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
         """Return pending approvals past their deadline, or without a caller who renews them."""
+        pending = f"{SELECT_APPROVALS} WHERE status = 'pending'"
         rows = self.connection.psycopg.execute(
-            f"{SELECT_APPROVALS} WHERE status = 'pending' AND organisation_id = ANY(%s)"
-            " AND (deadline_ms <= %s OR present_until_ms <= %s) LIMIT %s",
-            (self.locked, self.now_ms, self.now_ms, limit),
+            f"SELECT * FROM (({pending} AND deadline_ms <= %s ORDER BY deadline_ms LIMIT %s) UNION"  # noqa: S608 (constant text)
+            f" ({pending} AND present_until_ms <= %s ORDER BY present_until_ms LIMIT %s)) overdue"
+            " WHERE organisation_id = ANY(%s)",
+            (self.now_ms, limit, self.now_ms, limit, self.locked),
         ).fetchall()
         return [approval_from_row(row) for row in rows]
 

@@ -22,6 +22,7 @@ _PAIRS: Final = (
     ("INDEXED BY directives_runs ", ""),
     ("NOT INDEXED ", ""),
     ("CROSS JOIN ", "JOIN "),
+    ("char(63)", "chr(63)"),
     ("GROUP BY +organisation_id, +", "GROUP BY organisation_id, "),
     # JSON that is stored as text, and lists of arguments.
     ("json_each(?1) j", "jsonb_array_elements_text((?1)::jsonb) AS j(value)"),

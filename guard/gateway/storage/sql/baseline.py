@@ -230,3 +230,13 @@ REFUSED: Final = """
 ALTER TABLE balances ADD COLUMN refused_nanousd {int} NOT NULL DEFAULT 0;
 """
 """A later step: the least that was refused for want of a balance, while that does not fit."""
+
+BOUNDED: Final = """
+CREATE INDEX budgets_several ON budgets (organisation_id)
+  WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;
+CREATE INDEX deliveries_waiting ON deliveries (organisation_id, next_attempt_ms)
+  WHERE delivered_at_ms IS NULL AND failed = 0;
+CREATE INDEX deliveries_webhook ON deliveries (webhook_id)
+  WHERE delivered_at_ms IS NULL AND failed = 0;
+"""
+"""A later step: indexes by which no command goes through all rows of its organisation."""

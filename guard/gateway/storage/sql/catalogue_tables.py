@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
-from guard.core import wire
+from guard.core import globs, wire
 from guard.gateway.domain import records
 from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS
 from guard.gateway.storage.sql.control_tables import ControlTables
 from guard.gateway.storage.sql.rows import budget_from_row, webhook_from_row
 
 T = TypeVar("T")
+BUDGETS_FEW: Final = 256
+"""So many budgets of an organisation are read and cached together."""
+
+_SEVERAL: Final = "(instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0)"
+"""The condition of the index of budgets with a pattern."""
+
 _SAVE_BUDGET: Final = (
     "INSERT INTO budgets VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (budget_id) DO UPDATE SET"
     " limit_nanousd = excluded.limit_nanousd, mode = excluded.mode,"
     " epsilon_nanousd = excluded.epsilon_nanousd, thresholds = excluded.thresholds,"
     " version = excluded.version, updated_at_ms = excluded.updated_at_ms"
+)
+
+
+_WAITING: Final = "delivered_at_ms IS NULL AND failed = 0"
+WAITING_OWNERS: Final = (
+    "owners (owner) AS (SELECT * FROM (SELECT organisation_id FROM deliveries"  # noqa: S608 (constant text)
+    f" WHERE {_WAITING} ORDER BY organisation_id LIMIT 1) f UNION ALL SELECT (SELECT"
+    f" organisation_id FROM deliveries WHERE {_WAITING} AND organisation_id > owner"
+    " ORDER BY organisation_id LIMIT 1) FROM owners WHERE owner IS NOT NULL)"
+)
+"""The organisations with waiting messages: each is found in the index, after the one before it."""
+
+_DUE: Final = (
+    f"WITH RECURSIVE {WAITING_OWNERS} SELECT delivery_id, organisation_id, url, secret, type,"  # noqa: S608 (constant text)
+    " body, created_at_ms, attempts FROM (SELECT d.*, w.url, w.secret, ROW_NUMBER() OVER"
+    " (PARTITION BY d.organisation_id ORDER BY d.next_attempt_ms) AS place"
+    " FROM owners o JOIN deliveries d ON d.delivery_id IN (SELECT delivery_id FROM deliveries"
+    f" WHERE {_WAITING} AND organisation_id = o.owner AND next_attempt_ms <= ?"
+    " ORDER BY next_attempt_ms LIMIT ?) JOIN webhooks w USING (webhook_id)) due"
+    " ORDER BY place, next_attempt_ms LIMIT ?"
 )
 
 
@@ -46,6 +72,40 @@ class CatalogueTables(ControlTables):
         """Return the budgets of an organisation."""
         rows = self.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
         return [budget_from_row(row) for row in rows]
+
+    def few_budgets(self, organisation_id: str) -> list[records.BudgetRule] | None:
+        """Return the budgets of an organisation; ``None`` where they are many."""
+        many = self.row(
+            "SELECT 1 FROM budgets WHERE organisation_id = ? LIMIT 1 OFFSET ?",
+            organisation_id, BUDGETS_FEW,
+        )  # fmt: skip
+        return None if many else self.budgets(organisation_id)
+
+    def budgets_for_several(self, organisation_id: str) -> list[records.BudgetRule]:
+        """Return those that are for the organisation, or for several scopes each."""
+        rows = self.rows(
+            f"{SELECT_BUDGETS} WHERE organisation_id = ? AND {_SEVERAL} UNION ALL {SELECT_BUDGETS}"
+            " WHERE organisation_id = ? AND scope_kind = 'organisation' AND scope_id = ''",
+            organisation_id, organisation_id,
+        )  # fmt: skip
+        return [budget_from_row(row) for row in rows]
+
+    def budgets_for(
+        self, organisation_id: str, scopes: Mapping[str, Sequence[str]]
+    ) -> list[records.BudgetRule]:
+        """Return those that name one of these scopes, given by kind."""
+        parts, arguments = [], []
+        for kind, names in scopes.items():
+            places = ", ".join("?" * len(names))
+            if names:
+                parts.append(
+                    f"{SELECT_BUDGETS} WHERE organisation_id = ? AND scope_kind = ?"
+                    f" AND scope_id IN ({places})"
+                )
+                arguments += [organisation_id, kind, *names]
+        rows = self.rows(" UNION ALL ".join(parts), *arguments) if parts else []
+        found = [budget_from_row(row) for row in rows]
+        return [each for each in found if not globs.is_pattern(each.scope_id)]
 
     def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
@@ -144,12 +204,18 @@ class CatalogueTables(ControlTables):
         )
         return None if row is None else webhook_from_row(row)
 
-    def enabled_webhooks(self, organisation_id: str) -> list[tuple[str, list[str]]]:
-        """Return the ids and types of the webhooks in use."""
+    def count_webhooks(self, organisation_id: str, limit: int) -> int:
+        """Return how many webhooks an organisation has, counted up to a limit."""
+        sql = "SELECT count(*) FROM (SELECT 1 FROM webhooks WHERE organisation_id = ? LIMIT ?) w"
+        return int(self.row(sql, organisation_id, limit)[0])
+
+    def enabled_webhooks(self, organisation_id: str, limit: int) -> list[tuple[str, list[str]]]:
+        """Return the ids and types of the webhooks in use; of more than ``limit`` the first."""
         rows = self.rows(
-            "SELECT webhook_id, types FROM webhooks WHERE organisation_id = ? AND enabled = 1",
-            organisation_id,
-        )
+            "SELECT webhook_id, types FROM webhooks WHERE organisation_id = ? AND enabled = 1"
+            " ORDER BY url LIMIT ?",
+            organisation_id, limit,
+        )  # fmt: skip
         return [(webhook_id, json.loads(types)) for webhook_id, types in rows]
 
     def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
@@ -191,17 +257,7 @@ class CatalogueTables(ControlTables):
 
         Those that are being sent are due until they are recorded, and among the first.
         """
-        rows = self.rows(
-            "SELECT delivery_id, organisation_id, url, secret, type, body, created_at_ms,"
-            " attempts FROM ("
-            " SELECT d.delivery_id, d.organisation_id, d.type, d.body, d.created_at_ms, d.attempts,"
-            " d.next_attempt_ms, w.url, w.secret, ROW_NUMBER() OVER (PARTITION BY d.organisation_id"
-            "  ORDER BY d.next_attempt_ms) AS place"
-            " FROM deliveries d JOIN webhooks w USING (webhook_id) WHERE d.delivered_at_ms IS NULL"
-            " AND d.failed = 0 AND d.next_attempt_ms <= ?) due"
-            " WHERE place <= ? ORDER BY place, next_attempt_ms LIMIT ?",
-            self.now_ms, each, limit,
-        )  # fmt: skip
+        rows = self.rows(_DUE, self.now_ms, each, limit)
         return [records.DueDelivery(*row) for row in rows]
 
     def save_attempt(

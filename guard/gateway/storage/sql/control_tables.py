@@ -165,8 +165,9 @@ class ControlTables(Tables):
         """Return pending approvals past their deadline, or without a caller who renews them."""
         pending = f"{SELECT_APPROVALS} WHERE status = 'pending' AND"
         rows = self.rows(
-            f"{pending} deadline_ms <= ? UNION {pending} present_until_ms <= ? LIMIT ?",
-            self.now_ms, self.now_ms, limit,
+            f"SELECT * FROM (SELECT * FROM ({pending} deadline_ms <= ? LIMIT ?) late"  # noqa: S608 (constant text)
+            f" UNION SELECT * FROM ({pending} present_until_ms <= ? LIMIT ?) gone) overdue LIMIT ?",
+            self.now_ms, limit, self.now_ms, limit, limit,
         )  # fmt: skip
         return [approval_from_row(row) for row in rows]
 

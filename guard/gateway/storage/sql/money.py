@@ -18,6 +18,7 @@ from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation, hel
 from guard.gateway.ledger.state import (
     ChainState,
     ChargedHour,
+    LeaseHold,
     OrganisationState,
     ScopeKeys,
     StoredAnswer,
@@ -25,6 +26,7 @@ from guard.gateway.ledger.state import (
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_RESERVATIONS
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.event_table import add_event
+from guard.gateway.storage.sql.lease_index import LeaseIndex
 from guard.gateway.storage.sql.replay import ReplayTable
 from guard.gateway.storage.sql.reservation_counts import ReservationCounts
 from guard.gateway.storage.sql.rows import (
@@ -53,6 +55,7 @@ class MoneyTables(Tables):
         self.balances: dict[int, Balance] = {}
         self.reservations: dict[str, Reservation] = {}
         self.leases: dict[str, Reservation] = {}
+        self.lease_index = LeaseIndex()
         self.counts = ReservationCounts()
         self.exhausted: dict[int, str] = {}
         self.chains: dict[tuple[str, str], ChainState | None] = {}
@@ -203,12 +206,15 @@ class MoneyTables(Tables):
         self.reservations[reservation.reservation_id] = reservation
         if reservation.is_lease:
             self.leases[reservation.reservation_id] = reservation
+            self.lease_index.add(reservation)
         heapq.heappush(self._expiries, (reservation.expires_at_ms, reservation.reservation_id))
 
     def _drop_reservation(self, key: str) -> None:
         self._new_reservations.pop(key, None)
         self.reservations.pop(key, None)
-        self.leases.pop(key, None)
+        lease = self.leases.pop(key, None)
+        if lease is not None:
+            self.lease_index.drop(lease)
 
     def change_reservation(self, reservation: Reservation) -> None:
         """Note a reservation to write back, and its values to restore."""
@@ -238,14 +244,15 @@ class MoneyTables(Tables):
         reservation.state = "open"
         self._adopt(reservation)
 
-    def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
-        """Return the open leases that hold money on any of these balances."""
-        wanted = set(balance_ids)
-        return [
-            lease
-            for lease in self.leases.values()
-            if lease.state == "open" and lease.held and not wanted.isdisjoint(lease.balance_ids)
-        ]
+    def lease_holds(self, balance_ids: Sequence[int], limit: int) -> list[LeaseHold]:
+        """Return open leases that hold money on any of these balances, some of many in turn."""
+        found = {
+            lease.reservation_id: LeaseHold(lease.held, lease.key_id, lease.reservation_id)
+            for balance_id in balance_ids
+            for lease in self.lease_index.turn(balance_id, limit)
+            if lease.state == "open" and lease.held and not lease.closing
+        }
+        return list(found.values())
 
     def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
         """Return, by balance, what the open leases of a key and of those below it hold."""
@@ -438,6 +445,9 @@ class MoneyTables(Tables):
                 for cache in (self.reservations, self.leases):
                     if cache.pop(key, None) is not None:
                         self.on_undo(cache.__setitem__, key, reservation)
+                        if cache is self.leases:
+                            self.lease_index.drop(reservation)
+                            self.on_undo(self.lease_index.add, reservation)
             changed.clear()
         self._dirty_balances.clear()
         self._dirty_chains.clear()

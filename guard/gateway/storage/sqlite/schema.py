@@ -15,7 +15,7 @@ RELEASE_0_7: Final = 2
 
 _WORDS: Final = {
     "int": "INTEGER", "bytes": "BLOB", "real": "REAL", "numbered": "INTEGER PRIMARY KEY",
-    "strict": "STRICT", "keyed": "STRICT, WITHOUT ROWID",
+    "strict": "STRICT", "keyed": "STRICT, WITHOUT ROWID", "question": "char(63)",
 }  # fmt: skip
 _BASELINE: Final = baseline.TABLES.format(**_WORDS)
 
@@ -27,6 +27,8 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.RENEWALS.format(**_WORDS),
     baseline.OWNERS.format(**_WORDS),
     baseline.REFUSED.format(**_WORDS),
+    baseline.BOUNDED.format(**_WORDS)
+    + "CREATE INDEX directives_message ON directives (organisation_id, message);",
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 
