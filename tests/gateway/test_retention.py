@@ -104,7 +104,7 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
         await free(store, held)
         store.clock.now += DAY
     await prune(store)
-    await store.storage.write(ANYTHING, lambda unit: unit.scope_days.step())  # type: ignore[attr-defined]
+    await store.storage.write(ANYTHING, lambda unit: [each.step() for each in unit.scope_sums])  # type: ignore[attr-defined]
     assert counts(tmp_path, "scope_days") == [120]  # day by day in six kinds of scope
     tables = ("events", "reservations", "runs", "workflows", "estimates")
     assert counts(tmp_path, *tables) == [20, 20, 20, 2, 4]

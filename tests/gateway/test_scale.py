@@ -154,9 +154,10 @@ async def sum_days(storage: SqliteStorage) -> None:
     """Sweep until every event is summed by scope and day, but for those that always wait."""
     unit = storage._unit
     assert unit is not None
-    unit.scope_days.look()
-    while unit.scope_days.is_due:
-        await storage.sum_days()
+    for sums in unit.scope_sums:
+        sums.look()
+    while any(sums.is_due for sums in unit.scope_sums):
+        await storage.sum_scopes()
 
 
 @pytest.mark.asyncio

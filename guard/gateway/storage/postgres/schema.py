@@ -128,6 +128,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         + "CREATE INDEX balances_exhausted ON balances (ends_ms) WHERE exhausted = 1;"
         "CREATE INDEX directives_message ON directives USING hash (message);",
     ),
+    Migration("usage by scope and hour", baseline.SCOPE_HOURS.format(**_WORDS)),
 )
 
 

@@ -55,7 +55,7 @@ class PostgresStorage(PostgresEngine, Storage):
             self._rates_cleaned_ms = now_ms
             await self.rates.delete_old()
         await self.turn_answers()
-        await self.sum_days()
+        await self.sum_scopes()
         await self.retain()
         await self.sample()
         return expired

@@ -321,7 +321,8 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
     def housekeep(self) -> None:
         """Drop old nonces and rollups; store the clock."""
         self.rollups.prune(self.locked)
-        self.scope_days.look()
+        for sums in self.scope_sums:
+            sums.look()
         self.write("DELETE FROM nonces WHERE expires_at_ms < ?", (self.now_ms,))
         self.save_fact("clock_ms", str(self.now_ms))
 

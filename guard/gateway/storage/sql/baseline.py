@@ -231,6 +231,18 @@ ALTER TABLE balances ADD COLUMN refused_nanousd {int} NOT NULL DEFAULT 0;
 """
 """A later step: the least that was refused for want of a balance, while that does not fit."""
 
+SCOPE_HOURS: Final = """
+CREATE TABLE scope_hours (
+  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, hour_ms {int} NOT NULL,
+  scope_id TEXT NOT NULL, cost_nanousd {int} NOT NULL, events {int} NOT NULL,
+  llm_calls {int} NOT NULL, tool_calls {int} NOT NULL, input_tokens {int} NOT NULL,
+  output_tokens {int} NOT NULL, unpriced {int} NOT NULL,
+  PRIMARY KEY (organisation_id, scope_kind, hour_ms, scope_id)
+) {keyed};
+INSERT INTO facts VALUES ('summed_hours_seq', '0');
+"""
+"""A later step: usage of each scope by hour; the events that are there are summed by the sweep."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from typing import ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
@@ -19,6 +20,7 @@ from guard.gateway.storage.sql.connection import ReadingStore
 from guard.gateway.storage.sql.failures import store_error, summary
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
+from guard.gateway.storage.sql.scope_days import ScopeSums
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 logger = logging.getLogger(__name__)
@@ -33,13 +35,18 @@ LOOKUP_WAIT_S: Final = 10.0
 REPORT_CONNECTIONS: Final = 2
 REPORT_WAIT_S: Final = 900.0
 SUM_STEPS_MAX: Final = 8
-"""Steps of one sweep that sum events by scope and day: at most a fifth of the writer's time."""
+"""Steps of one sweep that sum events by scope, for days and hours: up to a third of the writer's
+time."""
 
 _ROOM_BYTES: Final = 65_536
 """What is written to see whether a disk that was full has room again."""
 
 _LONG: Final = Scopes(weight=INLINE_WEIGHT_MAX + 1)
 """The scopes of a step that is not run on the loop."""
+
+
+def _sum(sums: ScopeSums, _: SqlUnitOfWork) -> None:
+    sums.step()
 
 
 class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
@@ -156,13 +163,14 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
     async def turn_answers(self) -> None:
         """Empty the older table of stored answers and use it, if it is time."""
 
-    async def sum_days(self) -> None:
-        """Sum events by scope and day, in short steps like retention."""
-        unit = self._unit
+    async def sum_scopes(self) -> None:
+        """Sum events by scope, day and hour, in short steps like retention."""
         for _ in range(SUM_STEPS_MAX):
-            if unit is None or not unit.scope_days.is_due:
+            due = [] if self._unit is None else [s for s in self._unit.scope_sums if s.is_due]
+            if not due:
                 break
-            await self._step(lambda unit: unit.scope_days.step())
+            for sums in due:
+                await self._step(functools.partial(_sum, sums))
 
     async def _step(self, work: Callable[[UnitT], object]) -> None:
         await self.write(_LONG, work)

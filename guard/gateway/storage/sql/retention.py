@@ -75,6 +75,7 @@ class Retention:
             _Part(_directives, _ROUND_PACE_MS),
             _Part(_totals, _ROUND_PACE_MS),
             _Part(_scope_days, DAY_MS),
+            _Part(_scope_hours, DAY_MS),
             _Part(_uncertain_hours, DAY_MS),
             _Part(_balances, _ROUND_PACE_MS),
         ]
@@ -317,9 +318,14 @@ def _totals(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
 
 def _scope_days(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete the days of scopes whose events are deleted."""
-    return _periods(
-        unit, part, limit, "scope_days", "day_ms", lambda row: row[3] + DAY_MS <= cutoff
-    )
+    key = ("organisation_id", "scope_kind", "scope_id", "day_ms")
+    return _periods(unit, part, limit, "scope_days", key, lambda row: row[3] + DAY_MS <= cutoff)
+
+
+def _scope_hours(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    """Delete the hours of scopes whose events are deleted."""
+    key = ("organisation_id", "scope_kind", "hour_ms", "scope_id")
+    return _periods(unit, part, limit, "scope_hours", key, lambda row: row[2] + HOUR_MS <= cutoff)
 
 
 def _uncertain_hours(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
@@ -329,7 +335,7 @@ def _uncertain_hours(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) 
         part,
         limit,
         "uncertain_hours",
-        "hour_ms",
+        ("organisation_id", "scope_kind", "scope_id", "hour_ms"),
         lambda row: row[1] in ("run", "chain") and row[3] + HOUR_MS <= cutoff,
     )
 
@@ -339,22 +345,27 @@ def _periods(
     part: _Part,
     limit: int,
     table: str,
-    begin: str,
+    columns: tuple[str, ...],
     is_old: Callable[[Any], bool],
 ) -> int:
-    """Delete the old ones of the next rows of a table with a row for each scope and period."""
-    key = f"organisation_id, scope_kind, scope_id, {begin}"
-    own, kind, scope_id, begin_ms = part.cursor or ("", "", "", "0")
+    """Delete the old ones of the next rows of a table with a row for each scope and period.
+
+    Columns are those of its key, in their order; times end in ``_ms``.
+    """
+    key = ", ".join(columns)
+    is_time = [each.endswith("_ms") for each in columns]
+    last = part.cursor or tuple("0" if each else "" for each in is_time)
+    after = [int(each) if number else each for each, number in zip(last, is_time, strict=True)]
     rows = unit.connection.execute(
         f"SELECT {key} FROM {table} WHERE ({key}) > (?, ?, ?, ?) ORDER BY {key} LIMIT ?",  # noqa: S608 (constants of this module)
-        (own, kind, scope_id, int(begin_ms), limit),
+        (*after, limit),
     ).fetchall()
     unit.write_many(
         f"DELETE FROM {table} WHERE ({key}) = (?, ?, ?, ?)",  # noqa: S608 (constants of this module)
         [row for row in rows if is_old(row)],
     )
     if rows:
-        part.cursor = (*rows[-1][:3], str(rows[-1][3]))
+        part.cursor = tuple(map(str, rows[-1]))
     return len(rows)
 
 

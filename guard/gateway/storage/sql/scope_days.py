@@ -1,16 +1,20 @@
-"""Usage of each scope by day, summed from the stored events beside the requests.
+"""Usage of each scope by day and by hour, summed from the stored events beside the requests.
 
 A charge writes nothing here. The sweep sums the events that came since the last time, many at
 once and in short steps; a report adds those that are not summed yet. So the sums are exact at each
-moment, and a report over a month reads a row for each scope and day instead of each event.
+moment, and a report over a month reads a row for each scope and day, one since yesterday noon a row
+for each scope and hour, and not each event.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import functools
+from typing import Any, Final, LiteralString
+
+from msgspec import Struct
 
 from guard.core.wire import NANOUSD_MAX
-from guard.gateway.domain.usage import DAY_MS
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS, pieces
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.scope_totals import COLUMNS
 from guard.gateway.storage.sql.tables import Tables
@@ -28,10 +32,34 @@ _NUMBERS: Final = ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_t
 _PLACES: Final = "<places>"
 """Where a report names scopes: one argument for each, because the engines read JSON differently."""
 
-_SUMMED: Final = "(SELECT CAST(value AS BIGINT) FROM facts WHERE name = 'summed_event_seq')"
-_ADD: Final = ", ".join(
-    f"{n} = min(scope_days.{n} + excluded.{n}, {NANOUSD_MAX})" for n in _NUMBERS
-)
+BACKLOG_MAX: Final = 50_000
+"""Where more events wait for their hours, as after an update, reports use the days only."""
+
+
+class Sums(Struct, frozen=True):
+    """A table of sums by scope and period.
+
+    Attributes:
+        table: its name.
+        begin: the column of a period's beginning.
+        size_ms: of a period.
+        fact: where it is kept up to which event is summed.
+    """
+
+    table: LiteralString
+    begin: LiteralString
+    size_ms: int
+    fact: LiteralString
+
+    def summed(self) -> str:
+        """Return SQL for the number of the newest event that is summed."""
+        return f"(SELECT CAST(value AS BIGINT) FROM facts WHERE name = '{self.fact}')"  # noqa: S608 (constants of this module)
+
+
+DAYS: Final = Sums("scope_days", "day_ms", DAY_MS, "summed_event_seq")
+HOURS: Final = Sums("scope_hours", "hour_ms", HOUR_MS, "summed_hours_seq")
+_TABLES: Final = {each.size_ms: each for each in (DAYS, HOURS)}
+
 _OF_EVENTS: Final = (
     "cost_nanousd, 1 AS events, CASE type WHEN 'llm' THEN 1 ELSE 0 END AS llm_calls,"
     " CASE type WHEN 'tool' THEN 1 ELSE 0 END AS tool_calls, input_tokens, output_tokens,"
@@ -41,32 +69,35 @@ _SUMS: Final = ", ".join(f"sum({name})" for name in _NUMBERS)
 _SUMS_AS: Final = ", ".join(f"sum({name}) AS {name}" for name in _NUMBERS)
 
 
-def _step_sql(kind: str) -> str:
-    column = COLUMNS[kind]
+def _step_sql(sums: Sums, kind: str) -> str:
+    column, size_ms = COLUMNS[kind], sums.size_ms
+    names = "organisation_id, scope_kind, scope_id"
+    added = ", ".join(
+        f"{n} = min({sums.table}.{n} + excluded.{n}, {NANOUSD_MAX})" for n in _NUMBERS
+    )
     # `+` hides the column from the planner, which would walk the table in its order otherwise.
     return (
-        "INSERT INTO scope_days SELECT organisation_id,"  # noqa: S608 (constants of this module)
-        f" CASE WHEN {column} IS NULL THEN 'no {kind}' ELSE '{kind}' END,"
-        f" coalesce({column}, ''), charged_at_ms - charged_at_ms % {DAY_MS} AS day, {_SUMS}"
+        f"INSERT INTO {sums.table} ({names}, {sums.begin}, {', '.join(_NUMBERS)})"  # noqa: S608 (constants of this module)
+        f" SELECT organisation_id, CASE WHEN {column} IS NULL THEN 'no {kind}' ELSE '{kind}' END,"
+        f" coalesce({column}, ''), charged_at_ms - charged_at_ms % {size_ms} AS period, {_SUMS}"
         f" FROM (SELECT organisation_id, {column}, charged_at_ms, {_OF_EVENTS} FROM events"
         " WHERE event_seq > ? AND event_seq <= ?) e"
-        f" GROUP BY +organisation_id, +{column}, day"
-        f" ON CONFLICT (organisation_id, scope_kind, scope_id, day_ms) DO UPDATE SET {_ADD}"
+        f" GROUP BY +organisation_id, +{column}, period"
+        f" ON CONFLICT ({names}, {sums.begin}) DO UPDATE SET {added}"
     )
 
 
-_STEPS: Final = tuple(_step_sql(kind) for kind in KINDS)
-
-
-class ScopeDays:
-    """Used by the unit of work, inside its transactions.
+class ScopeSums:
+    """Keeps one table of sums; used by the unit of work, inside its transactions.
 
     Attributes:
         is_due: whether enough events wait for a step.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, sums: Sums) -> None:
         self._tables = tables
+        self._sums = sums
+        self._steps = [_step_sql(sums, kind) for kind in KINDS]
         self.is_due = False
 
     def look(self) -> None:
@@ -74,20 +105,18 @@ class ScopeDays:
         summed, newest = self._progress()
         self.is_due = newest - summed > WAITING_MAX
 
-    def step(self) -> None:
+    def step(self, events: int = STEP_EVENTS) -> None:
         """Sum the next events, and note how far the sums go."""
         summed, newest = self._progress()
-        end = min(summed + STEP_EVENTS, newest)
-        for sql in _STEPS:
+        end = min(summed + events, newest)
+        for sql in self._steps:
             self._tables.write(sql, (summed, end))
-        self._tables.write(
-            "UPDATE facts SET value = ? WHERE name = 'summed_event_seq'", (str(end),)
-        )
+        self._tables.save_fact(self._sums.fact, str(end))
         self.is_due = newest - end > STEP_EVENTS
 
     def _progress(self) -> tuple[int, int]:
         row = self._tables.row(
-            f"SELECT {_SUMMED}, coalesce((SELECT min(event_seq) FROM events), 1) - 1,"  # noqa: S608 (constants of this module)
+            f"SELECT {self._sums.summed()}, coalesce((SELECT min(event_seq) FROM events), 1) - 1,"
             " coalesce((SELECT max(event_seq) FROM events), 0)"
         )
         return max(row[0], row[1]), row[2]
@@ -98,57 +127,73 @@ def usage_between(
 ) -> list[tuple[Any, ...]]:
     """Return the usage of the dearest scopes of one kind: id, events, calls, tokens, costs.
 
-    Whole days come from the sums; partial ones at both ends, and what is not summed yet, from the
-    events. Of a hundred thousand scopes only the costs are summed, to find the dearest.
+    Whole days and hours come from the sums; the rest of an hour at both ends, and what is not
+    summed yet, from the events. Of a hundred thousand scopes only the costs are summed, to find the
+    dearest.
     """
-    start_ms, end_ms = -(-since_ms // DAY_MS) * DAY_MS, until_ms // DAY_MS * DAY_MS
-    if start_ms >= end_ms:
-        start_ms = end_ms = until_ms
-    own = organisation_id
-    times = (own, start_ms, end_ms, own, since_ms, start_ms, own, end_ms, until_ms)
-    dearest_sql, details_sql = _REPORTS[kind]
-    with reading.snapshot():  # both queries see the same sums and the same events
-        found = reading.rows(
-            dearest_sql, own, kind, start_ms, end_ms, own, f"no {kind}", start_ms, end_ms,
-            *times, limit,
-        )  # fmt: skip
+    with reading.snapshot():  # all queries see the same sums and the same events
+        (waiting,) = reading.rows(
+            f"SELECT coalesce((SELECT max(event_seq) FROM events), 0) - {HOURS.summed()}"  # noqa: S608 (constants of this module)
+        )[0]
+        sizes = (DAY_MS, HOUR_MS) if waiting <= BACKLOG_MAX else (DAY_MS,)
+        parts = pieces(since_ms, until_ms, sizes)
+        if not parts:
+            return []
+        dearest_sql, details_sql = _report_sql(kind, tuple(size_ms for size_ms, _, _ in parts))
+        arguments: list[Any] = []
+        for size_ms, start_ms, end_ms in parts:
+            times = (organisation_id, start_ms, end_ms)
+            if size_ms:
+                for name in (kind, f"no {kind}"):
+                    arguments += [organisation_id, name, start_ms, end_ms]
+            arguments += times
+        found = reading.rows(dearest_sql, *arguments, limit)
         names = [row[0] for row in found]
         if not names:
             return []
         places = ", ".join(["(?)"] * len(names))
-        rows = reading.rows(
-            details_sql.replace(_PLACES, places), *names, own, kind, start_ms, end_ms,
-            own, f"no {kind}", start_ms, end_ms, *times,
-        )  # fmt: skip
+        rows = reading.rows(details_sql.replace(_PLACES, places), *names, *arguments)
     details = {row[0]: row for row in rows}
     return [details[name] for name, _ in found]
 
 
-def _report_sql(kind: str) -> tuple[str, str]:
-    """Return SQL for the costs of all scopes, dearest first, and for the details of some."""
+@functools.lru_cache(maxsize=128)
+def _report_sql(kind: str, sizes: tuple[int, ...]) -> tuple[str, str]:
+    """Return SQL for the costs of all scopes, dearest first, and for the details of some.
+
+    Args:
+        kind: of the scopes.
+        sizes: the width of the sums of each piece of the time; 0 where its events are read.
+    """
     column = COLUMNS[kind]
 
-    def pieces(numbers_of_days: str, numbers: str, where: str) -> str:
-        days = (
-            f"SELECT {{}}, {numbers_of_days} FROM scope_days WHERE organisation_id = ?"  # noqa: S608 (constants of this module)
-            " AND scope_kind = ? AND day_ms >= ? AND day_ms < ?"
+    def of_sums(sums: Sums, numbers_of_sums: str, numbers: str, where: str) -> str:
+        rows = (
+            f"SELECT {{}}, {numbers_of_sums} FROM {sums.table} WHERE organisation_id = ?"  # noqa: S608 (constants of this module)
+            f" AND scope_kind = ? AND {sums.begin} >= ? AND {sums.begin} < ?"
         )
-        events = (
-            f"SELECT {column}, {numbers} FROM events {{}} organisation_id = ?"  # noqa: S608 (constants of this module)
+        named = rows.format("scope_id AS grp") + (f" AND scope_id {where}" if where else "")
+        tail = of_events(numbers, "", f"NOT INDEXED WHERE event_seq > {sums.summed()} AND")
+        nobody = rows.format("NULL") + " GROUP BY scope_id"
+        return " UNION ALL ".join((f"{named} GROUP BY scope_id", nobody, tail))
+
+    def of_events(numbers: str, where: str, which: str) -> str:
+        found = (
+            f"SELECT {column} AS grp, {numbers} FROM events {which} organisation_id = ?"  # noqa: S608 (constants of this module)
             " AND charged_at_ms >= ? AND charged_at_ms < ?"
         )
-        edge = events.format("INDEXED BY events_charged WHERE")
-        if where:
-            edge += f" AND ({column} IS NULL OR {column} {where})"
-        tail = events.format(f"NOT INDEXED WHERE event_seq > {_SUMMED} AND")
-        of_all = days.format("scope_id AS grp") + (f" AND scope_id {where}" if where else "")
-        return " UNION ALL ".join(
-            (of_all + " GROUP BY scope_id", days.format("NULL") + " GROUP BY scope_id",
-             tail, edge, edge)
-        )  # fmt: skip
+        return f"{found} AND ({column} IS NULL OR {column} {where})" if where else found
 
-    costs = pieces("sum(cost_nanousd) AS cost", "cost_nanousd", "")
-    everything = pieces(_SUMS_AS, _OF_EVENTS, "IN (SELECT value FROM named)")
+    def all_of(numbers_of_sums: str, numbers: str, where: str) -> str:
+        return " UNION ALL ".join(
+            of_sums(_TABLES[size_ms], numbers_of_sums, numbers, where)
+            if size_ms
+            else of_events(numbers, where, "INDEXED BY events_charged WHERE")
+            for size_ms in sizes
+        )
+
+    costs = all_of("sum(cost_nanousd) AS cost", "cost_nanousd AS cost", "")
+    everything = all_of(_SUMS_AS, _OF_EVENTS, "IN (SELECT value FROM named)")
     dearest = (
         f"SELECT grp, sum(cost) AS cost FROM ({costs}) costs GROUP BY grp"  # noqa: S608 (constants of this module)
         " ORDER BY cost DESC, grp NULLS FIRST LIMIT ?"
@@ -159,6 +204,3 @@ def _report_sql(kind: str) -> tuple[str, str]:
         f" FROM ({everything}) parts GROUP BY grp"
     )
     return dearest, details
-
-
-_REPORTS: Final = {kind: _report_sql(kind) for kind in KINDS}

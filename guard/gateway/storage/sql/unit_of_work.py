@@ -13,7 +13,7 @@ from guard.gateway.storage.sql.catalogue_tables import CatalogueTables
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.directory_tables import DirectoryTables
 from guard.gateway.storage.sql.money import MoneyTables
-from guard.gateway.storage.sql.scope_days import ScopeDays
+from guard.gateway.storage.sql.scope_days import DAYS, HOURS, ScopeSums
 
 
 class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
@@ -27,7 +27,7 @@ class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
         super().__init__(connection)
         self.ids = IdFactory()
         self.incarnation = secrets.token_hex(8)
-        self.scope_days = ScopeDays(self)
+        self.scope_sums = [ScopeSums(self, DAYS), ScopeSums(self, HOURS)]
         self.events: list[PostCommitEvent] = []
 
     @abc.abstractmethod
