@@ -22,8 +22,9 @@ _EVENTS: Final = (
     " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, provider, model, input_tokens,"
     " output_tokens, cost_nanousd, price_source, flags, balance_ids, data, user_id)"
     " WITH RECURSIVE n (n) AS (SELECT CAST(0 AS BIGINT) UNION ALL SELECT n + 1 FROM n"
-    " WHERE n + 1 < {events}) SELECT n + 1, '{own}', 'e' || n, CASE n % 5 WHEN 0 THEN 'tool' WHEN 1 THEN 'span' ELSE 'llm'"
-    " END, at_ms, at_ms, at_ms, 'k' || (n % 3), 'w' || (run % 50), 'r' || run,"
+    " WHERE n + 1 < {events}) SELECT n + 1, '{own}', 'e' || n,"
+    " CASE n % 5 WHEN 0 THEN 'tool' WHEN 1 THEN 'span'"
+    " ELSE 'llm' END, at_ms, at_ms, at_ms, 'k' || (n % 3), 'w' || (run % 50), 'r' || run,"
     " CASE WHEN n % 11 = 0 THEN 'c' || (n / 110) END, 'a' || (n % 20), 'openai',"
     " 'm' || ((n * 7919) % 20), 100, 50, CASE WHEN n % 5 > 1 THEN 1000 + n % 977 ELSE 0 END,"
     " 'published', CASE WHEN n % 400 = 2 THEN 'unpriced' ELSE '' END, '[]', '{{}}',"
@@ -48,7 +49,7 @@ _DERIVED: Final = (
         " - charged_at_ms % {0} AS bucket, type, provider, model, count(*), sum(cost_nanousd),"
         f" {_TOKENS}, {_UNPRICED} FROM events"
         " GROUP BY organisation_id, bucket, type, provider, model".format(size)
-        for size in (60_000, 3_600_000, DAY)
+        for size in (3_600_000, DAY)
     ),
     *(
         "INSERT INTO usage_rollups SELECT organisation_id, {0}, charged_at_ms - charged_at_ms % {0}"

@@ -96,6 +96,10 @@ class Tenants:
         self.own = self.neighbour = ""
         self._measure = measure
 
+        # On PostgreSQL a replica publishes what it has not seen yet.
+        feed = getattr(storage, "_feed", None)
+        self._deliver: Callable[[Any], Any] = list if feed is None else feed.fresh
+
     @property
     def unit(self) -> Any:
         return self.storage._unit
@@ -105,7 +109,7 @@ class Tenants:
         unit.begin([scopes])
         unit.savepoint()
         found = work(unit, *arguments, **more)
-        unit.commit()
+        self._deliver(unit.commit())
         return found
 
     def cost(self, command: Callable[[], Any]) -> Costs:
@@ -372,6 +376,39 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     ended.close()
 
 
+@pytest_asyncio.fixture
+async def make_postgres(tmp_path: Path) -> AsyncIterator[Callable[[int], Any]]:
+    """Make two replicas with a large organisation of so many rows."""
+    opened: list[Storage] = []
+    with contextlib.ExitStack() as ended:
+
+        async def made(rows: int) -> list[Tenants]:
+            folder = tmp_path / str(rows)
+            folder.mkdir()
+            clock, found = Clock(), list[Tenants]()
+            looking = psycopg.connect(postgres.dsn_of(folder), autocommit=True)
+            ended.callback(looking.close)
+            measure = _rows(found, looking)
+            for _ in range(2):
+                storage = _postgres(folder, clock)
+                await storage.open(lambda _: None)
+                opened.append(storage)
+                found.append(Tenants(storage, measure))
+            first = found[0]
+            names = [
+                first.run(NOTHING, directory.create_organisation, ACTOR, each) for each in "ab"
+            ]
+            large_tenant.fill(first.unit, names[0].organisation_id, rows)
+            for each in found:
+                each.own, each.neighbour = (name.organisation_id for name in names)
+            found[1].gate()
+            return found
+
+        yield made
+        for each in opened:
+            await each.close()
+
+
 @pytest.mark.asyncio
 @pytest.mark.generator("commands beside many rows")
 @pytest.mark.timeout(600)
@@ -383,6 +420,11 @@ async def test_no_command_costs_more_beside_more_rows(
     make: Make, few: int, many: int, count_cases: Callable[[int], None]
 ) -> None:
     before, after = (await make(few)).costs(), (await make(many)).costs()
+    assert_flat(before, after)
+    count_cases(len(before))
+
+
+def assert_flat(before: dict[str, Costs], after: dict[str, Costs]) -> None:
     grown = {
         (name, what): (getattr(known, what), getattr(after[name], what))
         for name, known in before.items()
@@ -390,4 +432,34 @@ async def test_no_command_costs_more_beside_more_rows(
         if getattr(after[name], what) > GROWTH_MAX * getattr(known, what) + SLACK
     }
     assert not grown, "\n".join(map(str, sorted(grown.items())))
-    count_cases(len(before))
+
+
+@pytest.mark.asyncio
+@pytest.mark.generator("take-overs beside many rows")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("few", "many"), [
+    pytest.param(300, 6_000, id="small"),
+    pytest.param(1_000, 100_000, id="full", marks=pytest.mark.long),
+])  # fmt: skip
+async def test_no_replica_takes_over_at_a_cost_that_grows(
+    make_postgres: Make, few: int, many: int, count_cases: Callable[[int], None]
+) -> None:
+    found = []
+    for rows in (few, many):
+        own, other = await make_postgres(rows)
+        costs = {}
+        before: dict[str, Callable[[], Any]] = {
+            "gate": other.gate,
+            "kill": lambda other=other: other.direct("kill", f"new{next(_numbers)}"),
+            "budget": other.budget_life,
+            "neighbour's gate": lambda other=other: other.gate(own=other.neighbour),
+        }
+        for name, taken in before.items():
+            for number in range(300):  # what it has cached, and drops: each has paid for its own
+                own.gate(workflow_id=f"w{number + 1}")
+            taken()
+            asks = own.neighbour if "neighbour" in name else own.own
+            costs[name] = own.cost(lambda own=own, asks=asks: own.gate(own=asks))
+        found.append(costs)
+    assert_flat(*found)
+    count_cases(len(found[0]))

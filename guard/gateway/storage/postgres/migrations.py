@@ -45,6 +45,12 @@ _NOBODY: Final = (
 )
 
 
+_IS_VALID: Final = (
+    "SELECT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+    " WHERE c.relname = %s AND c.relnamespace = current_schema()::regnamespace"
+)
+
+
 class SchemaError(RuntimeError):
     """The schema cannot be used or changed by this gateway now."""
 
@@ -129,6 +135,8 @@ def migrate(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
 def rehearse(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
     """Run every step that is missing in one transaction, take it back, and return the steps.
 
+    Indexes are left out: in a transaction they would keep others from writing.
+
     Raises:
         SchemaError: as :func:`migrate`, at once.
     """
@@ -150,6 +158,9 @@ def rehearse(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
 
 
 def _apply(connection: psycopg.Connection[Any], number: int, migration: Migration) -> None:
+    for index in migration.indexes:
+        _build(connection, index)
+
     def run() -> bool:
         _require_bearable(connection, number, migration)
         if migration.fill and connection.execute(migration.fill.encode()).rowcount:
@@ -161,6 +172,21 @@ def _apply(connection: psycopg.Connection[Any], number: int, migration: Migratio
 
     while not _until_locked(connection, run, lambda: _in_use(number, migration)):
         pass
+
+
+def _build(connection: psycopg.Connection[Any], index: str) -> None:
+    """Build an index without keeping others from writing; a half built one is no use."""
+    name = index.split()[2]
+    found = connection.execute(_IS_VALID, (name,)).fetchone()
+    if found is not None and found[0]:
+        return
+    connection.execute("SET statement_timeout = 0")
+    try:
+        if found is not None:
+            connection.execute(f"DROP INDEX CONCURRENTLY {name}".encode())
+        connection.execute(index.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1).encode())
+    finally:
+        connection.execute("RESET statement_timeout")
 
 
 def _until_locked(

@@ -13,7 +13,8 @@ from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, Reservation, held_by_key
 from guard.gateway.domain.lineage import below
-from guard.gateway.ledger.state import LeaseHold, OrganisationState
+from guard.gateway.ledger.state import ChainState, LeaseHold, OrganisationState
+from guard.gateway.storage.postgres.cached_keys import CachedKeys
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
 from guard.gateway.storage.sql.catalogue_tables import WAITING_OWNERS
@@ -56,14 +57,26 @@ _CLAIM_DELIVERIES: Final = (
     " d.created_at_ms, d.attempts, mine.place"
 )
 _LEASE_HOLDS: Final = (
-    "SELECT r.held * (1 - r.closing), r.key_id, r.reservation_id FROM lease_balances b JOIN reservations r"
-    " USING (reservation_id) WHERE b.balance_id = %s AND b.reservation_id > %s"
+    "SELECT r.held * (1 - r.closing), r.key_id, r.reservation_id FROM lease_balances b"
+    " JOIN reservations r USING (reservation_id) WHERE b.balance_id = %s AND b.reservation_id > %s"
     " ORDER BY b.reservation_id LIMIT %s"
 )
 _BALANCES: Final = (
     f"SELECT {columns('balances', 'b')}, u.organisation_id"  # noqa: S608 (constant text)
     " FROM balances b LEFT JOIN budgets u USING (budget_id)"
 )
+
+
+READ_AGAIN_MAX: Final = 256
+"""Of more cached rows of a kind, none is read again after another replica has written."""
+
+
+def _note(known: set[str], key: str) -> None:
+    """Note a cached key. Caches are emptied when they are full, and so is this."""
+    if key not in known:
+        if len(known) >= 2 * CACHE_MAX:
+            known.clear()
+        known.add(key)
 
 
 class AskedReservations(NamedTuple):
@@ -87,7 +100,7 @@ class PostgresMoney(MoneyTables):
         super().__init__(connection)
         self.locked: list[str] = []
         self.earlier: list[Any] = []
-        self._owner: dict[int, str] = {}
+        self._cached: dict[str, CachedKeys] = {}
         self._transient: list[int] = []
         # Up to which lease refusals have looked, of balances with many.
         self._looked_up_to: dict[int, str] = {}
@@ -98,7 +111,7 @@ class PostgresMoney(MoneyTables):
     def forget_money(self) -> None:
         """Drop every cached row."""
         self.balances.clear()
-        self._owner.clear()
+        self._cached.clear()
         self.reservations.clear()
         self.leases.clear()
         self.lease_index.clear()
@@ -112,57 +125,98 @@ class PostgresMoney(MoneyTables):
         while self._transient:
             self.balances.pop(self._transient.pop(), None)
 
+    def cached(self, organisation_id: str) -> CachedKeys:
+        """Return which rows of an organisation are cached."""
+        found = self._cached.get(organisation_id)
+        if found is None:
+            found = self._cached[organisation_id] = CachedKeys()
+        return found
+
     def forget_accounts(self, organisation_id: str) -> None:
         """Drop the balances of an organisation whose rules have changed."""
-        for balance_id in [n for n, own in self._owner.items() if own == organisation_id]:
-            del self._owner[balance_id]
+        known = self.cached(organisation_id)
+        for balance_id in known.balances:
             self.balances.pop(balance_id, None)
+        known.balances.clear()
 
     def read_again(self, org: OrganisationState) -> None:
-        """Read the cached rows of an organisation again, those of balances in place."""
+        """Read the cached rows of an organisation again, those of balances in place.
+
+        Of many the caches are emptied: what commands need of them is read when they need it.
+        """
         own = org.organisation_id
-        for key in [n for n, each in self.reservations.items() if each.organisation_id == own]:
-            del self.reservations[key]
+        known = self.cached(own)
+        for key in known.reservations:
+            self.reservations.pop(key, None)
             lease = self.leases.pop(key, None)
             if lease is not None:
                 self.lease_index.drop(lease)
-        for chain in [each for each in self.chains if each[0] == own]:
-            del self.chains[chain]
+        known.reservations.clear()
+        for chain_id in known.chains:
+            self.chains.pop((own, chain_id), None)
+        known.chains.clear()
         self.totals.forget_organisation(own)
-        self._read_balances(org)
-        self._read_estimates(own)
+        if len(known.balances) > READ_AGAIN_MAX:
+            self.forget_accounts(own)
+            org.accounts.clear()
+        else:
+            self._read_balances(org, known.balances)
+        if len(known.estimates) > READ_AGAIN_MAX:
+            for subject in known.estimates:
+                self.estimates.pop((own, subject), None)
+            known.estimates.clear()
+        else:
+            self._read_estimates(own, known.estimates)
 
-    def _read_balances(self, org: OrganisationState) -> None:
-        known = [n for n, own in self._owner.items() if own == org.organisation_id]
+    def _read_balances(self, org: OrganisationState, known: set[int]) -> None:
         if not known:
             return
         found = {
             row[0]: balance_from_row(row)
             for row in self.connection.psycopg.execute(
-                f"{SELECT_BALANCES} WHERE balance_id = ANY(%s)", (known,)
+                f"{SELECT_BALANCES} WHERE balance_id = ANY(%s)", (list(known),)
             )
         }
-        for balance_id in known:
-            fresh = found.get(balance_id)
-            if fresh is None:  # deleted by retention
+        for balance_id in list(known):
+            fresh, cached = found.get(balance_id), self.balances.get(balance_id)
+            if fresh is None or cached is None:  # deleted by retention
                 org.accounts.clear()
-                del self._owner[balance_id], self.balances[balance_id]
+                known.discard(balance_id)
+                self.balances.pop(balance_id, None)
                 continue
-            cached = self.balances[balance_id]
             for name in Balance.__struct_fields__:
                 setattr(cached, name, getattr(fresh, name))
 
-    def _read_estimates(self, own: str) -> None:
-        known = [subject for owner, subject in self.estimates if owner == own]
+    def _read_estimates(self, own: str, known: set[str]) -> None:
         if not known:
             return
         for subject in known:
             self.estimates[own, subject] = None
         for subject, *numbers in self.connection.psycopg.execute(
             "SELECT subject, count, mean, variance, model, model_at_ms FROM estimates"
-            " WHERE organisation_id = %s AND subject = ANY(%s)", (own, known)
+            " WHERE organisation_id = %s AND subject = ANY(%s)", (own, list(known))
         ):  # fmt: skip
             self.estimates[own, subject] = Estimate(*numbers)
+
+    def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
+        """Return a chain in any state."""
+        _note(self.cached(organisation_id).chains, chain_id)
+        return super().chain(organisation_id, chain_id)
+
+    def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
+        """Write a chain."""
+        _note(self.cached(organisation_id).chains, chain_id)
+        super().save_chain(organisation_id, chain_id, chain)
+
+    def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
+        """Return what calls of one kind have cost, if any were seen."""
+        _note(self.cached(organisation_id).estimates, subject)
+        return super().estimate(organisation_id, subject)
+
+    def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
+        """Write an estimate."""
+        _note(self.cached(organisation_id).estimates, subject)
+        super().save_estimate(organisation_id, subject, estimate)
 
     # -- balances ------------------------------------------------------------------------------
 
@@ -179,7 +233,7 @@ class PostgresMoney(MoneyTables):
         """Insert a balance and return it with its number."""
         added = super().add_balance(balance)
         row = self.row("SELECT organisation_id FROM budgets WHERE budget_id = ?", added.budget_id)
-        self.put(self._owner, added.balance_id, row[0])
+        self.cached(row[0]).balances.add(added.balance_id)
         return added
 
     def _own(self, balance: Balance, organisation_id: str | None) -> None:
@@ -187,7 +241,7 @@ class PostgresMoney(MoneyTables):
         if organisation_id is None:  # its budget is deleted, so nothing tells when it changes
             self._transient.append(balance.balance_id)
         else:
-            self.put(self._owner, balance.balance_id, organisation_id)
+            self.cached(organisation_id).balances.add(balance.balance_id)
 
     def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
         """Remember a balance as exhausted: its row says so."""
@@ -235,6 +289,7 @@ class PostgresMoney(MoneyTables):
 
     def _adopt(self, reservation: Reservation) -> None:
         self.reservations[reservation.reservation_id] = reservation
+        self.cached(reservation.organisation_id).reservations.add(reservation.reservation_id)
         if reservation.is_lease:
             self.leases[reservation.reservation_id] = reservation
             self.lease_index.add(reservation)
@@ -339,7 +394,16 @@ class PostgresMoney(MoneyTables):
 
     def flush(self) -> None:
         """Write every changed row into its table, in the transaction that is open."""
+        closed = [
+            each
+            for changed in (self._new_reservations, self._dirty_reservations)
+            for each in changed.values()
+            if each.state != "open"
+        ]
         super().flush()
+        for each in closed:  # an undo brings them back
+            self.cached(each.organisation_id).reservations.discard(each.reservation_id)
+            self.on_undo(self.cached(each.organisation_id).reservations.add, each.reservation_id)
         self.new_events.flush()
 
     # -- other rows ----------------------------------------------------------------------------

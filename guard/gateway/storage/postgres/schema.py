@@ -30,7 +30,7 @@ RUNS: Final = 0x6775_0004
 
 
 class Migration(Struct, frozen=True):
-    """One step of the schema; either ``script`` or ``fill``.
+    """One step of the schema; either ``script``, ``fill`` or ``indexes``.
 
     Attributes:
         name: says what it is for.
@@ -38,12 +38,15 @@ class Migration(Struct, frozen=True):
             or writes no table that can be large.
         fill: a statement that changes at most some thousand rows, and is repeated, each time in a
             transaction of its own, until it changes none.
+        indexes: statements that make indexes of tables that can be large. They are built beside
+            whoever writes, outside of a transaction; one that was interrupted is built anew.
         oldest: the schema version that a gateway must know to run on the result.
     """
 
     name: str
     script: str = ""
     fill: str = ""
+    indexes: tuple[str, ...] = ()
     oldest: int = 1
 
 
@@ -123,10 +126,12 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("leases by balance", _LEASE_BALANCES),
     Migration("open leases by balance", fill=_FILL_LEASE_BALANCES),
     Migration(
-        "bounded commands",
-        baseline.BOUNDED.format(**_WORDS)
-        + "CREATE INDEX balances_exhausted ON balances (ends_ms) WHERE exhausted = 1;"
-        "CREATE INDEX directives_message ON directives USING hash (message);",
+        "indexes for many rows",
+        indexes=(
+            *baseline.BOUNDED.format(**_WORDS).strip().removesuffix(";").split(";\n"),
+            "CREATE INDEX balances_exhausted ON balances (ends_ms) WHERE exhausted = 1",
+            "CREATE INDEX directives_message ON directives USING hash (message)",
+        ),
     ),
     Migration("usage by scope and hour", baseline.SCOPE_HOURS.format(**_WORDS)),
 )

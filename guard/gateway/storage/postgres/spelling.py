@@ -18,6 +18,7 @@ _PAIRS: Final = (
     # These guide SQLite's planner. Ours plans by its statistics.
     ("INDEXED BY events_charged ", ""),
     ("INDEXED BY events_response ", ""),
+    ("INDEXED BY events_flagged ", ""),
     ("INDEXED BY deliveries_due ", ""),
     ("INDEXED BY directives_runs ", ""),
     ("NOT INDEXED ", ""),

@@ -13,8 +13,10 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import msgspec
 import psycopg
 
+from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
@@ -36,6 +38,9 @@ _LOCK_SOME: Final = _LOCK.format(" WHERE organisation_id = ANY(%s)")
 _LOCK_ALL: Final = _LOCK.format("")
 AWAY_MS: Final = 5000
 """If no replica was seen for so long, none could serve the holders of leases."""
+
+FOLLOWED_MAX: Final = 1000
+"""Of more new control messages, an organisation is read anew."""
 
 FORGET_MS: Final = 3_600_000
 """A replica that was not seen for so long is forgotten."""
@@ -172,13 +177,39 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             self.connection.expect(ANSWER_WAIT_S)  # there may be thousands
             self._taken.append(organisation_id)
             known = self.orgs.get(organisation_id)
-            if known is None or known.control_seq != control_seq:
-                # A change of settings, budgets or directives has a control message.
+            # A change of settings, budgets or directives has a control message.
+            if known is None or not self.follow(known, settings, control_seq):
                 self.forget_accounts(organisation_id)
                 self.load_organisation(organisation_id, settings, control_seq)
             self.read_again(self.orgs[organisation_id])
             if control_seq > self._seen_seq(organisation_id):
                 self._publish_missing(organisation_id)
+
+    def follow(self, org: OrganisationState, settings: str, control_seq: int) -> bool:
+        """Apply what others have ordered since; ``False`` where not all of it is there any more."""
+        missing = control_seq - org.control_seq
+        if missing == 0:
+            return True
+        if not 0 < missing <= FOLLOWED_MAX:
+            return False
+        messages = [
+            msgspec.json.decode(text, type=wire.ControlMessage)
+            for (text,) in self.rows(
+                "SELECT message FROM control WHERE organisation_id = ? AND seq > ? ORDER BY seq",
+                org.organisation_id, org.control_seq,
+            )
+        ]  # fmt: skip
+        if len(messages) != missing:
+            return False
+        for message in messages:
+            org.directives.apply(message)
+        org.settings = msgspec.json.decode(settings, type=records.OrganisationSettings)
+        org.control_seq = control_seq
+        if any(message.type == "policy" for message in messages):
+            org.budgets = None
+            org.accounts.clear()
+            self.forget_accounts(org.organisation_id)
+        return True
 
     def _publish_missing(self, organisation_id: str) -> None:
         """Announce messages that others have committed before one of this unit can."""

@@ -207,9 +207,11 @@ def events(
     where, arguments = equals(
         organisation_id=organisation_id, workflow_id=workflow_id, type=event_type
     )
+    source = "events"
     if flag is not None:
         flags = flag.split(",")
-        where += f" AND ({' OR '.join('flags LIKE ?' for _ in flags)})"
+        source = "events INDEXED BY events_flagged"
+        where += f" AND flags <> '' AND ({' OR '.join('flags LIKE ?' for _ in flags)})"
         arguments += [f"%{each}%" for each in flags]
     if event_type is not None and not _has_type(reading, organisation_id, event_type):
         return []
@@ -218,7 +220,7 @@ def events(
     return [
         event_from_row(row)
         for row in reading.rows(
-            f"SELECT {EVENT_COLUMNS} FROM events WHERE {where} AND event_seq > ?"  # noqa: S608 (constant text)
+            f"SELECT {EVENT_COLUMNS} FROM {source} WHERE {where} AND event_seq > ?"  # noqa: S608 (constant text)
             " ORDER BY event_seq LIMIT ?",
             *arguments, after, limit,
         )

@@ -250,5 +250,6 @@ CREATE INDEX deliveries_waiting ON deliveries (organisation_id, next_attempt_ms)
   WHERE delivered_at_ms IS NULL AND failed = 0;
 CREATE INDEX deliveries_webhook ON deliveries (webhook_id)
   WHERE delivered_at_ms IS NULL AND failed = 0;
+CREATE INDEX events_flagged ON events (organisation_id, event_seq) WHERE flags <> '';
 """
 """A later step: indexes by which no command goes through all rows of its organisation."""

@@ -116,7 +116,7 @@ class ScopeSums:
 
     def _progress(self) -> tuple[int, int]:
         row = self._tables.row(
-            f"SELECT {self._sums.summed()}, coalesce((SELECT min(event_seq) FROM events), 1) - 1,"
+            f"SELECT {self._sums.summed()}, coalesce((SELECT min(event_seq) FROM events), 1) - 1,"  # noqa: S608 (constants of this module)
             " coalesce((SELECT max(event_seq) FROM events), 0)"
         )
         return max(row[0], row[1]), row[2]
