@@ -105,7 +105,8 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
         store.clock.now += DAY
     await prune(store)
     await store.storage.write(ANYTHING, lambda unit: [each.step() for each in unit.scope_sums])  # type: ignore[attr-defined]
-    assert counts(tmp_path, "scope_days") == [120]  # day by day in six kinds of scope
+    # Day by day in six kinds of scope.
+    assert counts(tmp_path, "scope_days", "scope_hours") == [120, 120]
     tables = ("events", "reservations", "runs", "workflows", "estimates")
     assert counts(tmp_path, *tables) == [20, 20, 20, 2, 4]
     before = await committed(store)
@@ -120,7 +121,7 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
     store.clock.now += 100 * DAY
     await prune(store)
     assert counts(tmp_path, *tables) == [1, 0, 0, 0, 2]  # the newest event stays
-    assert counts(tmp_path, "scope_days") == [0]
+    assert counts(tmp_path, "scope_days", "scope_hours") == [0, 0]
     assert await committed(store) == before
     await store.reopen()
     assert (await store.storage.verify_ledger()).problems == []

@@ -28,6 +28,7 @@ TINY: Final[dict[str, tuple[str, ...]]] = {
     "kill": ("--kills", "1"),
     "kill_beside_attackers": ("--kills", "1", "--attackers", "1", "--only", "trailer"),
     "limit_cases": ("--only", "gpt-4o-mini, serial, whole, max 300, nested"),
+    "operator_pages": ("--events", "2000", "--rounds", "1", "--postgres", "POSTGRES"),
     "rates": ("--seconds", "0.05", "--rounds", "1", "--redis", "REDIS"),
     "scale": ("--replicas", "1", "--seconds", "0.3", "--rounds", "1", "--postgres", "POSTGRES",
               "--redis", "REDIS"),

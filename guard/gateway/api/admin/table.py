@@ -77,7 +77,7 @@ def operations(h: AdminHandlers) -> list[Operation]:
            query=b.AuditCheck, wide=True),
         op("GET", "/webhooks", h.webhooks, "List webhooks", list[r.Webhook]),
         op("PUT", "/webhooks", h.put_webhook, "Set a webhook; its secret is shown once",
-           b.CreatedWebhook, body=b.WebhookBody),
+           b.CreatedWebhook, body=b.WebhookBody, conflicts=True),
         op("DELETE", "/webhooks/{webhook_id}", h.delete_webhook, "Remove a webhook", None,
            status=204),
         op("GET", "/webhooks/deliveries", h.deliveries, "List webhook deliveries",

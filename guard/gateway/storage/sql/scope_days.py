@@ -65,6 +65,10 @@ _OF_EVENTS: Final = (
     " CASE type WHEN 'tool' THEN 1 ELSE 0 END AS tool_calls, input_tokens, output_tokens,"
     " CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END AS unpriced"
 )
+_SUMS_SHOWN: Final = (
+    "sum(events), sum(llm_calls), sum(tool_calls), sum(input_tokens), sum(output_tokens),"
+    " sum(cost_nanousd) AS cost, sum(unpriced)"
+)
 _SUMS: Final = ", ".join(f"sum({name})" for name in _NUMBERS)
 _SUMS_AS: Final = ", ".join(f"sum({name}) AS {name}" for name in _NUMBERS)
 
@@ -128,8 +132,8 @@ def usage_between(
     """Return the usage of the dearest scopes of one kind: id, events, calls, tokens, costs.
 
     Whole days and hours come from the sums; the rest of an hour at both ends, and what is not
-    summed yet, from the events. Of a hundred thousand scopes only the costs are summed, to find the
-    dearest.
+    summed yet, from the events. Over more than a day only the costs of all scopes are summed, to
+    find the dearest.
     """
     with reading.snapshot():  # all queries see the same sums and the same events
         (waiting,) = reading.rows(
@@ -139,7 +143,7 @@ def usage_between(
         parts = pieces(since_ms, until_ms, sizes)
         if not parts:
             return []
-        dearest_sql, details_sql = _report_sql(kind, tuple(size_ms for size_ms, _, _ in parts))
+        once_sql, dearest_sql, details_sql = _report_sql(kind, tuple(part[0] for part in parts))
         arguments: list[Any] = []
         for size_ms, start_ms, end_ms in parts:
             times = (organisation_id, start_ms, end_ms)
@@ -147,6 +151,8 @@ def usage_between(
                 for name in (kind, f"no {kind}"):
                     arguments += [organisation_id, name, start_ms, end_ms]
             arguments += times
+        if all(end_ms - start_ms <= DAY_MS for _, start_ms, end_ms in parts):
+            return reading.rows(once_sql, *arguments, limit)
         found = reading.rows(dearest_sql, *arguments, limit)
         names = [row[0] for row in found]
         if not names:
@@ -158,8 +164,8 @@ def usage_between(
 
 
 @functools.lru_cache(maxsize=128)
-def _report_sql(kind: str, sizes: tuple[int, ...]) -> tuple[str, str]:
-    """Return SQL for the costs of all scopes, dearest first, and for the details of some.
+def _report_sql(kind: str, sizes: tuple[int, ...]) -> tuple[str, str, str]:
+    """Return SQL for all of the dearest scopes at once; for their costs; for the details of some.
 
     Args:
         kind: of the scopes.
@@ -193,14 +199,18 @@ def _report_sql(kind: str, sizes: tuple[int, ...]) -> tuple[str, str]:
         )
 
     costs = all_of("sum(cost_nanousd) AS cost", "cost_nanousd AS cost", "")
-    everything = all_of(_SUMS_AS, _OF_EVENTS, "IN (SELECT value FROM named)")
+    everything = all_of(_SUMS_AS, _OF_EVENTS, "")
+    of_named = all_of(_SUMS_AS, _OF_EVENTS, "IN (SELECT value FROM named)")
+    once = (
+        f"SELECT grp, {_SUMS_SHOWN} FROM ({everything}) parts GROUP BY grp"  # noqa: S608 (constants of this module)
+        " ORDER BY cost DESC, grp NULLS FIRST LIMIT ?"
+    )
     dearest = (
         f"SELECT grp, sum(cost) AS cost FROM ({costs}) costs GROUP BY grp"  # noqa: S608 (constants of this module)
         " ORDER BY cost DESC, grp NULLS FIRST LIMIT ?"
     )
     details = (
-        f"WITH named(value) AS (VALUES {_PLACES}) SELECT grp, sum(events), sum(llm_calls),"  # noqa: S608 (constants of this module)
-        " sum(tool_calls), sum(input_tokens), sum(output_tokens), sum(cost_nanousd), sum(unpriced)"
-        f" FROM ({everything}) parts GROUP BY grp"
+        f"WITH named(value) AS (VALUES {_PLACES}) SELECT grp, {_SUMS_SHOWN}"  # noqa: S608 (constants of this module)
+        f" FROM ({of_named}) parts GROUP BY grp"
     )
-    return dearest, details
+    return once, dearest, details
