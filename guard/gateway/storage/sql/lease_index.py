@@ -1,10 +1,12 @@
-"""Open leases by the balances that they hold money on, for refusals."""
+"""Open leases by the balances that they hold money on, for refusals, and by key."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 
 from guard.gateway.domain.ledger import Reservation
+from guard.gateway.domain.lineage import root_of
 
 
 class LeaseIndex:
@@ -12,11 +14,14 @@ class LeaseIndex:
 
     def __init__(self) -> None:
         self._of: dict[int, dict[str, Reservation]] = {}
+        # By organisation and the key that the holder's belongs to.
+        self._of_key: dict[tuple[str, str], dict[str, Reservation]] = {}
 
     def add(self, lease: Reservation) -> None:
         """Note an open lease."""
         for balance_id in lease.balance_ids:
             self._of.setdefault(balance_id, {})[lease.reservation_id] = lease
+        self._of_key.setdefault(_owner(lease), {})[lease.reservation_id] = lease
 
     def drop(self, lease: Reservation) -> None:
         """Forget a lease."""
@@ -26,10 +31,20 @@ class LeaseIndex:
                 found.pop(lease.reservation_id, None)
                 if not found:
                     del self._of[balance_id]
+        own = self._of_key.get(_owner(lease))
+        if own is not None:
+            own.pop(lease.reservation_id, None)
+            if not own:
+                del self._of_key[_owner(lease)]
 
     def clear(self) -> None:
         """Forget all."""
         self._of.clear()
+        self._of_key.clear()
+
+    def of_key(self, organisation_id: str, root_id: str) -> Collection[Reservation]:
+        """Return the leases of a key and of those below it."""
+        return self._of_key.get((organisation_id, root_id), {}).values()
 
     def turn(self, balance_id: int, limit: int) -> list[Reservation]:
         """Return at most so many leases of a balance; the next call begins after them."""
@@ -39,3 +54,7 @@ class LeaseIndex:
             for lease in found:
                 known[lease.reservation_id] = known.pop(lease.reservation_id)
         return found
+
+
+def _owner(lease: Reservation) -> tuple[str, str]:
+    return lease.organisation_id, root_of(lease.key_id)

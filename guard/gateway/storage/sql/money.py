@@ -256,7 +256,8 @@ class MoneyTables(Tables):
 
     def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
         """Return, by balance, what the open leases of a key and of those below it hold."""
-        return held_by_key(self.leases.values(), organisation_id, root_id)
+        own = self.lease_index.of_key(organisation_id, root_id)
+        return held_by_key(own, organisation_id, root_id)
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""
