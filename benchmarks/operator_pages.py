@@ -146,7 +146,7 @@ def report(engine: str, taken: dict[str, list[float]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure both engines."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--engines", nargs="+", default=["sqlite", "postgres"])
