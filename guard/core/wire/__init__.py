@@ -8,7 +8,7 @@ milliseconds; money is integer nano-dollars (``*_nanousd``), accompanied by deci
 from __future__ import annotations
 
 from guard.core.wire.budget import Budget
-from guard.core.wire.codec import WireError, decode, encode, salvage
+from guard.core.wire.codec import WireError, convert, decode, encode, salvage
 from guard.core.wire.control import (
     NO_TOOL_RULES,
     Capabilities,
@@ -174,6 +174,7 @@ __all__ = [
     "UnixMs",
     "WireError",
     "cents",
+    "convert",
     "decode",
     "dollars",
     "encode",

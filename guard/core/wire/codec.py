@@ -77,6 +77,22 @@ def _made(kind: Any) -> msgspec.json.Decoder[Any]:
         return decoder
 
 
+def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
+    """Check plain JSON data and make a message of it, as :func:`decode` does.
+
+    Args:
+        value: the data.
+        kind: the message.
+        strict: whether numbers in texts are refused.
+
+    Raises:
+        msgspec.ValidationError: a field is missing or mistyped.
+    """
+    if kind not in _decoders:
+        _made(kind)
+    return msgspec.convert(value, kind, strict=strict)
+
+
 def salvage(data: bytes | str, kind: type[S]) -> S:
     """Decode a message whose fields all have defaults, leaving out missing or invalid fields.
 

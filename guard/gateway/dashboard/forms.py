@@ -5,8 +5,7 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
-import msgspec
-
+from guard.core import wire
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_DOLLAR
 from guard.gateway.api.admin import bodies
 from guard.gateway.dashboard.security import Form
@@ -21,7 +20,7 @@ def checked(fields: dict[str, Any], kind: type[T]) -> T:
     Raises:
         ValueError: a field is missing or wrong; the text names it.
     """
-    return msgspec.convert(fields, kind, strict=False)
+    return wire.convert(fields, kind, strict=False)
 
 
 def nanousd(text: str, what: str) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
+from guard.core import wire
 from guard.gateway.domain.records import OrganisationSettings
 
 Kind = Literal["flag", "number", "choice"]
@@ -139,8 +140,8 @@ def changed(
     for name, value in changes.items():
         found = setting(name)
         try:
-            msgspec.convert({found.name: value}, OrganisationSettings)
+            wire.convert({found.name: value}, OrganisationSettings)
         except msgspec.ValidationError:
             raise ValueError(f"{found.name} takes {found.takes}") from None
         fields[found.name] = value
-    return msgspec.convert(fields, OrganisationSettings)
+    return wire.convert(fields, OrganisationSettings)

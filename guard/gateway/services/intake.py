@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -76,11 +77,11 @@ def _price(
         raise _RejectedError("GD-E002", f"data is larger than {max_event_bytes} bytes")
     if nested_deeper(data_json, DEPTH_MAX):
         raise _RejectedError("GD-E001", f"data is nested deeper than {DEPTH_MAX}")
-    kind = _SDK_TYPES.get(event.type)
+    kind: type[Any] | None = _SDK_TYPES.get(event.type)
     if kind is None:
         return PricedEvent(event, data_json)
     try:
-        data = msgspec.convert(event.data, kind)
+        data = wire.convert(event.data, kind)
     except (msgspec.ValidationError, RecursionError) as exc:
         raise _RejectedError("GD-E001", f"data: {exc}") from None
     _require_text(data, "data.")

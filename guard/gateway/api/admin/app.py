@@ -144,7 +144,7 @@ def _query(request: Request, kind: Any) -> Any:
     if kind is None:
         return None
     try:
-        return msgspec.convert(given, kind, strict=False)
+        return wire.convert(given, kind, strict=False)
     except msgspec.ValidationError as exc:
         raise fail(400, "GD-P002", "Bad request", str(exc)) from None
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import msgspec
 import psycopg
 from psycopg import sql
 
+from guard.core import wire
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreLostError
 from guard.gateway.storage.postgres.connection import (
@@ -183,23 +183,23 @@ _Told = Callable[[str | None], PostCommitEvent]
 
 
 def _recall(text: str) -> _Told:
-    leases = msgspec.json.decode(text, type=Leases)
+    leases = wire.decode(text, Leases)
     returns_ms = int((leases.pop(RETURNS, None) or ["0"])[0])
     return lambda own: PostCommitEvent("recall", own, leases=leases, returns_ms=returns_ms)
 
 
 def _answered(text: str) -> _Told:
-    leases = msgspec.json.decode(text, type=Leases)
+    leases = wire.decode(text, Leases)
     return lambda own: PostCommitEvent("answered", own, leases=leases)
 
 
 def _room(text: str) -> _Told:
-    ids = msgspec.json.decode(text, type=tuple[int, ...])
+    ids = wire.decode(text, tuple[int, ...])
     return lambda own: PostCommitEvent("room_at_peer", own, balance_ids=ids)
 
 
 def _waits(text: str) -> _Told:
-    ids = msgspec.json.decode(text, type=tuple[int, ...])
+    ids = wire.decode(text, tuple[int, ...])
     return lambda own: PostCommitEvent("waits_at_peer", own, balance_ids=ids)
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from guard.core import wire
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.storage.postgres.connection import PostgresReadConnection, WriteConnection
@@ -27,7 +25,7 @@ def notices_of(
 
 
 def _event(organisation_id: str, message: str, key_id: str | None) -> PostCommitEvent:
-    decoded = msgspec.json.decode(message, type=wire.ControlMessage)
+    decoded = wire.decode(message, wire.ControlMessage)
     return PostCommitEvent("control", organisation_id, decoded, key_id)
 
 

@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import msgspec
 import psycopg
 
 from guard.core import wire
@@ -193,7 +192,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         if not 0 < missing <= FOLLOWED_MAX:
             return False
         messages = [
-            msgspec.json.decode(text, type=wire.ControlMessage)
+            wire.decode(text, wire.ControlMessage)
             for (text,) in self.rows(
                 "SELECT message FROM control WHERE organisation_id = ? AND seq > ? ORDER BY seq",
                 org.organisation_id, org.control_seq,
@@ -203,7 +202,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             return False
         for message in messages:
             org.directives.apply(message)
-        org.settings = msgspec.json.decode(settings, type=records.OrganisationSettings)
+        org.settings = wire.decode(settings, records.OrganisationSettings)
         org.control_seq = control_seq
         if any(message.type == "policy" for message in messages):
             org.budgets = None

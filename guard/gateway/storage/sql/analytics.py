@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-import msgspec
-
 from guard.core import globs, wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
@@ -37,7 +35,7 @@ def directives_of(reading: Connection, organisation_id: str) -> Directives:
     for (message,) in reading.rows(
         "SELECT message FROM directives WHERE organisation_id = ?", organisation_id
     ):
-        found.apply(msgspec.json.decode(message, type=wire.ControlMessage))
+        found.apply(wire.decode(message, wire.ControlMessage))
     return found
 
 

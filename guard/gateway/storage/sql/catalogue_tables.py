@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
-import msgspec
-
 from guard.core import globs, wire
 from guard.gateway.domain import records
 from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS
@@ -142,7 +140,7 @@ class CatalogueTables(ControlTables):
             "SELECT record FROM policies WHERE organisation_id = ? AND name = ? AND current = 1",
             organisation_id, name,
         )  # fmt: skip
-        return None if row is None else msgspec.json.decode(row[0], type=records.Policy)
+        return None if row is None else wire.decode(row[0], records.Policy)
 
     def policies(self, organisation_id: str) -> list[records.Policy]:
         """Return the current policies."""
@@ -171,7 +169,7 @@ class CatalogueTables(ControlTables):
             "SELECT record FROM prices WHERE organisation_id = ? AND provider = ? AND model = ?",
             organisation_id, provider, model,
         )  # fmt: skip
-        return None if row is None else msgspec.json.decode(row[0], type=records.Price)
+        return None if row is None else wire.decode(row[0], records.Price)
 
     def prices(self, organisation_id: str) -> list[records.Price]:
         """Return an organisation's prices."""
@@ -274,4 +272,4 @@ class CatalogueTables(ControlTables):
 
 
 def _decoded(rows: list[tuple[str]], kind: type[T]) -> list[T]:
-    return [msgspec.json.decode(text, type=kind) for (text,) in rows]
+    return [wire.decode(text, kind) for (text,) in rows]

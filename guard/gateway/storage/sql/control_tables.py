@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, is_timed
@@ -41,7 +39,7 @@ class ControlTables(Tables):
         """Cache an organisation, with its directives."""
         self.orgs[organisation_id] = OrganisationState(
             organisation_id=organisation_id,
-            settings=msgspec.json.decode(settings, type=records.OrganisationSettings),
+            settings=wire.decode(settings, records.OrganisationSettings),
             control_seq=control_seq,
             directives=self._directives(organisation_id),
         )
@@ -51,7 +49,7 @@ class ControlTables(Tables):
         for (message,) in self.rows(
             "SELECT message FROM directives WHERE organisation_id = ?", organisation_id
         ):
-            found.apply(msgspec.json.decode(message, type=wire.ControlMessage))
+            found.apply(wire.decode(message, wire.ControlMessage))
         return found
 
     def organisation(self, organisation_id: str) -> OrganisationState | None:

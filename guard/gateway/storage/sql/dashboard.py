@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
-
 from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
@@ -161,7 +159,7 @@ def active_directives(
         "SELECT target, run_id, slot, message FROM directives WHERE organisation_id = ?",
         organisation_id,
     ):
-        directive = msgspec.json.decode(text, type=wire.ControlMessage)
+        directive = wire.decode(text, wire.ControlMessage)
         latest.setdefault((target, run_id), {})[slot] = directive
     found = []
     for (target, run_id), slots in latest.items():

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed
@@ -50,7 +48,7 @@ class SqlQueries(ReadingStore):
             organisation_id, after, limit,
         )  # fmt: skip
         return [
-            records.StoredControl(msgspec.json.decode(message, type=wire.ControlMessage), key_id)
+            records.StoredControl(wire.decode(message, wire.ControlMessage), key_id)
             for message, key_id in rows
         ]
 
@@ -195,7 +193,7 @@ def _snapshot(
 
 
 def _decoded(rows: list[Any], kind: type[T]) -> list[T]:
-    return [msgspec.json.decode(row[0], type=kind) for row in rows]
+    return [wire.decode(row[0], kind) for row in rows]
 
 
 def _watermark(reading: Connection, organisation_id: str, seen: usage.Watermark) -> usage.Watermark:

@@ -7,8 +7,6 @@ import json
 import time
 from typing import Any
 
-import msgspec
-
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.ledger import Balance, Reservation
@@ -52,7 +50,7 @@ def organisation_from_row(row: tuple[Any, ...]) -> records.Organisation:
         organisation_id=row[0],
         name=row[1],
         created_at_ms=row[2],
-        settings=msgspec.json.decode(row[3], type=records.OrganisationSettings),
+        settings=wire.decode(row[3], records.OrganisationSettings),
     )
 
 
