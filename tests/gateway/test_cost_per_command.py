@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from guard.core import wire
+from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import (
     ApprovalNeed,
     GateCommand,
@@ -52,6 +53,7 @@ from guard.gateway.ledger import (
     webhooks,
 )
 from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes, scopes_of, within
+from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_tenant, postgres
@@ -180,6 +182,21 @@ class Tenants:
         command = ReleaseCommand(request=self.request(), reservation_id=reply.reservation_id)
         self.run(scopes_of(command), expiry.release, command)
 
+    def other_key(self, organisation_id: str) -> None:
+        """Make a second key, with which the first has to share."""
+        made = make_key(
+            IdFactory(), self.unit.now_ms, role="sdk", organisation_id=organisation_id,
+            name="n", signed=False, owner_id=None,
+        )  # fmt: skip
+        self.run(within(organisation_id), directory.create_key, ACTOR, made.key, made.key_hash,
+                 made.hmac_secret)  # fmt: skip
+
+    def large_lease(self) -> None:
+        """Ask for all that there is: beside other keys it is weighed what the key has already."""
+        ask = wire.LeaseAsk(demand_nanousd=10**15)
+        _, reply = self.gate(grants_lease=True, lease=ask)
+        self.lease(str(reply.lease.lease_id), close=True)
+
     def refused(self) -> None:
         answer, _ = self.gate(amount=200_000, recalls=True)
         assert answer.status == 402 or answer.recall, answer
@@ -263,6 +280,7 @@ class Tenants:
             "refusal": self.refused,
             "refusal by a workflow's budget": self.refused_in_workflow,
             "lease": self.lease_life,
+            "large lease": self.large_lease,
             "event": self.event,
             "kill": lambda: self.direct("kill", f"new{next(_numbers)}"),
             "pause": lambda: self.direct("pause", "w3"),
@@ -362,6 +380,7 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         found.append(Tenants(storage, measure))
         names = [found[0].run(NOTHING, directory.create_organisation, ACTOR, each) for each in "ab"]
         large_tenant.fill(found[0].unit, names[0].organisation_id, rows)
+        found[0].other_key(names[0].organisation_id)
         await storage.close()
         storage = factory(folder, clock)
         await storage.open(lambda _: None)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.lineage import root_of
 from guard.gateway.ledger.amounts import GateDecision
+
+_LEASES_MAX: Final = 256
+"""Leases of a key that are summed. One with more gets no more than its call needs, where room is
+short: no question takes longer because of how many there are."""
 
 
 def size(
@@ -68,5 +73,7 @@ def _within_share_of_key(
     unit, organisation_id = decision.unit, decision.org.organisation_id
     if not rooms or not unit.has_other_keys(organisation_id, root):
         return wanted
-    own = unit.leased(organisation_id, root)
+    own = unit.leased(organisation_id, root, _LEASES_MAX)
+    if own is None:
+        return 0
     return min(wanted, *((room - own.get(each, 0)) // 2 for each, room in rooms.items()))

@@ -133,8 +133,11 @@ class MoneyStore(Protocol):
     def reopen(self, reservation: Reservation) -> None:
         """Open an expired reservation again, which was announced to change."""
 
-    def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
-        """Return, by balance, what the open leases of a key and of those below it hold."""
+    def leased(self, organisation_id: str, root_id: str, limit: int) -> dict[int, int] | None:
+        """Return, by balance, what the open leases of a key and of those below it hold.
+
+        ``None`` where they are more than the limit.
+        """
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""

@@ -12,7 +12,6 @@ from guard.gateway.domain import records
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, Reservation, held_by_key
-from guard.gateway.domain.lineage import below
 from guard.gateway.ledger.state import ChainState, LeaseHold, OrganisationState
 from guard.gateway.storage.postgres.cached_keys import CachedKeys
 from guard.gateway.storage.postgres.connection import WriteConnection
@@ -338,18 +337,21 @@ class PostgresMoney(MoneyTables):
             self._looked_up_to[balance_id] = rows[-1][2]
         return [LeaseHold(*row) for row in rows]
 
-    def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
+    def leased(self, organisation_id: str, root_id: str, limit: int) -> dict[int, int] | None:
         """Return, by balance, what the open leases of a key and of those below it hold.
 
-        What this unit has changed is not in the database yet.
+        What this unit has changed is not in the database yet. ``None`` where they are more than the
+        limit.
         """
         changed = {**self._dirty_reservations, **self._new_reservations}
         rows = self.connection.psycopg.execute(
-            "SELECT balance_ids, sum(held)::bigint FROM reservations WHERE organisation_id = %s"
-            " AND state = 'open' AND basis = 'lease' AND (key_id = %s OR key_id LIKE %s)"
-            " AND reservation_id <> ALL(%s) GROUP BY balance_ids",
-            (organisation_id, root_id, below(root_id, "%"), list(changed)),
+            "SELECT balance_ids, held FROM reservations WHERE organisation_id = %s"
+            " AND split_part(key_id, '.', 1) = %s AND state = 'open' AND basis = 'lease'"
+            " AND reservation_id <> ALL(%s) LIMIT %s",
+            (organisation_id, root_id, list(changed), limit + 1),
         ).fetchall()
+        if len(rows) > limit:
+            return None
         found = held_by_key(changed.values(), organisation_id, root_id)
         for balance_ids, held in rows:
             for balance_id in json.loads(balance_ids):

@@ -117,6 +117,12 @@ INSERT INTO lease_balances SELECT j.value::bigint, r.reservation_id
   jsonb_array_elements_text(r.balance_ids::jsonb) j(value) ON CONFLICT DO NOTHING
 """
 
+_LEASES_OF_KEY: Final = (
+    "CREATE INDEX leases_of_key ON reservations (organisation_id, split_part(key_id, '.', 1))"
+    " WHERE state = 'open' AND basis = 'lease'"
+)
+"""By the key at the top of a lineage (``domain/lineage.py``)."""
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration("tables", _BASELINE + _OWN),
     Migration("uncertain hours", baseline.UNCERTAIN_HOURS.format(**_WORDS)),
@@ -129,6 +135,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         "indexes for many rows",
         indexes=(
             *baseline.BOUNDED.format(**_WORDS).strip().removesuffix(";").split(";\n"),
+            _LEASES_OF_KEY,
             "CREATE INDEX balances_exhausted ON balances (ends_ms) WHERE exhausted = 1",
             "CREATE INDEX directives_message ON directives USING hash (message)",
         ),

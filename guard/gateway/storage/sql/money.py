@@ -254,10 +254,13 @@ class MoneyTables(Tables):
         }
         return list(found.values())
 
-    def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
-        """Return, by balance, what the open leases of a key and of those below it hold."""
+    def leased(self, organisation_id: str, root_id: str, limit: int) -> dict[int, int] | None:
+        """Return, by balance, what the open leases of a key and of those below it hold.
+
+        ``None`` where they are more than the limit.
+        """
         own = self.lease_index.of_key(organisation_id, root_id)
-        return held_by_key(own, organisation_id, root_id)
+        return None if len(own) > limit else held_by_key(own, organisation_id, root_id)
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""
