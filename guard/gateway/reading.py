@@ -24,6 +24,8 @@ _BURST_S: Final = 0.05
 """What it may use at once."""
 READ_S: Final = 0.000_005
 """What a read costs besides its parsing."""
+ANSWER_S: Final = 0.000_5
+"""What answering a stranger's request costs, about. It happens later, among other work."""
 _HELD_BY_STRANGERS_MAX: Final = 8 << 20
 _HELD_MAX: Final = 64 << 20
 """Bytes that have been received for one account and wait for their turn: 256 reads of uvloop."""

@@ -31,7 +31,7 @@ from guard.core import wire
 from guard.gateway.api.http import IDENTIFIED, ONE_WRITE
 from guard.gateway.connections import HttpConnections
 from guard.gateway.domain import render
-from guard.gateway.reading import READ_S, SLICE_BYTES
+from guard.gateway.reading import ANSWER_S, READ_S, SLICE_BYTES
 
 __all__ = [
     "Config", "GuardedHttpProtocol", "ServerState", "UvicornServer",
@@ -278,6 +278,9 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._message_ended = True
         self.waiting_since = None
+        if self.organisation_id is None:
+            self.account.charge(ANSWER_S)
+            self._used_s += ANSWER_S
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""

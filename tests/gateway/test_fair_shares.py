@@ -15,6 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from guard.gateway import connections
 from guard.gateway.domain.policy import CapUse
 from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.reading import ANSWER_S, Account
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.storage import memory_rates
 from guard.gateway.storage.memory_rates import MemoryRates
@@ -271,6 +272,29 @@ async def test_counters_of_one_organisation_never_evict_anothers(
     assert await rates.take("quiet", cap) == 60_000
     now += 60_001
     assert await rates.take("loud", [CapUse("p/0/new", 1, 60_000)]) is None
+
+
+def test_a_strangers_answers_count_until_a_key_is_shown(
+    tenants: list[Tenant], small: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[float] = []
+    charge = Account.charge
+
+    def noted(account: Account, used_s: float) -> None:
+        charged.append(used_s)
+        charge(account, used_s)
+
+    monkeypatch.setattr(Account, "charge", noted)
+    with httpx.Client(base_url=small.base_url) as stranger:
+        for _ in range(5):
+            assert stranger.get("/healthz").status_code == 200
+    assert sum(charged) > 5 * ANSWER_S
+    charged.clear()
+    with httpx.Client(base_url=small.base_url, headers=_headers(tenants[0])) as known:
+        for _ in range(5):
+            body = {"call_id": "c", "kind": "call", "function": "f"}
+            assert known.post("/gate", json=body).status_code == 200
+    assert sum(charged) < ANSWER_S
 
 
 def test_streams_of_open_pages_leave_room() -> None:
