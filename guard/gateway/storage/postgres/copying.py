@@ -19,6 +19,7 @@ from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import PostgresReadConnection, connect, reason_of
 from guard.gateway.storage.postgres.migrations import migrate, read_version
 from guard.gateway.storage.sql import verify
+from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sqlite import file_lock
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
@@ -33,7 +34,7 @@ _IDENTITIES: Final = (
     "SELECT table_name, column_name FROM information_schema.columns"
     " WHERE table_schema = current_schema() AND is_identity = 'YES'"
 )
-BALANCES: Final = (
+_BALANCES: Final = (
     "SELECT balance_id, budget_id, scope_id, period_start_ms, ends_ms, opening, committed,"
     " reserved, overspend, authorized_max, level, exhausted, leases, refused_nanousd"
     " FROM balances"
@@ -120,8 +121,8 @@ def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], No
                     rows[table] = _copy_table(reading, target, table)
                     told(table, rows[table])
                 _set_identities(target)
-                _compare(reading, target, rows)
                 inside = Inside(target)
+                compare(reading, inside, rows)
                 copied, copied_head = checked(inside, head, "the copy")
                 if (copied, copied_head) != (ledger, head):
                     raise RuntimeError("the copy's totals or its audit head are others")
@@ -194,16 +195,21 @@ def _set_identities(target: psycopg.Connection[Any]) -> None:
         target.execute(query)
 
 
-def _compare(
-    reading: SqliteReadConnection, target: psycopg.Connection[Any], rows: dict[str, int]
-) -> None:
+def compare(source: Connection, copied: Connection, rows: dict[str, int]) -> None:
+    """Compare a copy with its source: how many rows each table has, and every balance.
+
+    Args:
+        source: a connection of the source.
+        copied: a connection of the copy.
+        rows: how many were copied, by table.
+
+    Raises:
+        RuntimeError: something has not arrived, or is another.
+    """
     for table, count in rows.items():
-        query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
-        found = target.execute(query).fetchone()
-        if found is None or (found[0] != count and table != "facts"):
+        ((found,),) = copied.rows(f"SELECT count(*) FROM {table}")  # noqa: S608 (a name of the schema)
+        if found != count and table != "facts":
             raise RuntimeError(f"not all rows of {table} have arrived")
-    ours = reading.sqlite.execute(BALANCES)
-    theirs = target.execute(BALANCES)
-    for one, other in zip(ours, theirs, strict=True):
+    for one, other in zip(source.stream(_BALANCES), copied.stream(_BALANCES), strict=True):
         if tuple(one) != tuple(other):
             raise RuntimeError(f"balance {one[0]} is another one in the copy")

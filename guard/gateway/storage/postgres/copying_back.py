@@ -14,13 +14,7 @@ from psycopg import sql
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import connect, reason_of
-from guard.gateway.storage.postgres.copying import (
-    BALANCES,
-    Copied,
-    Inside,
-    checked,
-    tables_of,
-)
+from guard.gateway.storage.postgres.copying import Copied, Inside, checked, compare, tables_of
 from guard.gateway.storage.postgres.migrations import read_version, require_stopped
 from guard.gateway.storage.sqlite import file_lock
 from guard.gateway.storage.sqlite import schema as sqlite_schema
@@ -76,7 +70,8 @@ def _copied(
             "the source's schema is not of this version: run `guard gateway migrate up`, or copy "
             "with the gateway that wrote it"
         )
-    ledger, head = checked(Inside(source), None, "the source")
+    inside = Inside(source)
+    ledger, head = checked(inside, None, "the source")
     with partial(target, "copying") as made:
         with contextlib.closing(sqlite_schema.connect(str(made), durable=True)) as writing:
             sqlite_schema.migrate(writing)
@@ -86,10 +81,12 @@ def _copied(
             for table in tables_of(writing):
                 rows[table] = _copy_table(source, writing, table)
                 told(table, rows[table])
-            _compare(source, writing, rows)
+            if (broken := writing.execute("PRAGMA foreign_key_check").fetchone()) is not None:
+                raise RuntimeError(f"a row of {broken[0]} refers to one that is not there")
             writing.execute("COMMIT")
             writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.closing(SqliteReadConnection(made)) as reading:
+            compare(inside, reading, rows)
             if checked(reading, head, "the copy") != (ledger, head):
                 raise RuntimeError("the copy's totals or its audit head are others")
         if not dry_run:
@@ -114,18 +111,3 @@ def _copy_table(source: psycopg.Connection[Any], writing: sqlite3.Connection, ta
             writing.executemany(insert, rows)
             count += len(rows)
     return count
-
-
-def _compare(
-    source: psycopg.Connection[Any], writing: sqlite3.Connection, rows: dict[str, int]
-) -> None:
-    for table, count in rows.items():
-        (found,) = writing.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 (a name of the schema)
-        if found != count and table != "facts":
-            raise RuntimeError(f"not all rows of {table} have arrived")
-    if (broken := writing.execute("PRAGMA foreign_key_check").fetchone()) is not None:
-        raise RuntimeError(f"a row of {broken[0]} refers to one that is not there")
-    theirs = source.execute(BALANCES)
-    for one, other in zip(writing.execute(BALANCES), theirs, strict=True):
-        if tuple(one) != tuple(other):
-            raise RuntimeError(f"balance {one[0]} is another one in the copy")
