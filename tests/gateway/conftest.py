@@ -20,6 +20,7 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import postgres
+from tests.support.two_organisations import World, two_organisations
 
 _numbers = itertools.count(1)
 
@@ -247,3 +248,10 @@ def serving(database: str) -> Iterator[Callable[..., Served]]:
             process.wait(60)
             assert process.stdout is not None
             process.stdout.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Two organisations on a gateway, on each engine."""
+    with two_organisations(request.param, tmp_path) as made:
+        yield made

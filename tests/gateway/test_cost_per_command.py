@@ -64,6 +64,10 @@ _PACKAGE = str(Path(gate.__file__).parents[1])
 GROWTH_MAX = 3
 """How many times as much a command may cost with a hundred times the rows."""
 
+SIZES = pytest.mark.parametrize(("few", "many"), [
+    pytest.param(300, 6_000, id="small"),
+    pytest.param(1_000, 100_000, id="full", marks=pytest.mark.long),
+])  # fmt: skip
 SLACK = 400
 """Lines, rows or hundreds of steps by which small numbers may differ."""
 
@@ -431,10 +435,7 @@ async def make_postgres(tmp_path: Path) -> AsyncIterator[Callable[[int], Any]]:
 @pytest.mark.asyncio
 @pytest.mark.generator("commands beside many rows")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("few", "many"), [
-    pytest.param(300, 6_000, id="small"),
-    pytest.param(1_000, 100_000, id="full", marks=pytest.mark.long),
-])  # fmt: skip
+@SIZES
 async def test_no_command_costs_more_beside_more_rows(
     make: Make, few: int, many: int, count_cases: Callable[[int], None]
 ) -> None:
@@ -456,10 +457,7 @@ def assert_flat(before: dict[str, Costs], after: dict[str, Costs]) -> None:
 @pytest.mark.asyncio
 @pytest.mark.generator("take-overs beside many rows")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("few", "many"), [
-    pytest.param(300, 6_000, id="small"),
-    pytest.param(1_000, 100_000, id="full", marks=pytest.mark.long),
-])  # fmt: skip
+@SIZES
 async def test_no_replica_takes_over_at_a_cost_that_grows(
     make_postgres: Make, few: int, many: int, count_cases: Callable[[int], None]
 ) -> None:

@@ -14,28 +14,22 @@ from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import GateCommand
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING, within
+from guard.gateway.ledger.state import within
 from guard.gateway.services.keys import make_key
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import Tenant
 from tests.support.asker import ask, asker, call
-from tests.support.store import ACTOR, Clock, Store, decide
+from tests.support.store import ACTOR, Store, decide, opened_store
 
 LIMIT = 1_000_000
 
 
 @pytest_asyncio.fixture
 async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
-    clock = Clock()
-    made = storage_factory(tmp_path, clock_ms=clock)
-    await made.open(lambda _: None)
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
-    store = Store(made, clock, org, lambda: None, [])
-    await store.budget(LIMIT)
-    yield store
-    assert (await store.storage.verify_ledger()).problems == []
-    await store.storage.close()
+    async with opened_store(storage_factory, tmp_path) as store:
+        await store.budget(LIMIT)
+        yield store
 
 
 async def new_key(store: Store, owner_id: str | None = None) -> str:

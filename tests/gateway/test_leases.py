@@ -19,29 +19,26 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING, within
+from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
-from tests.support.store import ACTOR, DAY, Clock, Store, decide, ingest, release, update_lease
+from tests.support.store import (
+    ACTOR,
+    DAY,
+    Store,
+    decide,
+    ingest,
+    opened_store,
+    release,
+    update_lease,
+)
 
 TTL = 30_000
 
 
 @pytest_asyncio.fixture
 async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
-    clock = Clock()
-    made = storage_factory(tmp_path, clock_ms=clock)
-    await made.open(lambda _: None)
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
-
-    async def reopen() -> None:
-        await store.storage.close()
-        store.storage = storage_factory(tmp_path, clock_ms=clock)
-        await store.storage.open(lambda _: None)
-
-    store = Store(made, clock, org, reopen, [])
-    yield store
-    assert (await store.storage.verify_ledger()).problems == []
-    await store.storage.close()
+    async with opened_store(storage_factory, tmp_path) as store:
+        yield store
 
 
 async def ask(

@@ -13,26 +13,18 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, LeaseCommand
-from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import Tenant
 from tests.support.asker import Asker, ask, asker, call
-from tests.support.store import ACTOR, Clock, Store, decide, update_lease
+from tests.support.store import Store, decide, opened_store, update_lease
 
 
 @pytest_asyncio.fixture
 async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
-    clock = Clock()
-    made = storage_factory(tmp_path, clock_ms=clock)
-    await made.open(lambda _: None)
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
-    store = Store(made, clock, org, lambda: None, [])
-    await store.budget(100)
-    yield store
-    assert (await store.storage.verify_ledger()).problems == []
-    await store.storage.close()
+    async with opened_store(storage_factory, tmp_path) as store:
+        await store.budget(100)
+        yield store
 
 
 def question(store: Store, workflow: str, amount: int, **fields: Any) -> GateCommand:

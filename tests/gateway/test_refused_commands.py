@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tests.support import postgres
 from tests.support.asker import Asker, ask, asker, call
 from tests.support.store import ACTOR, Clock, Store, decide, update_lease
 from tests.support.store_dump import difference, dump
-from tests.support.two_organisations import World, two_organisations
+from tests.support.two_organisations import World
 
 ASKED_S = 600.0
 """How long the recall stays under way of which the tests look after nobody answers it."""
@@ -43,12 +43,6 @@ _COUNTED = ("events", "scope_totals", "scope_days", "organisation_rollups", "usa
             "uncertain_hours", "workflows", "runs", "estimates")  # fmt: skip
 """Tables in which an event counts for whoever has sent it."""
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with two_organisations(request.param, tmp_path) as made:
-        yield made
 
 
 @attrs.frozen

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -16,15 +15,9 @@ from guard.gateway.api.admin.operations import Operation
 from guard.gateway.api.admin.table import operations
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from tests.support.asker import ask, asker, call
-from tests.support.two_organisations import World, two_organisations
+from tests.support.two_organisations import World
 
 PASSWORD = "a password of an operator"
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with two_organisations(request.param, tmp_path) as made:
-        yield made
 
 
 @attrs.frozen

@@ -13,9 +13,9 @@ from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, LeaseCommand
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING, within
+from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
-from tests.support.store import ACTOR, Clock, Store, decide, update_lease
+from tests.support.store import ACTOR, Store, decide, opened_store, update_lease
 
 LIFE = 30_000
 LONG = 900_000
@@ -25,24 +25,9 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
-    clock = Clock()
-
-    async def opened() -> Storage:
-        made = storage_factory(tmp_path, clock_ms=clock)
-        await made.open(lambda _: None)
-        return made
-
-    async def reopen() -> None:
-        await store.storage.close()
-        store.storage = await opened()
-
-    made = await opened()
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
-    store = Store(made, clock, org, reopen, [])
-    await store.budget(100)
-    yield store
-    assert (await store.storage.verify_ledger()).problems == []
-    await store.storage.close()
+    async with opened_store(storage_factory, tmp_path) as store:
+        await store.budget(100)
+        yield store
 
 
 RATES = wire.ModelRates(10**6, 10**6, 0, 0, 0, 0, 10**6, 10**6, largest_output_tokens=1000)

@@ -27,26 +27,13 @@ from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
-from tests.support.store import ACTOR, DAY, Clock, Store, decide
+from tests.support.store import ACTOR, DAY, Clock, Store, decide, opened_store
 
 
 @pytest_asyncio.fixture
 async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
-    clock = Clock()
-    post_commit_events: list[Any] = []
-    made = storage_factory(tmp_path, clock_ms=clock)
-    await made.open(post_commit_events.extend)
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
-
-    async def reopen() -> None:
-        await store.storage.close()
-        store.storage = storage_factory(tmp_path, clock_ms=clock)
-        await store.storage.open(post_commit_events.extend)
-
-    store = Store(made, clock, org, reopen, post_commit_events)
-    yield store
-    assert (await store.storage.verify_ledger()).problems == []
-    await store.storage.close()
+    async with opened_store(storage_factory, tmp_path) as store:
+        yield store
 
 
 @pytest.mark.asyncio

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,8 +21,8 @@ from guard.gateway.domain.commands import (
     RequestOrigin,
 )
 from guard.gateway.domain.records import BudgetRule
-from guard.gateway.ledger import catalogue, charge, expiry, gate, leases
-from guard.gateway.ledger.state import scopes_of, within
+from guard.gateway.ledger import catalogue, charge, directory, expiry, gate, leases
+from guard.gateway.ledger.state import NOTHING, scopes_of, within
 from guard.gateway.storage.port import Storage, Writer
 
 ACTOR = Actor("test")
@@ -87,3 +89,26 @@ class Store:
             ACTOR,
             BudgetRule(budget_id="", organisation_id=self.org, limit_nanousd=limit, **wanted),
         )
+
+
+@contextlib.asynccontextmanager
+async def opened_store(factory: Callable[..., Storage], folder: Path) -> AsyncIterator[Store]:
+    """Open a store with one organisation; its ledger must add up at the end."""
+    clock = Clock()
+    events: list[Any] = []
+
+    async def opened() -> Storage:
+        made = factory(folder, clock_ms=clock)
+        await made.open(events.extend)
+        return made
+
+    async def reopen() -> None:
+        await store.storage.close()
+        store.storage = await opened()
+
+    made = await opened()
+    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    store = Store(made, clock, org, reopen, events)
+    yield store
+    assert (await store.storage.verify_ledger()).problems == []
+    await store.storage.close()
