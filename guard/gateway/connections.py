@@ -7,7 +7,6 @@ import weakref
 from typing import Final, Protocol
 
 from guard.gateway.reading import Accounts
-from guard.gateway.settings import GatewaySettings
 
 _SCAN_INTERVAL_S: Final = 0.25
 _TRICKLES_S: Final = 1.0
@@ -41,14 +40,18 @@ class HttpConnections:
     One timer scans them all for stalled requests. When the server is full, one is closed to make
     room for another.
 
+    Args:
+        deadline_s: how long a request may take to arrive.
+        connections_max: how many there are at once.
+
     Attributes:
         strangers: connections that have not authenticated yet, oldest first.
         known: authenticated connections by organisation, oldest first.
     """
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.deadline_s = settings.request_deadline_ms / 1000
-        self.connections_max = settings.connections_max
+    def __init__(self, deadline_s: float, connections_max: int) -> None:
+        self.deadline_s = deadline_s
+        self.connections_max = connections_max
         # All that may stall. Weak, so that a connection that uvicorn has let go of is gone at once.
         self.protocols: weakref.WeakSet[HttpConnection] = weakref.WeakSet()
         self.strangers: dict[HttpConnection, None] = {}

@@ -69,7 +69,9 @@ class GatewayServer:
         self.base_url = base_url(listening, "http" if tls is None else "https")
         self._tls = tls
         self._listening = listening
-        self._connections = HttpConnections(app.settings)
+        self._connections = HttpConnections(
+            app.settings.request_deadline_ms / 1000, app.settings.connections_max
+        )
         protocol = type("BoundHttpProtocol", (GuardedHttpProtocol,), {"watch": self._connections})
         sockets = type(
             "BoundSocketProtocol",

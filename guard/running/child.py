@@ -49,12 +49,22 @@ def start(directory: str) -> None:
     except BreakerError as exc:
         _report(path, exc)
         os._exit(reports.REFUSED_CODE)
+    stand_in(path, runtime)
+    keep_in_run(path)
+    _end_quietly(path)
+
+
+def stand_in(directory: Path, runtime: guard.GuardRuntime) -> None:
+    """Let the refusals of this process end the run that it works for.
+
+    Args:
+        directory: of the run.
+        runtime: of this process, which uses the run's key.
+    """
     runtime.link.restarts_gateway = True  # `guard run` looks after it
     runtime.link.key_limit = "this run's --limit"
-    set_process_entry(RunEntry(Scope(), directory=path))
-    keep_in_run(path)
-    _name_unseen(path, runtime)
-    _end_quietly(path)
+    set_process_entry(RunEntry(Scope(), directory=directory))
+    _name_unseen(directory, runtime)
 
 
 def _name_unseen(directory: Path, runtime: guard.GuardRuntime) -> None:

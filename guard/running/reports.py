@@ -23,6 +23,7 @@ _ACCOUNT: Final = "account.json"
 _PROCESS: Final = "process-"
 _NESTED: Final = "nested-"
 _UNSEEN: Final = "unseen-"
+_PROXIED: Final = "proxied.json"
 _PATH_BYTES_MAX: Final = 4096
 SEEN_ONLY_VARIABLE: Final = "GUARD_RUN_SEEN_ONLY"
 """Set where LLM requests that cannot be held are refused."""
@@ -149,6 +150,18 @@ def unseen(directory: Path) -> dict[str, int]:
         counts = read_json(directory / f"{_UNSEEN}{pid}")
         found.update({n: c for n, c in counts.items() if isinstance(c, int)})
     return dict(found.most_common())
+
+
+def say_proxied(directory: Path, requests: int) -> None:
+    """Say that programs of the run have reached its proxy, and with how many requests."""
+    with contextlib.suppress(OSError):  # the run is over, and its directory gone
+        write_json(directory / _PROXIED, {"requests": requests})
+
+
+def proxied(directory: Path) -> int:
+    """Return how many requests to models have reached the run's proxy."""
+    found = read_json(directory / _PROXIED).get("requests")
+    return found if isinstance(found, int) else 0
 
 
 def guarded(directory: Path) -> tuple[int, list[int]]:

@@ -1,0 +1,74 @@
+"""The proxy of one run: ``guard run`` starts it as ``python -m guard.proxy`` and ends it.
+
+It reads one line of JSON from standard input (``directory``, ``workflow``, ``upstreams``), answers
+with one line (``url``, or ``error``), and serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+CONNECTIONS_MAX: Final = 4096
+
+
+def main() -> None:
+    """Serve until ``guard run`` ends, or says so."""
+    try:
+        told = json.loads(sys.stdin.buffer.readline() or b"{}")
+        asyncio.run(_serve(Path(told["directory"]), told.get("upstreams", {}), told.get("port", 0)))
+    except Exception as exc:  # noqa: BLE001  # whatever it is, who started it has to hear of it
+        _say({"error": f"{type(exc).__name__}: {exc}"})
+        raise SystemExit(1) from None
+
+
+async def _serve(directory: Path, upstreams: dict[str, str], port: int) -> None:
+    import guard
+    from guard.gateway.server import base_url, bind
+    from guard.proxy.app import ProxyApp
+    from guard.proxy.counts import ProxyCounts
+    from guard.proxy.server import ProxyServer
+    from guard.proxy.upstreams import Upstreams
+    from guard.running import child, reports
+
+    runtime = await asyncio.to_thread(guard.init)
+    child.stand_in(directory, runtime)
+    requests = 0
+
+    def seen() -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 1:  # at the end again, with the number
+            reports.say_proxied(directory, requests)
+
+    listening = bind("127.0.0.1", port)
+    app = ProxyApp(Upstreams(upstreams), ProxyCounts(), seen)
+    server = ProxyServer(app, listening, connections_max=CONNECTIONS_MAX, own_user=True)
+    loop = asyncio.get_running_loop()
+    stdin = sys.stdin.fileno()
+
+    def at_its_end() -> None:
+        if not os.read(stdin, 4096):
+            loop.remove_reader(stdin)
+            server.stop()
+
+    loop.add_reader(stdin, at_its_end)
+    _say({"url": base_url(listening)})
+    try:
+        await server.serve()
+    finally:
+        if requests:
+            reports.say_proxied(directory, requests)
+        await asyncio.to_thread(guard.shutdown)
+
+
+def _say(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts), flush=True)  # noqa: T201  # the protocol
+
+
+if __name__ == "__main__":
+    main()

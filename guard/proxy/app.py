@@ -1,0 +1,117 @@
+"""The application: each request to its upstream, and its answer back."""
+
+from __future__ import annotations
+
+import asyncio
+import http.cookiejar
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+import httpx
+
+from guard.core.usage import find_endpoint
+from guard.gateway.api.http import Receive, Scope, Send
+from guard.proxy.counts import ProxyCounts
+from guard.proxy.exchange import Exchange
+from guard.proxy.incoming import Incoming
+from guard.proxy.refusals import REFUSED, Told, dialect_of
+from guard.proxy.upstreams import NoUpstreamError, Target, Upstreams
+
+logger = logging.getLogger("guard.proxy")
+
+_CONNECT_S: Final = 30.0
+_KEPT_ALIVE_MAX: Final = 256
+_UPGRADE: Final = b"a WebSocket is not forwarded; send the request over HTTP"
+
+
+class ProxyApp:
+    """Forwards requests; one for a process.
+
+    Args:
+        upstreams: where paths lead.
+        counts: what it has done.
+        seen: called before each request to a model.
+    """
+
+    def __init__(
+        self, upstreams: Upstreams, counts: ProxyCounts, seen: Callable[[], None] = lambda: None
+    ) -> None:
+        self._upstreams = upstreams
+        self._counts = counts
+        self._seen = seen
+        self._client = _client(ssl.create_default_context())
+
+    async def close(self) -> None:
+        """Close the connections upstream."""
+        await self._client.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        path: bytes = scope["raw_path"]
+        if path in (b"/healthz", b"/metrics"):
+            await self._about_itself(path, send)
+            return
+        if any(name == b"upgrade" for name, _ in scope["headers"]):
+            await _answer(send, 426, [(b"content-type", b"text/plain")], _UPGRADE)
+            return
+        try:
+            target = self._upstreams.find(path, scope["query_string"])
+        except NoUpstreamError as exc:
+            told = Told(REFUSED, "GD-P002", f"guard: {exc}")
+            await _answer(send, told.status, told.headers(), told.body(dialect_of("", None)))
+            return
+        with self._counts.open(target.vendor) as counted:
+            await self._exchange(target, scope, Incoming(receive, counted), send, counted)
+
+    async def _exchange(
+        self, target: Target, scope: Scope, incoming: Incoming, send: Send, counted: Any
+    ) -> None:
+        endpoint = find_endpoint(scope["method"], _host(target.origin), target.path)
+        exchange = Exchange(
+            self._client, target, endpoint, scope, incoming, send, counted, self._seen
+        )
+        # In a task of its own: the program may go away at any moment, also while it waits in line.
+        working = asyncio.create_task(exchange.run())
+        watching = asyncio.create_task(incoming.gone())
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            if not working.done():
+                counted.left()
+                working.cancel()
+            await asyncio.wait((working, watching))
+        if not working.cancelled() and (error := working.exception()) is not None:
+            raise error
+
+    async def _about_itself(self, path: bytes, send: Send) -> None:
+        if path == b"/healthz":
+            await _answer(send, 200, [(b"content-type", b"application/json")], b'{"status":"ok"}')
+        else:
+            await _answer(send, 200, [(b"content-type", self._counts.MEDIA)], self._counts.text())
+
+
+async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _host(origin: str) -> str:
+    return httpx.URL(origin).host
+
+
+def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
+    """Return a client that adds nothing to a request and keeps nothing of an answer."""
+    no_cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
+    return httpx.AsyncClient(
+        verify=tls,
+        cookies=no_cookies,
+        follow_redirects=False,
+        timeout=httpx.Timeout(None, connect=_CONNECT_S),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_ALIVE_MAX),
+    )

@@ -1,0 +1,214 @@
+"""One request and its answer, forwarded byte by byte under guard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import httpx
+
+from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
+from guard.breaker.refusals import Refusal, unwrap
+from guard.core.usage import Endpoint
+from guard.gateway.api.http import Scope, Send
+from guard.instrumentation import patching
+from guard.proxy import sessions
+from guard.proxy.headers import Pairs, sent_back, sent_upstream, value_of
+from guard.proxy.incoming import Incoming, ProgramGoneError, TooLargeError
+from guard.proxy.refusals import REFUSED, Told, dialect_of, told_of, unreachable
+from guard.proxy.upstreams import Target
+from guard.scope.scope import current_scope
+
+logger = logging.getLogger("guard.proxy")
+
+_STREAMS: Final = (
+    "text/event-stream", "application/vnd.amazon.eventstream", "application/x-ndjson",
+)  # fmt: skip
+_STREAMED_ARRAY: Final = ":streamGenerateContent"
+"""Where Gemini streams one JSON array, if it is not asked for events."""
+
+_WHOLE_MAX: Final = 64 << 20
+"""Bytes of an answer that is checked whole before its status goes out; larger ones pass on."""
+
+_STOPS: Final = (Refusal, GuardError, WorkflowKilledInterrupt)
+
+
+class _BrokenStreamError(Exception):
+    """The answer cannot be completed: the connection to the program is cut, as upstream's was."""
+
+
+class Exchange:
+    """One request and its answer. Runs in a task of its own.
+
+    Args:
+        client: sends upstream.
+        target: where to.
+        endpoint: of the model that works for it; None where none does, as far as is known.
+        scope: of ASGI.
+        incoming: the request.
+        send: of ASGI.
+        counted: takes what becomes of it.
+        seen: called before a request to a model.
+    """
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        target: Target,
+        endpoint: Endpoint | None,
+        scope: Scope,
+        incoming: Incoming,
+        send: Send,
+        counted: Any,
+        seen: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._target = target
+        self._endpoint = endpoint
+        self._method: str = scope["method"]
+        self._headers: Pairs = scope["headers"]
+        self._incoming = incoming
+        self._send = send
+        self._counted = counted
+        self._seen = seen
+        self._dialect = dialect_of(target.vendor, endpoint)
+        # Whether the status has gone out, and whether an event may still follow what has.
+        self._started = False
+        self._can_append = False
+
+    async def run(self) -> None:
+        """Forward it, or tell the program why not."""
+        outer = current_scope.get()
+        current_scope.set(
+            outer.evolve(
+                agent=sessions.agent_of(self._headers) or outer.agent,
+                run_id=sessions.run_of(self._headers) or outer.run_id,
+            )
+        )
+        earlier = None if outer.entry is None else outer.entry.refused
+        if earlier is not None:  # it has ended the run: nothing of it goes upstream any more
+            await self._tell(told_of(unwrap(earlier)))
+            return
+        try:
+            request = await self._request()
+            response = await self._client.send(request, stream=True)
+            try:
+                await self._answer(request, response)
+            finally:
+                await response.aclose()
+            self._counted.answered()
+        except _STOPS as exc:
+            await self._tell(told_of(unwrap(exc)))
+        except TooLargeError:
+            await self._tell(Told(413, "GD-P003", "guard: the request is larger than 64 MB"))
+        except ProgramGoneError:
+            self._counted.left()
+        except httpx.InvalidURL as exc:
+            await self._tell(Told(REFUSED, "GD-P002", f"guard: {exc}"))
+        except httpx.TransportError as exc:
+            logger.info("%s: %s", self._target.origin, type(exc).__name__)
+            if self._started:
+                raise _BrokenStreamError from None
+            await self._tell(unreachable(httpx.URL(self._target.origin).host))
+
+    # -- the request ---------------------------------------------------------------------------
+
+    async def _request(self) -> httpx.Request:
+        headers = sent_upstream(self._headers)
+        content: bytes | AsyncIterator[bytes]
+        if self._endpoint is not None and self._endpoint.asks:
+            self._seen()
+            content = await self._incoming.whole(value_of(headers, b"content-length"))
+        elif self._has_body():
+            if self._endpoint is None and self._method == "POST":
+                self._check_unbounded()
+            content = self._incoming.parts()
+        else:
+            content = await self._incoming.whole(None)
+        return httpx.Request(
+            self._method,
+            self._target.url,
+            headers=headers,
+            content=content or None,
+            extensions={"target": self._target.target},
+        )
+
+    def _has_body(self) -> bool:
+        length = value_of(self._headers, b"content-length")
+        return (length is not None and length != b"0") or (
+            value_of(self._headers, b"transfer-encoding") is not None
+        )
+
+    def _check_unbounded(self) -> None:
+        """Name a request that no model is known to answer; raise where it must not go out."""
+        observer = patching.active()
+        if self._target.is_telemetry or observer is None:
+            return
+        observer.unmetered(
+            httpx.URL(self._target.origin).host, self._target.path, "its path is not known"
+        )
+
+    # -- the answer ----------------------------------------------------------------------------
+
+    async def _answer(self, request: httpx.Request, response: httpx.Response) -> None:
+        if response.is_stream_consumed:  # guard has read it: a refusal of what was put in
+            headers = sent_back(response.headers.raw, length=False, coding=False)
+            await self._start(response.status_code, headers)
+            await self._body(response.content, more=False)
+            return
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_changed = value_of(request.headers.raw, b"content-length") != value_of(
+            self._headers, b"content-length"
+        )
+        is_stream = kind in _STREAMS or self._target.path.endswith(_STREAMED_ARRAY)
+        self._can_append = kind in _STREAMS
+        headers = sent_back(
+            response.headers.raw, length=not (is_stream and is_changed), coding=True
+        )
+        chunks = aiter(response.aiter_raw())
+        if self._endpoint is not None and self._endpoint.asks and not is_stream:
+            await self._whole(response.status_code, headers, chunks)
+            return
+        await self._start(response.status_code, headers)
+        async for chunk in chunks:
+            await self._body(chunk, more=True)
+        await self._body(b"", more=False)
+
+    async def _whole(self, status: int, headers: Pairs, chunks: AsyncIterator[bytes]) -> None:
+        """Send an answer once all of it is there: a refusal can still take its place."""
+        parts, size = [], 0
+        async for chunk in chunks:
+            parts.append(chunk)
+            size += len(chunk)
+            if size > _WHOLE_MAX:
+                break
+        await self._start(status, headers)
+        await self._body(b"".join(parts), more=size > _WHOLE_MAX)
+        if size > _WHOLE_MAX:
+            async for chunk in chunks:
+                await self._body(chunk, more=True)
+            await self._body(b"", more=False)
+
+    async def _tell(self, told: Told) -> None:
+        """Tell the program why there is no answer, or no more of it."""
+        self._counted.refused(told.code)
+        if not self._started:
+            body = told.body(self._dialect)
+            length = (b"content-length", b"%d" % len(body))
+            await self._start(told.status, [*told.headers(), length])
+            await self._body(body, more=False)
+        elif self._can_append:
+            await self._body(told.event(self._dialect), more=False)
+        else:
+            raise _BrokenStreamError
+
+    async def _start(self, status: int, headers: Pairs) -> None:
+        self._started = True
+        if any(name in (b"content-length", b"content-encoding") for name, _ in headers):
+            self._can_append = False
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        self._counted.sent(len(body))
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})

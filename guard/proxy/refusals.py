@@ -1,0 +1,221 @@
+"""How a refusal is told to a program: in its vendor's own shape, with one sentence; no I/O.
+
+The status is 400: the only one after which coding agents send no further request (402 and 403 are
+sent again by Codex, 429 by Claude Code and Gemini without an end). 503 means that nothing was
+decided, and that sending again is right.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from guard.breaker.exceptions import (
+    GuardBudgetError,
+    GuardInfrastructureError,
+    GuardTransportError,
+    RateLimitError,
+    WorkflowKilledInterrupt,
+    WorkflowPausedException,
+)
+from guard.core.catalogue import CATALOGUE
+from guard.core.usage import Endpoint
+from guard.core.usage.anthropic import AnthropicMessages
+from guard.core.usage.bedrock import Converse, InvokeModel
+from guard.core.usage.gemini import Gemini
+from guard.core.usage.ollama import Ollama
+from guard.core.usage.openai_responses import Responses
+from guard.core.wire import dollars
+from guard.proxy.headers import Pairs
+
+REFUSED: Final = 400
+UNDECIDED: Final = 503
+
+_ACTED_ON: Final = re.compile(
+    r"prompt is too long|context[ _]length|context window|maximum context|too many tokens"
+    r"|input is too long|quota",
+    re.IGNORECASE,
+)
+"""Words by which tools recognise something else, and shorten their prompt or change their model."""
+
+
+class Dialect(StrEnum):
+    """A vendor's way to tell of an error."""
+
+    ANTHROPIC = "anthropic"
+    CHAT = "chat"
+    RESPONSES = "responses"
+    GEMINI = "gemini"
+    OLLAMA = "ollama"
+    BEDROCK = "bedrock"
+
+
+_OF_FORMATS: Final[tuple[tuple[type[Any] | tuple[type[Any], ...], Dialect], ...]] = (
+    (AnthropicMessages, Dialect.ANTHROPIC),
+    (Responses, Dialect.RESPONSES),
+    (Gemini, Dialect.GEMINI),
+    (Ollama, Dialect.OLLAMA),
+    ((Converse, InvokeModel), Dialect.BEDROCK),
+)
+_OF_VENDORS: Final = {
+    "anthropic": Dialect.ANTHROPIC, "gemini": Dialect.GEMINI, "vertex": Dialect.GEMINI,
+    "codeassist": Dialect.GEMINI, "codex": Dialect.RESPONSES, "ollama": Dialect.OLLAMA,
+    "bedrock": Dialect.BEDROCK,
+}  # fmt: skip
+
+
+def dialect_of(vendor: str, endpoint: Endpoint | None) -> Dialect:
+    """Return how errors are told at an endpoint of a vendor."""
+    if endpoint is not None:
+        for kinds, dialect in _OF_FORMATS:
+            if isinstance(endpoint.format, kinds):
+                return dialect
+    return _OF_VENDORS.get(vendor, Dialect.CHAT)
+
+
+@attrs.frozen
+class Told:
+    """What a program is told instead of its answer.
+
+    Attributes:
+        status: of HTTP.
+        code: of the catalogue, such as ``GD-B004``.
+        sentence: what happened, and what to do.
+        retry_after_s: when to send again; None where that is not known.
+    """
+
+    status: int
+    code: str
+    sentence: str
+    retry_after_s: float | None = None
+
+    def headers(self) -> Pairs:
+        """Return the headers of the answer."""
+        again = b"true" if self.status == UNDECIDED else b"false"
+        found = [
+            (b"content-type", b"application/json"),
+            (b"x-should-retry", again),
+            (b"x-guard-code", self.code.encode("ascii")),
+        ]
+        if self.retry_after_s is not None:
+            found.append((b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
+        return found
+
+    def body(self, dialect: Dialect) -> bytes:
+        """Return the body of the answer."""
+        return msgspec.json.encode(_error(self, dialect))
+
+    def event(self, dialect: Dialect) -> bytes:
+        """Return what a stream ends with, as the vendor would end it after an error."""
+        match dialect:
+            case Dialect.BEDROCK:
+                return _exception_frame(msgspec.json.encode({"message": self.sentence}))
+            case Dialect.OLLAMA:
+                return msgspec.json.encode(_error(self, dialect)) + b"\n"
+            case Dialect.RESPONSES:
+                return _sse("response.failed", {
+                    "type": "response.failed",
+                    "response": {
+                        "id": "resp_guard", "object": "response", "status": "failed", "output": [],
+                        # The code after which Codex does not send the request again.
+                        "error": {"code": "invalid_prompt", "message": self.sentence},
+                    },
+                })  # fmt: skip
+            case Dialect.ANTHROPIC:
+                return _sse("error", _error(self, dialect))
+            case _:
+                return _sse(None, _error(self, dialect))
+
+
+def told_of(error: BaseException) -> Told:
+    """Return what a program is told of an exception of guard's."""
+    code = str(getattr(error, "error_code", "GD-X000"))
+    sentence = _ACTED_ON.sub("allowance", f"guard: {_sentence(error, code)}")
+    if isinstance(error, RateLimitError):
+        return Told(UNDECIDED, code, sentence, error.retry_after)
+    undecided = isinstance(error, GuardTransportError | GuardInfrastructureError)
+    return Told(UNDECIDED if undecided else REFUSED, code, sentence)
+
+
+def unreachable(origin_host: str) -> Told:
+    """Return what is told where upstream cannot be reached."""
+    return Told(UNDECIDED, "GD-B001", f"guard: {origin_host} cannot be reached from here")
+
+
+def _sentence(error: BaseException, code: str) -> str:
+    reason = str(getattr(error, "reason", "") or "")
+    if isinstance(error, WorkflowKilledInterrupt):
+        return "an operator has stopped this" + (f": {reason}" if reason else "")
+    if isinstance(error, WorkflowPausedException):
+        return "an operator has paused this; go on when it is resumed"
+    if isinstance(error, GuardBudgetError):
+        return _budget(error)
+    tool_name = getattr(error, "tool_name", None)
+    if code == "GD-T001" and tool_name:
+        return f"the tool {tool_name} is blocked here, so this answer is withheld"
+    if reason:
+        return f"this is not allowed here: {reason}"
+    entry = CATALOGUE.get(code)
+    return "the request was stopped" if entry is None else entry.user_message
+
+
+def _budget(error: GuardBudgetError) -> str:
+    budget = error.details.get("budget")
+    known = budget if isinstance(budget, Mapping) else None
+    limit = known.get("limit_nanousd") if known else getattr(budget, "limit_nanousd", None)
+    of = "" if limit is None else f" of {dollars(int(limit))}"
+    return f"the limit{of} is reached; ask for a higher one, or start again with a higher --limit"
+
+
+def _error(told: Told, dialect: Dialect) -> dict[str, Any]:
+    undecided = told.status == UNDECIDED
+    match dialect:
+        case Dialect.ANTHROPIC:
+            kind = "overloaded_error" if undecided else "invalid_request_error"
+            return {"type": "error", "error": {"type": kind, "message": told.sentence}}
+        case Dialect.GEMINI:
+            status = "UNAVAILABLE" if undecided else "FAILED_PRECONDITION"
+            about = {"code": told.status, "message": told.sentence, "status": status}
+            return {"error": about}
+        case Dialect.OLLAMA:
+            return {"error": told.sentence}
+        case Dialect.BEDROCK:
+            return {"message": told.sentence}
+        case _:
+            kind = "server_error" if undecided else "invalid_request_error"
+            about = {"message": told.sentence, "type": kind, "param": None, "code": told.code}
+            return {"error": about}
+
+
+def _sse(name: str | None, data: Mapping[str, Any]) -> bytes:
+    head = b"" if name is None else b"event: " + name.encode("ascii") + b"\n"
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def _exception_frame(payload: bytes) -> bytes:
+    """Return a frame of an AWS event stream that tells of an exception.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/RESTSelectObjectAppendix.html
+    """
+    names = {
+        ":message-type": "exception",
+        ":exception-type": "validationException",
+        ":content-type": "application/json",
+    }
+    headers = b"".join(_text_header(name, value) for name, value in names.items())
+    lengths = struct.pack(">II", 16 + len(headers) + len(payload), len(headers))
+    frame = lengths + struct.pack(">I", zlib.crc32(lengths)) + headers + payload
+    return frame + struct.pack(">I", zlib.crc32(frame))
+
+
+def _text_header(name: str, value: str) -> bytes:
+    """Return a header of a frame; 7 is the type of a text."""
+    packed = struct.pack(">B", len(name)) + name.encode("ascii")
+    return packed + struct.pack(">BH", 7, len(value)) + value.encode("ascii")

@@ -1,0 +1,95 @@
+"""Serves the proxy on uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from guard.gateway.connections import HttpConnections
+from guard.gateway.uvicorn_http import Config, GuardedHttpProtocol, UvicornServer
+from guard.proxy.app import ProxyApp
+from guard.proxy.peers import owner_of
+
+logger = logging.getLogger("guard.proxy")
+
+REQUEST_S: Final = 300.0
+"""How long a request may take to arrive."""
+
+_DRAIN_S: Final = 5
+
+
+class _OwnUsersProtocol(GuardedHttpProtocol):
+    """Takes connections of this process's own user only, where the system says whose they are."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows the type the same way
+        """End a connection of another user's."""
+        super().connection_made(transport)
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        owner = owner_of(peer, own)
+        if owner is not None and owner != os.geteuid():
+            logger.warning("a connection of user %d was refused", owner)
+            self.evict()
+
+
+class ProxyServer:
+    """One proxy on one listening socket.
+
+    Args:
+        app: the application.
+        listening: the socket to serve.
+        connections_max: how many it takes at once.
+        own_user: whether it takes connections of its own user only.
+        tls: files of the certificate chain and of its key; None serves plain HTTP.
+    """
+
+    def __init__(
+        self,
+        app: ProxyApp,
+        listening: socket.socket,
+        *,
+        connections_max: int,
+        own_user: bool = False,
+        tls: tuple[Path, Path] | None = None,
+    ) -> None:
+        self._app = app
+        self._listening = listening
+        self._connections = HttpConnections(REQUEST_S, connections_max)
+        base: type[Any] = _OwnUsersProtocol if own_user else GuardedHttpProtocol
+        self._server = UvicornServer(
+            Config(
+                app,
+                http=type("BoundHttpProtocol", (base,), {"watch": self._connections}),
+                ws="none",
+                ssl_certfile=None if tls is None else tls[0],
+                ssl_keyfile=None if tls is None else tls[1],
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=_DRAIN_S,
+                backlog=2048,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Serve until :meth:`stop`."""
+        # uvicorn logs each request to upgrade, and the traceback of a stream that was cut.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        watching = asyncio.create_task(self._connections.run(), name="guard-proxy-watch")
+        try:
+            await self._server.serve(sockets=[self._listening])
+        finally:
+            watching.cancel()
+            await self._app.close()
+
+    def stop(self) -> None:
+        """End serving; open answers have a moment to end. Call on the server's loop."""
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True

@@ -1,0 +1,146 @@
+"""Where a path of the proxy leads: its vendor and the address upstream; no I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+import attrs
+
+ORIGINS: Final[dict[str, str]] = {
+    "openai": "https://api.openai.com",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+    "codex": "https://chatgpt.com",
+    "codeassist": "https://cloudcode-pa.googleapis.com",
+    "openrouter": "https://openrouter.ai",
+    "groq": "https://api.groq.com",
+    "mistral": "https://api.mistral.ai",
+    "ollama": "http://127.0.0.1:11434",
+}
+"""The vendors that have one address, by their name in a path."""
+
+REGIONAL: Final = ("vertex", "azure", "bedrock")
+"""Vendors whose address depends on what follows their name: a region, or a resource."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
+_LOCATION: Final = re.compile(r"/locations/([a-z0-9-]{1,40})/")
+_DOTS: Final = re.compile(rb"(?i)(?:/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)")
+
+_TELEMETRY: Final = re.compile(
+    r"/api/(?:event_logging|claude_code|claude_cli|hello|oauth|organizations)(?:/|$)"
+    r"|/backend-api/(?:wham|analytics|telemetry|codex/(?:analytics-events|safety))(?:/|$)"
+    r"|:(?:loadCodeAssist|onboardUser|recordCodeAssistMetrics|recordClientMetrics|countTokens"
+    r"|fetchAdminControls|listExperiments|retrieveUserQuota|setCodeAssistGlobalUserSetting)$"
+    r"|/(?:telemetry|statsig|log_event|metrics|otel|traces|logs)(?:/|$)"
+)
+"""What tools report about themselves, or ask about an account: no model works for it."""
+
+
+class NoUpstreamError(Exception):
+    """A path leads nowhere; the text says why, and what would be a path."""
+
+
+@attrs.frozen
+class Target:
+    """Where a request goes.
+
+    Attributes:
+        vendor: its name in the path.
+        origin: scheme, host and port.
+        target: raw path and query, as they are sent.
+        path: the path without the query, as text.
+    """
+
+    vendor: str
+    origin: str
+    target: bytes
+    path: str
+
+    @property
+    def url(self) -> str:
+        """The URL upstream."""
+        return self.origin + self.target.decode("ascii", "surrogateescape")
+
+    @property
+    def is_telemetry(self) -> bool:
+        """Whether a program reports here about itself."""
+        return _TELEMETRY.search(self.path) is not None
+
+
+def _with_vendors(given: Mapping[str, str]) -> dict[str, str]:
+    return {**ORIGINS, **{name: origin_of(url) for name, url in given.items()}}
+
+
+@attrs.frozen
+class Upstreams:
+    """The addresses upstream.
+
+    Args:
+        origins: by name; those of vendors that are not named are their own.
+    """
+
+    origins: Mapping[str, str] = attrs.field(factory=dict, converter=_with_vendors)
+
+    def find(self, raw_path: bytes, query: bytes) -> Target:
+        """Return where a request goes.
+
+        Args:
+            raw_path: as it has arrived, such as ``b"/anthropic/v1/messages"``.
+            query: the raw query, without ``?``.
+
+        Raises:
+            NoUpstreamError: it goes nowhere.
+
+        >>> Upstreams().find(b"/anthropic/v1/messages", b"beta=true").url
+        'https://api.anthropic.com/v1/messages?beta=true'
+        """
+        if not raw_path.isascii() or _DOTS.search(raw_path):
+            raise NoUpstreamError("a path has no dot segments and only ASCII characters")
+        vendor, slash, rest = raw_path[1:].decode("ascii").partition("/")
+        if vendor == "custom":
+            name, slash, rest = rest.partition("/")
+            vendor = f"custom/{name}"
+        path = slash + rest
+        origin = self.origins.get(vendor)
+        if origin is None:
+            origin, path = _regional(vendor, path)
+        target = path.encode("ascii") or b"/"
+        return Target(vendor, origin, target + b"?" + query if query else target, path)
+
+
+def _regional(vendor: str, path: str) -> tuple[str, str]:
+    """Return origin and path of a vendor whose address depends on a region or a resource."""
+    if vendor == "vertex":
+        found = _LOCATION.search(path)
+        region = "global" if found is None else found[1]
+        if region == "global":
+            return "https://aiplatform.googleapis.com", path
+        return f"https://{region}-aiplatform.googleapis.com", path
+    if vendor not in REGIONAL:
+        known = ", ".join((*ORIGINS, *REGIONAL, "custom/NAME"))
+        raise NoUpstreamError(f"the path begins with a vendor's name: {known}")
+    name, slash, rest = path[1:].partition("/")
+    if not _NAME.fullmatch(name):
+        what = "a resource" if vendor == "azure" else "a region"
+        raise NoUpstreamError(f"the path begins with /{vendor}/ and {what}")
+    if vendor == "azure":
+        host = name if "." in name else f"{name}.openai.azure.com"
+        if not host.endswith((".azure.com", ".azure.us", ".azure.cn")):
+            raise NoUpstreamError("a resource of Azure has a host below azure.com")
+        return f"https://{host}", slash + rest
+    return f"https://bedrock-runtime.{name}.amazonaws.com", slash + rest
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL.
+
+    Raises:
+        ValueError: it has none.
+    """
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no URL of an upstream, such as https://llm.example.com")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
