@@ -11,6 +11,7 @@ import httpx
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal, unwrap
 from guard.core.usage import Endpoint
+from guard.core.usage.vendors import is_free
 from guard.gateway.api.http import Scope, Send
 from guard.instrumentation import patching
 from guard.proxy import sessions
@@ -73,6 +74,8 @@ class Exchange:
         self._counted = counted
         self._seen = seen
         self._dialect = dialect_of(target.vendor, endpoint)
+        # Of the request as it has arrived.
+        self._length: str | None = None
         # Whether the status has gone out, and whether an event may still follow what has.
         self._started = False
         self._can_append = False
@@ -126,13 +129,15 @@ class Exchange:
             content = self._incoming.parts()
         else:
             content = await self._incoming.whole(None)
-        return httpx.Request(
+        request = httpx.Request(
             self._method,
             self._target.url,
             headers=headers,
             content=content or None,
             extensions={"target": self._target.target},
         )
+        self._length = request.headers.get("content-length")
+        return request
 
     def _has_body(self) -> bool:
         length = value_of(self._headers, b"content-length")
@@ -142,12 +147,10 @@ class Exchange:
 
     def _check_unbounded(self) -> None:
         """Name a request that no model is known to answer; raise where it must not go out."""
-        observer = patching.active()
-        if self._target.is_telemetry or observer is None:
-            return
-        observer.unmetered(
-            httpx.URL(self._target.origin).host, self._target.path, "its path is not known"
-        )
+        observer, path = patching.active(), self._target.path
+        host = httpx.URL(self._target.origin).host
+        if observer is not None and not self._target.is_telemetry and not is_free(host, path):
+            observer.unmetered(host, path, "its path is not known")
 
     # -- the answer ----------------------------------------------------------------------------
 
@@ -158,9 +161,8 @@ class Exchange:
             await self._body(response.content, more=False)
             return
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        is_changed = value_of(request.headers.raw, b"content-length") != value_of(
-            self._headers, b"content-length"
-        )
+        # A stream that guard asks for its usage comes without what that adds: it gets shorter.
+        is_changed = request.headers.get("content-length") != self._length
         is_stream = kind in _STREAMS or self._target.path.endswith(_STREAMED_ARRAY)
         self._can_append = kind in _STREAMS
         headers = sent_back(

@@ -250,6 +250,16 @@ def names_unpriced(path: str, body: bytes) -> bool:
     return names_llm(path, body) and not by_the_piece(Call(path, lambda: body).model())
 
 
+def is_free(host: str, path: str) -> bool:
+    """Tell whether a path of an LLM host leads to what is never charged for tokens.
+
+    >>> is_free("api.anthropic.com", "/v1/messages/count_tokens")
+    True
+    """
+    words = re.split(r"[/:]", path)
+    return not _FREE_OF_CHARGE.isdisjoint(words) and not _METERED.search(f"{host}{path}")
+
+
 def _unknown(provider: str, host: str, path: str) -> Endpoint:
     """Return the endpoint of a POST to an LLM host that no other rule matches.
 
@@ -258,9 +268,7 @@ def _unknown(provider: str, host: str, path: str) -> Endpoint:
     """
     if _STORED.search(path) and not path.endswith("/compact"):
         return Endpoint(AnyShape(provider), certain=False, asks=False, polls=True)
-    words = re.split(r"[/:]", path)
-    free = not _FREE_OF_CHARGE.isdisjoint(words) and not _METERED.search(f"{host}{path}")
-    if free:
+    if is_free(host, path):
         return Endpoint(AnyShape(provider), certain=False, asks=False, polls=True)
     elsewhere = host.endswith(".cognitiveservices.azure.com") and "/openai/" not in path
     works = not elsewhere and _MODEL_WORK.search(path) is not None
