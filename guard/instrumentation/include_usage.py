@@ -124,4 +124,6 @@ def _is_usage_chunk(event: bytes) -> bool:
     if not line.startswith(b"data:") or b'"usage"' not in line:
         return False
     chunk = mapping(parse(line[5:].strip()))
-    return chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)
+    if chunk.get("choices") != [] or not isinstance(chunk.get("usage"), dict):
+        return False
+    return chunk.get("moderation") is None  # that is told in such a chunk as well

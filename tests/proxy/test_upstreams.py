@@ -18,7 +18,7 @@ from guard.proxy.upstreams import NoUpstreamError, Upstreams, origin_of
         ),
         (
             "/vertex/v1/projects/p/locations/europe-west4/models/m:predict",
-            "https://europe-west4-aiplatform.googleapis.com/v1/projects/p/locations/europe-west4/models/m:predict",  # noqa: E501
+            "https://europe-west4-aiplatform.googleapis.com/v1/projects/p/locations/europe-west4/models/m:predict",
         ),
         (
             "/vertex/v1/projects/p/locations/global/models/m:predict",

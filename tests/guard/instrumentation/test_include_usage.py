@@ -253,3 +253,11 @@ def test_a_filter_takes_out_what_the_option_adds_and_nothing_else() -> None:
             shown + hide.rest() == text.replace(b',"usage":null}\n', b"}\n") + b"data: [DONE]\n\n"
         )
         assert b"".join(hidden) == end.partition(b"data: [DONE]")[0]
+
+
+@pytest.mark.parametrize("moderation", ["null", '{"input":{"type":"moderation_results"}}'])
+def test_a_chunk_that_says_more_than_the_usage_stays(moderation: str) -> None:
+    """A moderation's result comes in a chunk without choices, as the usage does."""
+    chunk = b'data: {"choices":[],"moderation":%b,"usage":{"total_tokens":2}}\n\n'
+    chunk %= moderation.encode()
+    assert UsageChunkFilter().feed(chunk) == (b"" if moderation == "null" else chunk)
