@@ -24,7 +24,7 @@ AGAIN_MAX: Final = 100
 """Above this many different tests something is wrong with all of them."""
 
 LEFT_OUT: Final = {
-    # Its mock sends the usage of a stream that nobody has asked for; the vendor does not, and guard,
+    # Its mock sends the usage of a stream though nobody has asked; the vendor does not, and guard,
     # which asks for it, takes it out again.
     "openai": ("tests/api_resources", "tests/lib/chat/test_stream_moderation.py"),
     "anthropic": ("tests/api_resources",),

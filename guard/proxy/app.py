@@ -16,8 +16,8 @@ from guard.gateway.api.http import Receive, Scope, Send
 from guard.proxy.counts import ProxyCounts
 from guard.proxy.exchange import Exchange
 from guard.proxy.incoming import Incoming
-from guard.proxy.refusals import REFUSED, Told, dialect_of
-from guard.proxy.upstreams import NoUpstreamError, Target, Upstreams
+from guard.proxy.refusals import REFUSED, ErrorAnswer, dialect_of
+from guard.proxy.upstreams import Destination, NoUpstreamError, Upstreams
 
 logger = logging.getLogger("guard.proxy")
 
@@ -61,14 +61,14 @@ class ProxyApp:
         try:
             target = self._upstreams.find(path, scope["query_string"])
         except NoUpstreamError as exc:
-            told = Told(REFUSED, "GD-P002", f"guard: {exc}")
+            told = ErrorAnswer(REFUSED, "GD-P002", f"guard: {exc}")
             await _answer(send, told.status, told.headers(), told.body(dialect_of("", None)))
             return
         with self._counts.open(target.vendor) as counted:
             await self._exchange(target, scope, Incoming(receive, counted), send, counted)
 
     async def _exchange(
-        self, target: Target, scope: Scope, incoming: Incoming, send: Send, counted: Any
+        self, target: Destination, scope: Scope, incoming: Incoming, send: Send, counted: Any
     ) -> None:
         endpoint = find_endpoint(scope["method"], _host(target.origin), target.path)
         exchange = Exchange(

@@ -17,8 +17,8 @@ from guard.instrumentation import patching
 from guard.proxy import sessions
 from guard.proxy.headers import Pairs, sent_back, sent_upstream, value_of
 from guard.proxy.incoming import Incoming, ProgramGoneError, TooLargeError
-from guard.proxy.refusals import REFUSED, Told, dialect_of, told_of, unreachable
-from guard.proxy.upstreams import Target
+from guard.proxy.refusals import REFUSED, ErrorAnswer, dialect_of, told_of, unreachable
+from guard.proxy.upstreams import Destination
 from guard.scope.scope import current_scope
 
 logger = logging.getLogger("guard.proxy")
@@ -56,7 +56,7 @@ class Exchange:
     def __init__(
         self,
         client: httpx.AsyncClient,
-        target: Target,
+        target: Destination,
         endpoint: Endpoint | None,
         scope: Scope,
         incoming: Incoming,
@@ -104,11 +104,11 @@ class Exchange:
         except _STOPS as exc:
             await self._tell(told_of(unwrap(exc)))
         except TooLargeError:
-            await self._tell(Told(413, "GD-P003", "guard: the request is larger than 64 MB"))
+            await self._tell(ErrorAnswer(413, "GD-P003", "guard: the request is larger than 64 MB"))
         except ProgramGoneError:
             self._counted.left()
         except httpx.InvalidURL as exc:
-            await self._tell(Told(REFUSED, "GD-P002", f"guard: {exc}"))
+            await self._tell(ErrorAnswer(REFUSED, "GD-P002", f"guard: {exc}"))
         except httpx.TransportError as exc:
             logger.info("%s: %s", self._target.origin, type(exc).__name__)
             if self._started:
@@ -192,7 +192,7 @@ class Exchange:
                 await self._body(chunk, more=True)
             await self._body(b"", more=False)
 
-    async def _tell(self, told: Told) -> None:
+    async def _tell(self, told: ErrorAnswer) -> None:
         """Tell the program why there is no answer, or no more of it."""
         self._counted.refused(told.code)
         if not self._started:

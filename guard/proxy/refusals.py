@@ -81,7 +81,7 @@ def dialect_of(vendor: str, endpoint: Endpoint | None) -> Dialect:
 
 
 @attrs.frozen
-class Told:
+class ErrorAnswer:
     """What a program is told instead of its answer.
 
     Attributes:
@@ -134,19 +134,19 @@ class Told:
                 return _sse(None, _error(self, dialect))
 
 
-def told_of(error: BaseException) -> Told:
+def told_of(error: BaseException) -> ErrorAnswer:
     """Return what a program is told of an exception of guard's."""
     code = str(getattr(error, "error_code", "GD-X000"))
     sentence = _ACTED_ON.sub("allowance", f"guard: {_sentence(error, code)}")
     if isinstance(error, RateLimitError):
-        return Told(UNDECIDED, code, sentence, error.retry_after)
+        return ErrorAnswer(UNDECIDED, code, sentence, error.retry_after)
     undecided = isinstance(error, GuardTransportError | GuardInfrastructureError)
-    return Told(UNDECIDED if undecided else REFUSED, code, sentence)
+    return ErrorAnswer(UNDECIDED if undecided else REFUSED, code, sentence)
 
 
-def unreachable(origin_host: str) -> Told:
+def unreachable(origin_host: str) -> ErrorAnswer:
     """Return what is told where upstream cannot be reached."""
-    return Told(UNDECIDED, "GD-B001", f"guard: {origin_host} cannot be reached from here")
+    return ErrorAnswer(UNDECIDED, "GD-B001", f"guard: {origin_host} cannot be reached from here")
 
 
 def _sentence(error: BaseException, code: str) -> str:
@@ -174,7 +174,7 @@ def _budget(error: GuardBudgetError) -> str:
     return f"the limit{of} is reached; ask for a higher one, or start again with a higher --limit"
 
 
-def _error(told: Told, dialect: Dialect) -> dict[str, Any]:
+def _error(told: ErrorAnswer, dialect: Dialect) -> dict[str, Any]:
     undecided = told.status == UNDECIDED
     match dialect:
         case Dialect.ANTHROPIC:

@@ -58,11 +58,12 @@ class ProxyServer:
         self._app = app
         self._listening = listening
         self._connections = HttpConnections(REQUEST_S, connections_max)
-        base: type[Any] = _OwnUsersProtocol if own_user else GuardedHttpProtocol
+        base = _OwnUsersProtocol if own_user else GuardedHttpProtocol
+        protocol: Any = type("BoundHttpProtocol", (base,), {"watch": self._connections})
         self._server = UvicornServer(
             Config(
                 app,
-                http=type("BoundHttpProtocol", (base,), {"watch": self._connections}),
+                http=protocol,
                 ws="none",
                 ssl_certfile=None if tls is None else tls[0],
                 ssl_keyfile=None if tls is None else tls[1],

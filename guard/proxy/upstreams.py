@@ -44,7 +44,7 @@ class NoUpstreamError(Exception):
 
 
 @attrs.frozen
-class Target:
+class Destination:
     """Where a request goes.
 
     Attributes:
@@ -84,7 +84,7 @@ class Upstreams:
 
     origins: Mapping[str, str] = attrs.field(factory=dict, converter=_with_vendors)
 
-    def find(self, raw_path: bytes, query: bytes) -> Target:
+    def find(self, raw_path: bytes, query: bytes) -> Destination:
         """Return where a request goes.
 
         Args:
@@ -108,7 +108,7 @@ class Upstreams:
         if origin is None:
             origin, path = _regional(vendor, path)
         target = path.encode("ascii") or b"/"
-        return Target(vendor, origin, target + b"?" + query if query else target, path)
+        return Destination(vendor, origin, target + b"?" + query if query else target, path)
 
 
 def _regional(vendor: str, path: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from guard.breaker.exceptions import (
 )
 from guard.core.usage import find_endpoint
 from guard.core.usage.framing import take_frames
-from guard.proxy.refusals import Dialect, Told, dialect_of, told_of, unreachable
+from guard.proxy.refusals import Dialect, ErrorAnswer, dialect_of, told_of, unreachable
 
 BUDGET = {"scope": "key k (total)", "limit_nanousd": 2_000_000_000, "spent_nanousd": 1_990_000_000}
 
@@ -85,7 +85,7 @@ def test_without_an_endpoint_the_shape_is_that_of_the_vendor() -> None:
     }  # fmt: skip
 
 
-TOLD = Told(400, "GD-B004", 'guard: the limit of "$2" is reached')
+TOLD = ErrorAnswer(400, "GD-B004", 'guard: the limit of "$2" is reached')
 
 
 @pytest.mark.parametrize("dialect", Dialect)
