@@ -29,6 +29,7 @@ TINY: Final[dict[str, tuple[str, ...]]] = {
     "kill_beside_attackers": ("--kills", "1", "--attackers", "1", "--only", "trailer"),
     "limit_cases": ("--only", "gpt-4o-mini, serial, whole, max 300, nested"),
     "operator_pages": ("--events", "2000", "--rounds", "1", "--postgres", "POSTGRES"),
+    "proxy": ("--seconds", "0.2", "--rounds", "1", "--streams", "4"),
     "rates": ("--seconds", "0.05", "--rounds", "1", "--redis", "REDIS"),
     "scale": ("--replicas", "1", "--seconds", "0.3", "--rounds", "1", "--postgres", "POSTGRES",
               "--redis", "REDIS"),
