@@ -6,13 +6,20 @@ A refusal leaves the answer's request recorded as it is: it was made, and the ve
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterable, Awaitable, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
 
 from guard.breaker.exceptions import GuardError
 from guard.breaker.refusals import Refusal
 from guard.core.usage.tool_scan import ToolScanner
 from guard.scope.scope import Scope
+
+on_asking: Final[ContextVar[Callable[[bool], None] | None]] = ContextVar(
+    "guard_on_asking", default=None
+)
+"""Called with true when an answer begins to wait for a decision about a tool, which may be a
+person's, and with false when it goes on; None where nobody wants to know."""
 
 
 class ToolGate(Protocol):
@@ -111,13 +118,21 @@ class ToolWatch:
 
     async def settle_async(self) -> None:
         """Like :meth:`settle`; the caller's loop goes on meanwhile."""
-        while self._questions:
-            try:
+        if not self._questions:
+            return
+        asking = on_asking.get()
+        if asking is not None:
+            asking(True)
+        try:
+            while self._questions:
                 await self._gate.ask_async(self._scope, self._questions[0])
-            except (Refusal, GuardError) as exc:
-                self._refusal = exc
-                raise
-            del self._questions[0]
+                del self._questions[0]
+        except (Refusal, GuardError) as exc:
+            self._refusal = exc
+            raise
+        finally:
+            if asking is not None:
+                asking(False)
 
     def check(self, chunk: bytes, *, last: bool = False) -> None:
         """Scan the next bytes and settle what they ask for."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 import httpx
@@ -14,10 +16,18 @@ from guard.core.usage import Endpoint
 from guard.core.usage.vendors import is_free
 from guard.gateway.api.http import Scope, Send
 from guard.instrumentation import patching
+from guard.instrumentation.tool_watch import on_asking
 from guard.proxy import sessions
 from guard.proxy.headers import Pairs, sent_back, sent_upstream, value_of
 from guard.proxy.incoming import Incoming, ProgramGoneError, TooLargeError
-from guard.proxy.refusals import REFUSED, ErrorAnswer, dialect_of, told_of, unreachable
+from guard.proxy.refusals import (
+    REFUSED,
+    ErrorAnswer,
+    dialect_of,
+    keep_alive,
+    told_of,
+    unreachable,
+)
 from guard.proxy.upstreams import Destination
 from guard.scope.scope import current_scope
 
@@ -26,6 +36,11 @@ logger = logging.getLogger("guard.proxy")
 _STREAMS: Final = (
     "text/event-stream", "application/vnd.amazon.eventstream", "application/x-ndjson",
 )  # fmt: skip
+_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+
+KEEP_ALIVE_S: Final = 10.0
+"""How often a stream that waits for a person says that it lives; clients wait for a minute."""
+
 _STREAMED_ARRAY: Final = ":streamGenerateContent"
 """Where Gemini streams one JSON array, if it is not asked for events."""
 
@@ -79,6 +94,8 @@ class Exchange:
         # Whether the status has gone out, and whether an event may still follow what has.
         self._started = False
         self._can_append = False
+        # Whether what has gone out ends with a whole event.
+        self._at_boundary = True
 
     async def run(self) -> None:
         """Forward it, or tell the program why not."""
@@ -173,9 +190,39 @@ class Exchange:
             await self._whole(response.status_code, headers, chunks)
             return
         await self._start(response.status_code, headers)
-        async for chunk in chunks:
-            await self._body(chunk, more=True)
+        with self._kept_alive():
+            async for chunk in chunks:
+                await self._body(chunk, more=True)
         await self._body(b"", more=False)
+
+    @contextlib.contextmanager
+    def _kept_alive(self) -> Iterator[None]:
+        """While a person is asked about a tool, send what the vendor sends when it is silent."""
+        pulse = keep_alive(self._dialect) if self._can_append else None
+        if pulse is None:
+            yield
+            return
+        beats: asyncio.Task[None] | None = None
+
+        def asking(is_asked: bool) -> None:
+            nonlocal beats
+            if is_asked:
+                beats = asyncio.create_task(self._beat(pulse))
+            elif beats is not None:
+                beats.cancel()
+
+        on_asking.set(asking)  # of this task, which ends with the exchange
+        try:
+            yield
+        finally:
+            asking(False)
+
+    async def _beat(self, pulse: bytes) -> None:
+        """Send it again and again. The exchange's own task sends nothing meanwhile."""
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S)
+            if self._at_boundary:
+                await self._body(pulse, more=True)
 
     async def _whole(self, status: int, headers: Pairs, chunks: AsyncIterator[bytes]) -> None:
         """Send an answer once all of it is there: a refusal can still take its place."""
@@ -212,5 +259,6 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _body(self, body: bytes, *, more: bool) -> None:
+        self._at_boundary = body.endswith(_ENDS)
         self._counted.sent(len(body))
         await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -134,6 +134,16 @@ class ErrorAnswer:
                 return _sse(None, _error(self, dialect))
 
 
+def keep_alive(dialect: Dialect) -> bytes | None:
+    """Return what keeps a silent stream alive and says nothing; None where there is no such thing.
+
+    Lines that begin with a colon are comments (https://html.spec.whatwg.org, 9.2.6).
+    """
+    if dialect is Dialect.ANTHROPIC:
+        return b'event: ping\ndata: {"type": "ping"}\n\n'
+    return None if dialect in (Dialect.OLLAMA, Dialect.BEDROCK) else b": keep-alive\n\n"
+
+
 def told_of(error: BaseException) -> ErrorAnswer:
     """Return what a program is told of an exception of guard's."""
     code = str(getattr(error, "error_code", "GD-X000"))

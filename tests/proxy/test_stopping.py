@@ -26,7 +26,7 @@ from tests.guard.instrumentation.standin.server import StandIn
 from tests.support import tool_answers
 from tests.support.llm_vendor import vendor_process
 from tests.support.run_proxy import RunProxy, run_proxy
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 CHAT = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
 TINY = 1000
@@ -359,3 +359,40 @@ def test_no_key_prompt_or_answer_is_written_anywhere(
     written += json.dumps(gateway.admin.events())
     assert secret not in written
     assert prompt not in written
+
+
+@pytest.mark.parametrize(
+    ("shape", "path", "pulse", "approved"),
+    [
+        ("anthropic", "/anthropic/v1/messages", b"event: ping", True),
+        ("chat", "/openai/v1/chat/completions", b": keep-alive", True),
+        ("responses", "/openai/v1/responses", b": keep-alive", False),
+    ],
+)
+def test_a_stream_is_kept_alive_while_a_person_decides(
+    gateway: Gateway, vendor: StandIn, tmp_path: Path, workflow: str,
+    shape: str, path: str, pulse: bytes, approved: bool,
+) -> None:  # fmt: skip
+    vendor.instead = tool_answers.answer(shape, ["pay"], stream=True)
+    with run_proxy(gateway, tmp_path, to(vendor), workflow=workflow) as proxy:
+        gateway.admin.set_policy(
+            f"p-{proxy.key_id}", scope_kind="key", scope_id=proxy.key_id,
+            approval_tools=["pay"],
+        )  # fmt: skip
+        body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+        with httpx.stream("POST", proxy.url + path, json=body, timeout=WAIT_S) as response:
+            chunks = response.iter_raw()
+            said = b""
+            while pulse not in said:
+                said += next(chunks)
+            assert tool_answers.ARGUMENT.encode() not in said
+            (question,) = gateway.admin.approvals()
+            gateway.admin.answer_approval(question["approval_id"], approved=approved)
+            rest = b"".join(chunks)
+    if approved:
+        plain = said.replace(b": keep-alive\n\n", b"")
+        plain = plain.replace(b'event: ping\ndata: {"type": "ping"}\n\n', b"")
+        assert plain + rest == b"".join(vendor.instead.events)
+    else:
+        assert tool_answers.ARGUMENT.encode() not in rest
+        assert b"an operator refused the call" in rest
