@@ -29,6 +29,7 @@ def main() -> None:
 async def _serve(directory: Path, upstreams: dict[str, str], port: int) -> None:
     import guard
     from guard.gateway.server import base_url, bind
+    from guard.proxy.admission import OwnKey
     from guard.proxy.app import ProxyApp
     from guard.proxy.counts import ProxyCounts
     from guard.proxy.server import ProxyServer
@@ -46,7 +47,7 @@ async def _serve(directory: Path, upstreams: dict[str, str], port: int) -> None:
             reports.say_proxied(directory, requests)
 
     listening = bind("127.0.0.1", port)
-    app = ProxyApp(Upstreams(upstreams), ProxyCounts(), seen)
+    app = ProxyApp(Upstreams(upstreams), OwnKey(), ProxyCounts(), seen)
     server = ProxyServer(app, listening, connections_max=CONNECTIONS_MAX, own_user=True)
     loop = asyncio.get_running_loop()
     stdin = sys.stdin.fileno()

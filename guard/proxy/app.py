@@ -13,6 +13,7 @@ import httpx
 
 from guard.core.usage import find_endpoint
 from guard.gateway.api.http import Receive, Scope, Send
+from guard.proxy.admission import Admission
 from guard.proxy.counts import ProxyCounts
 from guard.proxy.exchange import Exchange
 from guard.proxy.incoming import Incoming
@@ -31,14 +32,20 @@ class ProxyApp:
 
     Args:
         upstreams: where paths lead.
+        admission: says whose requests they are.
         counts: what it has done.
         seen: called before each request to a model.
     """
 
     def __init__(
-        self, upstreams: Upstreams, counts: ProxyCounts, seen: Callable[[], None] = lambda: None
+        self,
+        upstreams: Upstreams,
+        admission: Admission,
+        counts: ProxyCounts,
+        seen: Callable[[], None] = lambda: None,
     ) -> None:
         self._upstreams = upstreams
+        self._admission = admission
         self._counts = counts
         self._seen = seen
         self._client = _client(ssl.create_default_context())
@@ -59,20 +66,28 @@ class ProxyApp:
             await _answer(send, 426, [(b"content-type", b"text/plain")], _UPGRADE)
             return
         try:
-            target = self._upstreams.find(path, scope["query_string"])
+            destination = self._upstreams.find(path, scope["query_string"])
         except NoUpstreamError as exc:
             told = ErrorAnswer(REFUSED, "GD-P002", f"guard: {exc}")
             await _answer(send, told.status, told.headers(), told.body(dialect_of("", None)))
             return
-        with self._counts.open(target.vendor) as counted:
-            await self._exchange(target, scope, Incoming(receive, counted), send, counted)
+        with self._counts.open(destination.vendor) as counted:
+            await self._exchange(destination, scope, Incoming(receive, counted), send, counted)
 
     async def _exchange(
-        self, target: Destination, scope: Scope, incoming: Incoming, send: Send, counted: Any
+        self, destination: Destination, scope: Scope, incoming: Incoming, send: Send, counted: Any
     ) -> None:
-        endpoint = find_endpoint(scope["method"], _host(target.origin), target.path)
+        endpoint = find_endpoint(scope["method"], _host(destination.origin), destination.path)
         exchange = Exchange(
-            self._client, target, endpoint, scope, incoming, send, counted, self._seen
+            self._client,
+            self._admission,
+            destination,
+            endpoint,
+            scope,
+            incoming,
+            send,
+            counted,
+            self._seen,
         )
         # In a task of its own: the program may go away at any moment, also while it waits in line.
         working = asyncio.create_task(exchange.run())

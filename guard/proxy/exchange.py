@@ -17,7 +17,7 @@ from guard.core.usage.vendors import is_free
 from guard.gateway.api.http import Scope, Send
 from guard.instrumentation import patching
 from guard.instrumentation.tool_watch import on_asking
-from guard.proxy import sessions
+from guard.proxy.admission import Admission
 from guard.proxy.headers import Pairs, sent_back, sent_upstream, value_of
 from guard.proxy.incoming import Incoming, ProgramGoneError, TooLargeError
 from guard.proxy.refusals import (
@@ -59,7 +59,8 @@ class Exchange:
 
     Args:
         client: sends upstream.
-        target: where to.
+        admission: says whose it is.
+        destination: where to.
         endpoint: of the model that works for it; None where none does, as far as is known.
         scope: of ASGI.
         incoming: the request.
@@ -71,7 +72,8 @@ class Exchange:
     def __init__(
         self,
         client: httpx.AsyncClient,
-        target: Destination,
+        admission: Admission,
+        destination: Destination,
         endpoint: Endpoint | None,
         scope: Scope,
         incoming: Incoming,
@@ -80,7 +82,8 @@ class Exchange:
         seen: Callable[[], None],
     ) -> None:
         self._client = client
-        self._target = target
+        self._admission = admission
+        self._destination = destination
         self._endpoint = endpoint
         self._method: str = scope["method"]
         self._headers: Pairs = scope["headers"]
@@ -88,7 +91,7 @@ class Exchange:
         self._send = send
         self._counted = counted
         self._seen = seen
-        self._dialect = dialect_of(target.vendor, endpoint)
+        self._dialect = dialect_of(destination.vendor, endpoint)
         # Of the request as it has arrived.
         self._length: str | None = None
         # Whether the status has gone out, and whether an event may still follow what has.
@@ -99,24 +102,13 @@ class Exchange:
 
     async def run(self) -> None:
         """Forward it, or tell the program why not."""
-        outer = current_scope.get()
-        current_scope.set(
-            outer.evolve(
-                agent=sessions.agent_of(self._headers) or outer.agent,
-                run_id=sessions.run_of(self._headers) or outer.run_id,
-            )
-        )
-        earlier = None if outer.entry is None else outer.entry.refused
+        earlier = self._earlier_refusal()
         if earlier is not None:  # it has ended the run: nothing of it goes upstream any more
             await self._tell(told_of(unwrap(earlier)))
             return
         try:
-            request = await self._request()
-            response = await self._client.send(request, stream=True)
-            try:
-                await self._answer(request, response)
-            finally:
-                await response.aclose()
+            async with self._admission.enter(self._headers, self._destination.key):
+                await self._forward()
             self._counted.answered()
         except _STOPS as exc:
             await self._tell(told_of(unwrap(exc)))
@@ -127,10 +119,22 @@ class Exchange:
         except httpx.InvalidURL as exc:
             await self._tell(ErrorAnswer(REFUSED, "GD-P002", f"guard: {exc}"))
         except httpx.TransportError as exc:
-            logger.info("%s: %s", self._target.origin, type(exc).__name__)
+            logger.info("%s: %s", self._destination.origin, type(exc).__name__)
             if self._started:
                 raise _BrokenStreamError from None
-            await self._tell(unreachable(httpx.URL(self._target.origin).host))
+            await self._tell(unreachable(httpx.URL(self._destination.origin).host))
+
+    def _earlier_refusal(self) -> BaseException | None:
+        entry = current_scope.get().entry
+        return None if entry is None else entry.refused
+
+    async def _forward(self) -> None:
+        request = await self._request()
+        response = await self._client.send(request, stream=True)
+        try:
+            await self._answer(request, response)
+        finally:
+            await response.aclose()
 
     # -- the request ---------------------------------------------------------------------------
 
@@ -148,10 +152,10 @@ class Exchange:
             content = await self._incoming.whole(None)
         request = httpx.Request(
             self._method,
-            self._target.url,
+            self._destination.url,
             headers=headers,
             content=content or None,
-            extensions={"target": self._target.target},
+            extensions={"target": self._destination.target},
         )
         self._length = request.headers.get("content-length")
         return request
@@ -164,9 +168,9 @@ class Exchange:
 
     def _check_unbounded(self) -> None:
         """Name a request that no model is known to answer; raise where it must not go out."""
-        observer, path = patching.active(), self._target.path
-        host = httpx.URL(self._target.origin).host
-        if observer is not None and not self._target.is_telemetry and not is_free(host, path):
+        observer, path = patching.active(), self._destination.path
+        host = httpx.URL(self._destination.origin).host
+        if observer is not None and not self._destination.is_telemetry and not is_free(host, path):
             observer.unmetered(host, path, "its path is not known")
 
     # -- the answer ----------------------------------------------------------------------------
@@ -180,7 +184,7 @@ class Exchange:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         # A stream that guard asks for its usage comes without what that adds: it gets shorter.
         is_changed = request.headers.get("content-length") != self._length
-        is_stream = kind in _STREAMS or self._target.path.endswith(_STREAMED_ARRAY)
+        is_stream = kind in _STREAMS or self._destination.path.endswith(_STREAMED_ARRAY)
         self._can_append = kind in _STREAMS
         headers = sent_back(
             response.headers.raw, length=not (is_stream and is_changed), coding=True

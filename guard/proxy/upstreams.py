@@ -52,12 +52,14 @@ class Destination:
         origin: scheme, host and port.
         target: raw path and query, as they are sent.
         path: the path without the query, as text.
+        key: of guard, where the path begins with ``/k/KEY``; for tools that send no headers.
     """
 
     vendor: str
     origin: str
     target: bytes
     path: str
+    key: str | None = attrs.field(default=None, repr=False)
 
     @property
     def url(self) -> str:
@@ -99,7 +101,11 @@ class Upstreams:
         """
         if not raw_path.isascii() or _DOTS.search(raw_path):
             raise NoUpstreamError("a path has no dot segments and only ASCII characters")
+        key = None
         vendor, slash, rest = raw_path[1:].decode("ascii").partition("/")
+        if vendor == "k":
+            key, _, rest = rest.partition("/")
+            vendor, slash, rest = rest.partition("/")
         if vendor == "custom":
             name, slash, rest = rest.partition("/")
             vendor = f"custom/{name}"
@@ -108,7 +114,8 @@ class Upstreams:
         if origin is None:
             origin, path = _regional(vendor, path)
         target = path.encode("ascii") or b"/"
-        return Destination(vendor, origin, target + b"?" + query if query else target, path)
+        target += b"?" + query if query else b""
+        return Destination(vendor, origin, target, path, key)
 
 
 def _regional(vendor: str, path: str) -> tuple[str, str]:
