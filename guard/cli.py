@@ -18,6 +18,7 @@ _LAZY: Final = {
         "run",
         "Put a program under guard: limited, watched, stopped.",
     ),
+    "proxy": ("guard.proxy.command", "proxy", "Serve programs in any language as a proxy."),
     "gateway": ("guard.gateway.cli.main", "gateway", "Run and operate the self-hosted gateway."),
     **{
         action: ("guard.gateway.cli.directives", action, summary)

@@ -12,12 +12,14 @@ import httpx
 
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal, unwrap
+from guard.breaker.rejection import CallerRejectedError
 from guard.core.usage import Endpoint
 from guard.core.usage.vendors import is_free
 from guard.gateway.api.http import Scope, Send
 from guard.instrumentation import patching
 from guard.instrumentation.tool_watch import on_asking
 from guard.proxy.admission import Admission
+from guard.proxy.callers import NoKeyError
 from guard.proxy.headers import Pairs, sent_back, sent_upstream, value_of
 from guard.proxy.incoming import Incoming, ProgramGoneError, TooLargeError
 from guard.proxy.refusals import (
@@ -26,6 +28,7 @@ from guard.proxy.refusals import (
     dialect_of,
     keep_alive,
     told_of,
+    unknown_caller,
     unreachable,
 )
 from guard.proxy.upstreams import Destination
@@ -110,6 +113,10 @@ class Exchange:
             async with self._admission.enter(self._headers, self._destination.key):
                 await self._forward()
             self._counted.answered()
+        except NoKeyError:
+            await self._tell(unknown_caller(named=False))
+        except CallerRejectedError:
+            await self._tell(unknown_caller(named=True))
         except _STOPS as exc:
             await self._tell(told_of(unwrap(exc)))
         except TooLargeError:

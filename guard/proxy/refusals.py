@@ -37,6 +37,7 @@ from guard.proxy.headers import Pairs
 
 REFUSED: Final = 400
 UNDECIDED: Final = 503
+UNKNOWN: Final = 401
 
 _ACTED_ON: Final = re.compile(
     r"prompt is too long|context[ _]length|context window|maximum context|too many tokens"
@@ -152,6 +153,14 @@ def told_of(error: BaseException) -> ErrorAnswer:
         return ErrorAnswer(UNDECIDED, code, sentence, error.retry_after)
     undecided = isinstance(error, GuardTransportError | GuardInfrastructureError)
     return ErrorAnswer(UNDECIDED if undecided else REFUSED, code, sentence)
+
+
+def unknown_caller(named: bool) -> ErrorAnswer:
+    """Return what is told where a request names no key of guard, or none that is valid."""
+    what = "this key is not valid; ask for another" if named else (
+        "name your key in the header x-guard-key, or as /k/KEY before the vendor in the base URL"
+    )  # fmt: skip
+    return ErrorAnswer(UNKNOWN, "GD-A003", f"guard: {what}")
 
 
 def unreachable(origin_host: str) -> ErrorAnswer:

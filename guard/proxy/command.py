@@ -1,0 +1,140 @@
+"""``guard proxy serve``: a proxy for a team, or for one person's tools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from pathlib import Path
+from typing import Final
+
+import click
+
+import guard
+from guard.breaker.exceptions import BreakerError, GuardBlockedException
+from guard.control.enforcement import refusal_in
+from guard.gateway.server import PortInUseError, base_url, bind
+from guard.gateway.services import logs
+from guard.proxy.admission import Admission, OwnKey
+from guard.proxy.app import ProxyApp
+from guard.proxy.callers import CallersKeys
+from guard.proxy.counts import ProxyCounts
+from guard.proxy.server import ProxyServer
+from guard.proxy.upstreams import Upstreams
+from guard.scope.scope import Scope
+
+PORT: Final = 8788
+
+logger = logging.getLogger("guard.proxy")
+
+
+@click.group()
+def proxy() -> None:
+    """Put programs in any language under guard, by a proxy for their LLM requests.
+
+    \b
+    For one program on this machine there is no need to start one:
+      guard run --limit '$2' -- claude
+    """
+
+
+def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Upstreams:
+    named = {}
+    for text in given:
+        name, equals, url = text.partition("=")
+        if not equals:
+            raise click.BadParameter(
+                f"{text!r} is no NAME=URL, such as custom/own=https://llm.example"
+            )
+        named[name.strip()] = url
+    try:
+        return Upstreams(named)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from None
+
+
+@proxy.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65535),
+              help="0 for a free one.")  # fmt: skip
+@click.option("--local", is_flag=True,
+              help="For one person: charge this user's local gateway, without keys.")  # fmt: skip
+@click.option("--upstream", "upstreams", multiple=True, metavar="NAME=URL", callback=_upstreams,
+              help="Another address for a vendor, or custom/NAME for one more. Repeatable.")  # fmt: skip
+@click.option("--allow-unseen", is_flag=True,
+              help="Let requests pass that no model is known to answer.")  # fmt: skip
+@click.option(
+    "--connections-max", default=4096, show_default=True, type=click.IntRange(1, 1_000_000)
+)
+@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Serve TLS with this certificate chain (PEM).")  # fmt: skip
+@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Its key, if that is in a file of its own.")  # fmt: skip
+@click.option("--log-level", default="warning", show_default=True,
+              type=click.Choice(["debug", "info", "warning", "error"]))  # fmt: skip
+def serve(
+    host: str,
+    port: int,
+    local: bool,
+    upstreams: Upstreams,
+    allow_unseen: bool,
+    connections_max: int,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    log_level: str,
+) -> None:
+    """Serve until interrupted.
+
+    Each request names the key of guard that it is charged to: in the header x-guard-key, or as
+    /k/KEY at the beginning of the path. The proxy itself needs a key of role proxy
+    (GUARD_API_URL, GUARD_API_KEY). It keeps nothing: run as many as you like behind one address.
+
+    \b
+    Examples:
+      guard proxy serve --local
+      GUARD_API_KEY=gk_... guard proxy serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+    Then, for a program:
+      export ANTHROPIC_BASE_URL=http://127.0.0.1:8788/anthropic
+      export OPENAI_BASE_URL=http://127.0.0.1:8788/openai/v1
+    """
+    logs.configure(log_level, "text")
+    if tls_key is not None and tls_cert is None:
+        raise click.UsageError("--tls-key needs --tls-cert")
+    tls = None if tls_cert is None else (tls_cert, tls_key or tls_cert)
+    admission: Admission = OwnKey(by_tool=True) if local else CallersKeys()
+    try:
+        with contextlib.closing(bind(host, port)) as listening:
+            runtime = guard.init(api_url="local" if local else None)
+            if not allow_unseen:
+                runtime.instrumentation.refuse_unseen = _refuse
+            app = ProxyApp(upstreams, admission, ProxyCounts())
+            server = ProxyServer(
+                app, listening, connections_max=connections_max, own_user=local, tls=tls
+            )
+            url = base_url(listening, "http" if tls is None else "https")
+            click.echo(f"guard proxy: {url}/VENDOR, for example {url}/anthropic; Ctrl-C ends it")
+            asyncio.run(_serve(server))
+    except PortInUseError:
+        raise click.ClickException(
+            f"port {port} on {host} is in use; choose another --port"
+        ) from None
+    except OSError as exc:
+        raise click.ClickException(f"{host}: {exc.strerror or exc}") from None
+    except BreakerError as exc:
+        raise click.ClickException(str(exc)) from None
+    finally:
+        guard.shutdown()
+
+
+async def _serve(server: ProxyServer) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    await server.serve()
+
+
+def _refuse(reason: str, scope: Scope) -> None:
+    """Refuse a request that cannot be held."""
+    text = f"{reason}; start the proxy with --allow-unseen to let it pass"
+    raise refusal_in(scope, GuardBlockedException(workflow_id=scope.workflow_id, reason=text))
