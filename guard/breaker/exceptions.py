@@ -129,6 +129,13 @@ class GuardAuthError(GuardAuthenticationError):
         self.status_code = status_code
 
 
+class CallerRejectedError(GuardAuthError):
+    """A proxy named a caller whose key is unknown, revoked, expired, or not for that proxy (401)."""
+
+    error_code = "GD-A004"
+    user_action = "Ask the operator for a valid API key; the one that was given is not."
+
+
 class GuardTransportError(GuardError):
     """The gateway cannot be reached, or its response is not a valid reply."""
 

@@ -34,7 +34,9 @@ _ids = IdFactory()
 class Boundary:
     """Base of the context managers. An instance is one entry; a decorator makes one per call."""
 
-    kind: Literal["workflow", "chain", "span", "agent", "user", "tags", "options", "ask"]
+    kind: Literal[
+        "workflow", "chain", "span", "agent", "user", "tags", "options", "ask", "caller"
+    ]  # fmt: skip
     enforces = False
     """Whether it needs a runtime, because budgets and directives apply to it."""
 
