@@ -130,7 +130,7 @@ class GuardAuthError(GuardAuthenticationError):
 
 
 class CallerRejectedError(GuardAuthError):
-    """A proxy named a caller whose key is unknown, revoked, expired, or not for that proxy (401)."""
+    """A proxy named a caller with a key that is unknown, ended, or not for that proxy (401)."""
 
     error_code = "GD-A004"
     user_action = "Ask the operator for a valid API key; the one that was given is not."

@@ -70,6 +70,7 @@ class Subscriber:
         recalled: called with the leases whose unused money the gateway wants back at once, and for
             how long, in seconds, what is not used from then on.
         room: called with the calls that wait in line and are to ask again.
+        key_ended: called when the gateway has closed the socket because the key ended.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Subscriber:
         asks: AskChannel,
         recalled: Callable[[list[str], float], None],
         room: Callable[[list[str]], None],
+        key_ended: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._client = client
@@ -94,6 +96,7 @@ class Subscriber:
         self._asks = asks
         self._recalled = recalled
         self._room = room
+        self._key_ended = key_ended
         # All state belongs to the background loop.
         self._channel: Channel = "none"
         # The open socket, None while there is none.
@@ -214,6 +217,8 @@ class Subscriber:
             raise ChannelError("the gateway closed the control socket") from None
         except control_socket.Failure as exc:
             self._restarts = control_socket.is_restart(exc)
+            if control_socket.is_end_of_key(exc):
+                self._key_ended()
             raise ChannelError(f"{type(exc).__name__}: {exc}") from None
 
     async def _listen_on(

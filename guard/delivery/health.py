@@ -32,6 +32,7 @@ class Health:
 
     Attributes:
         sent: events that the gateway accepted.
+        rejection: why the gateway refuses the key; None once it has taken it.
         is_closed: whether delivery has ended: what is still in the buffer then, and what comes
             later, is lost.
     """
@@ -43,6 +44,7 @@ class Health:
         self.protocol: int | None = None
         self.poll_interval_ms = 1000
         self.misconfigured = False
+        self.rejection: GuardAuthenticationError | None = None
         self.gate_unavailable = False
         self.last_contact_ms: int | None = None
         self.last_error_code: str | None = None
@@ -79,6 +81,7 @@ class Health:
                 self.misconfigured = True
             return
         self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
+        self.rejection = exc if isinstance(exc, GuardAuthenticationError) else None
         self.last_contact_ms = time.time_ns() // 1_000_000
         self.lost_at_contact = self._lost_later + self._buffer.dropped
 

@@ -32,13 +32,13 @@ from guard.core.wire.events import (
 )
 from guard.core.wire.fields import (
     AROUND_MAX,
+    CALLER_SEPARATOR,
     CAPABILITIES_PATH,
     CONTROL_PATH,
     CONTROL_SUBPROTOCOL,
     CONTROL_WS_PATH,
     EVENT_TOKENS_MAX,
     EVENTS_PATH,
-    CALLER_SEPARATOR,
     FEATURE_APPROVAL_NOTES,
     FEATURE_CALLERS,
     FEATURE_GATE_WS,
@@ -95,13 +95,13 @@ from guard.core.wire.text import fitted, flaw_in_text, require_name
 
 __all__ = [
     "AROUND_MAX",
+    "CALLER_SEPARATOR",
     "CAPABILITIES_PATH",
     "CONTROL_PATH",
     "CONTROL_SUBPROTOCOL",
     "CONTROL_WS_PATH",
     "EVENTS_PATH",
     "EVENT_TOKENS_MAX",
-    "CALLER_SEPARATOR",
     "FEATURE_APPROVAL_NOTES",
     "FEATURE_CALLERS",
     "FEATURE_GATE_WS",

@@ -77,9 +77,7 @@ class HealthRoutes:
         headers = headers_of(request.scope)
         body = await read_body(headers, request.receive, self._settings.max_batch_bytes)
         self._authenticator.check_protocol(headers)
-        identity = await self._authenticator.authenticate(
-            request.scope, headers, body, alone=True
-        )
+        identity = await self._authenticator.authenticate(request.scope, headers, body, alone=True)
         reply = wire.Capabilities(
             protocol=wire.PROTOCOL_VERSION,
             min_sdk_version=wire.SDK_MIN_VERSION_FOR_V3,
