@@ -29,7 +29,7 @@ from guard.hooks import ErrorContext, fire
 from guard.loop.threads import in_thread
 from guard.messages import format_user_message
 from guard.runtime import active as _active
-from guard.runtime.account import Account
+from guard.runtime.account import KeyAccount, account_in
 from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Scope, current_scope
@@ -162,9 +162,9 @@ def _recording_runtime() -> GuardRuntime:
     return runtime
 
 
-def _recording_account() -> Account:
+def _recording_account() -> KeyAccount:
     """Like :func:`_recording_runtime`, for the current scope's caller."""
-    return _active.account_in(current_scope.get(), _recording_runtime())
+    return account_in(current_scope.get(), _recording_runtime())
 
 
 def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
@@ -282,7 +282,7 @@ def track_llm(
     scope = _scope()
     fields = scope._event_fields or scope.event_fields
     at_ns = _time_ns()
-    account: Account = runtime if scope.caller is None else _active.account_in(scope, runtime)
+    account: KeyAccount = runtime if scope.caller is None else account_in(scope, runtime)
     events = account.events
     ids = events.ids
     serial = next(ids.count)
@@ -325,7 +325,7 @@ def _nothing_decided() -> dict[str, Any]:
     }
 
 
-def _newest_decision(account: Account, scope: Scope) -> dict[str, Any]:
+def _newest_decision(account: KeyAccount, scope: Scope) -> dict[str, Any]:
     enforcement = account.enforcement
     control = enforcement.control
     decision = account.decisions.newest(scope, control)

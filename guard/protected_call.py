@@ -30,7 +30,7 @@ from guard.core.leases import Grant, Question, Subject
 from guard.facade import ready_runtime, ready_runtime_async
 from guard.instrumentation import patching
 from guard.runtime import active
-from guard.runtime.account import Account
+from guard.runtime.account import KeyAccount, account_in
 from guard.scope.scope import CallRecord, Entry, Scope, current_scope
 from guard.scope.span_ids import call_scope
 from guard.scope.wrapping import Edge
@@ -105,7 +105,7 @@ class ProtectedCall(Edge):
         "tool_call",
     )
 
-    _runtime: Account
+    _runtime: KeyAccount
     _record: CallRecord
     _entry: Entry
     _call_scope: Scope
@@ -195,7 +195,7 @@ class ProtectedCall(Edge):
         finally:
             del exc  # its traceback refers to this frame
 
-    def _is_covered(self, runtime: Account) -> bool:
+    def _is_covered(self, runtime: KeyAccount) -> bool:
         """Open the call's scope, check it, and cover the call without a round trip, if that can be.
 
         By what the gateway has said when a model named this tool, else by the lane's lease.
@@ -208,7 +208,7 @@ class ProtectedCall(Edge):
         if outer.options is not None and outer.options.tool_name is not None:
             target = self._target = attrs.evolve(target, tool_name=outer.options.tool_name)
         if outer.caller is not None:
-            runtime = active.account_in(outer, runtime)
+            runtime = account_in(outer, runtime)
         self._runtime = runtime
         self._began_s = now_s = time.monotonic()
         if now_s >= patching.next_look_s:  # the body's requests must be seen
@@ -235,7 +235,7 @@ class ProtectedCall(Edge):
             decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)
         return True
 
-    def _is_covered_if_allowed(self, runtime: Account, scope: Scope, now_s: float) -> bool:
+    def _is_covered_if_allowed(self, runtime: KeyAccount, scope: Scope, now_s: float) -> bool:
         """Check a call for which more than a lease decides, and cover it if that can be."""
         target = self._target
         runtime.enforcement.check(scope)
@@ -252,7 +252,7 @@ class ProtectedCall(Edge):
             decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)
         return True
 
-    def _joins(self, runtime: Account) -> bool:
+    def _joins(self, runtime: KeyAccount) -> bool:
         """Tell whether this is a tool call that another watcher has asked about."""
         target, scope = self._target, self._call_scope
         found = runtime.tools.take(

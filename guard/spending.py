@@ -12,7 +12,7 @@ from guard.core import wire
 from guard.facade import name_of, ready_runtime, ready_runtime_async
 from guard.hooks import ErrorContext, fire, fire_async
 from guard.runtime import active
-from guard.runtime.account import Account
+from guard.runtime.account import KeyAccount, account_in
 from guard.scope.scope import current_scope
 
 if TYPE_CHECKING:  # the session imports httpx and websockets
@@ -122,7 +122,7 @@ def spend(workflow: str | None = None, *, run: str | None = None) -> Spend:
     query = _query(workflow, run)
     if active.is_off():
         return Spend(query["workflow"], run_id=query.get("run"))
-    account = active.account_in(current_scope.get(), ready_runtime())
+    account = account_in(current_scope.get(), ready_runtime())
     try:
         reply = account.link.ask(functools.partial(_ask, query=query), account.settings.timeout_s)
     except GuardError as exc:
@@ -143,7 +143,7 @@ async def spend_async(workflow: str | None = None, *, run: str | None = None) ->
     query = _query(workflow, run)
     if active.is_off():
         return Spend(query["workflow"], run_id=query.get("run"))
-    account = active.account_in(current_scope.get(), await ready_runtime_async())
+    account = account_in(current_scope.get(), await ready_runtime_async())
     question = functools.partial(_ask, query=query)
     try:
         reply = await account.link.ask_async(question, account.settings.timeout_s)
@@ -179,7 +179,7 @@ async def _ask(session: Session, query: dict[str, str]) -> wire.SpendReply:
     return await session.client.spend(query)
 
 
-def _spend(account: Account, reply: wire.SpendReply) -> Spend:
+def _spend(account: KeyAccount, reply: wire.SpendReply) -> Spend:
     limits = [
         SpendLimit(
             each.scope or "",

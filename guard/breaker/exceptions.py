@@ -126,14 +126,9 @@ class GuardAuthError(GuardAuthenticationError):
         self, message: str = "", *, error_code: str | None = None, status_code: int = 401
     ) -> None:
         super().__init__(message, error_code=error_code)
+        if error_code == "GD-A005":
+            self.user_action = "Use a key of role proxy, which the gateway's operator makes."
         self.status_code = status_code
-
-
-class CallerRejectedError(GuardAuthError):
-    """A proxy named a caller with a key that is unknown, ended, or not for that proxy (401)."""
-
-    error_code = "GD-A004"
-    user_action = "Ask the operator for a valid API key; the one that was given is not."
 
 
 class GuardTransportError(GuardError):

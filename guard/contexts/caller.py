@@ -6,13 +6,14 @@ from typing import Any, Self
 
 from guard.breaker.exceptions import GuardConfigError
 from guard.breaker.refusals import unwrap
+from guard.breaker.rejection import CallerRejectedError
 from guard.contexts.boundary import Boundary, span_below
 from guard.core.wire import require_name
 from guard.facade import enforcing_runtime_async
-from guard.runtime.callers import Caller
+from guard.runtime.callers import CallerAccount as Caller
 from guard.scope.scope import Entry, Scope
 
-__all__ = ["Caller", "caller", "introduce"]
+__all__ = ["Caller", "CallerRejectedError", "caller", "introduce"]
 
 
 async def introduce(api_key: str) -> Caller:

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from guard.breaker.refusals import error_at_edge
 from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, this_thread
-from guard.runtime.account import Account
+from guard.runtime.account import KeyAccount
 from guard.runtime.active import active_account
 from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.wrapping import Edge, wrap_function
@@ -50,7 +50,7 @@ class _CarriedCall(Edge):
         self._entry = Entry(scope)
         super().__init__(scope if scope.entry is None else scope.at(self._entry))
         # Set while the function runs, and then only if a kill can concern it.
-        self._account: Account | None = None
+        self._account: KeyAccount | None = None
         self.body: ThreadBody | None = None
 
     def enter(self, *, in_task: bool) -> None:

@@ -32,6 +32,7 @@ class Health:
 
     Attributes:
         sent: events that the gateway accepted.
+        stands_by: whether the key is a proxy's own, which has no control channel.
         rejection: why the gateway refuses the key; None once it has taken it.
         is_closed: whether delivery has ended: what is still in the buffer then, and what comes
             later, is lost.
@@ -46,6 +47,7 @@ class Health:
         self.misconfigured = False
         self.rejection: GuardAuthenticationError | None = None
         self.gate_unavailable = False
+        self.stands_by = False
         self.last_contact_ms: int | None = None
         self.last_error_code: str | None = None
         self.sent = 0
@@ -139,6 +141,7 @@ class Health:
             unseen_hosts=bool(unseen_hosts),
             unhooked_clients=bool(unhooked_clients),
             gate_unavailable=self.gate_unavailable,
+            stands_by=self.stands_by,
         )
         state = derive_state(facts)
         reachable = state in ("ok", "degraded")

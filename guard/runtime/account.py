@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import attrs
 
@@ -25,6 +25,7 @@ from guard.core import wire
 from guard.core.leases import Desk, LeaseBook
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.loop import Admission, BackgroundLoop, Concurrency
+from guard.scope.scope import Scope
 from guard.session.event_pipeline import EventPipeline
 from guard.session.exit_hooks import ExitHooks
 from guard.session.link import Link
@@ -58,7 +59,7 @@ class ProcessParts:
     local_gateway: LocalGateway | None = None
 
 
-class Account:
+class KeyAccount:
     """Everything that is one key's own, so that nothing of it can be mistaken for another's.
 
     Args:
@@ -186,3 +187,8 @@ class Account:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.settings.api_url} pid={os.getpid()}>"
+
+
+def account_in(scope: Scope, own: KeyAccount) -> KeyAccount:
+    """Return the account that a scope belongs to: a caller's, or the process's own."""
+    return own if scope.caller is None else cast("KeyAccount", scope.caller)

@@ -11,7 +11,7 @@ from guard.breaker.exceptions import GuardConfigError
 from guard.settings import LOCAL, MODE_VARIABLE
 
 if TYPE_CHECKING:  # constructing a runtime installs it, so this module is below it
-    from guard.runtime.account import Account
+    from guard.runtime.account import KeyAccount
     from guard.runtime.runtime import GuardRuntime
     from guard.scope.scope import Scope
 
@@ -32,14 +32,11 @@ def active_runtime() -> GuardRuntime | None:
     return current
 
 
-def account_in(scope: Scope, own: Account) -> Account:
-    """Return the account that a scope belongs to: a caller's, or the process's own."""
-    return own if scope.caller is None else cast("Account", scope.caller)
-
-
-def active_account(scope: Scope) -> Account | None:
+def active_account(scope: Scope) -> KeyAccount | None:
     """Return the account that a scope belongs to; None without a runtime."""
-    return None if current is None else account_in(scope, current)
+    if current is None or scope.caller is None:
+        return current
+    return cast("KeyAccount", scope.caller)
 
 
 def is_off() -> bool:

@@ -10,8 +10,7 @@ from guard.control.bodies import TaskRequest
 from guard.control.threads import ThreadRequest
 from guard.core.request_bound import RequestBound
 from guard.instrumentation.request_gate import PutLimit, takes_no_limit
-from guard.runtime.account import Account
-from guard.runtime.active import account_in
+from guard.runtime.account import KeyAccount, account_in
 from guard.scope.scope import Scope, current_scope
 
 
@@ -25,7 +24,7 @@ class ByScope:
         own: the account of what is in no caller's scope.
     """
 
-    def __init__(self, own: Account) -> None:
+    def __init__(self, own: KeyAccount) -> None:
         self.requests = _Requests(own)
         self.tools = _Tools(own)
         self._own = own
@@ -54,7 +53,7 @@ class ByScope:
 class _Requests:
     """The gate of LLM requests."""
 
-    def __init__(self, own: Account) -> None:
+    def __init__(self, own: KeyAccount) -> None:
         self._own = own
 
     def hold(self, scope: Scope, bound: RequestBound) -> RequestHold | None:
@@ -77,7 +76,7 @@ class _Requests:
 class _Tools:
     """The tool policy."""
 
-    def __init__(self, own: Account) -> None:
+    def __init__(self, own: KeyAccount) -> None:
         self._own = own
 
     def applies(self, scope: Scope) -> bool:

@@ -19,15 +19,16 @@ import attrs
 
 from guard.breaker.exceptions import (
     BreakerTransportError,
-    CallerRejectedError,
     GuardAuthenticationError,
+    GuardAuthError,
     GuardError,
     GuardProtocolError,
     was_shut_down,
 )
+from guard.breaker.rejection import CallerRejectedError
 from guard.core import wire
 from guard.loop import LoopClosedError
-from guard.runtime.account import Account, ProcessParts
+from guard.runtime.account import KeyAccount, ProcessParts
 from guard.scope.scope import Entry
 from guard.settings import DEFAULT_WORKFLOW, Settings
 from guard.state import GuardStatus
@@ -47,7 +48,7 @@ _SWEEP_S: Final = 5.0
 _CLOSE_S: Final = 2.0
 
 
-class Caller(Account):
+class CallerAccount(KeyAccount):
     """The account of somebody for whom this process works. Any thread.
 
     Args:
@@ -166,19 +167,19 @@ class Callers:
         first: called before the first caller is taken in.
     """
 
-    def __init__(self, own: Account, parts: ProcessParts, first: Callable[[], None]) -> None:
+    def __init__(self, own: KeyAccount, parts: ProcessParts, first: Callable[[], None]) -> None:
         self._own = own
         self._parts = parts
         self._first = first
         # Written on the background loop; any thread reads it. By the hash of the key.
-        self._accounts: dict[str, Caller] = {}
+        self._accounts: dict[str, CallerAccount] = {}
         self._rejected: OrderedDict[str, _Rejected] = OrderedDict()
         # Introductions under way, which all that ask at once share.
-        self._introducing: dict[str, asyncio.Task[Caller]] = {}
+        self._introducing: dict[str, asyncio.Task[CallerAccount]] = {}
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
-    def active(self) -> list[Caller]:
+    def active(self) -> list[CallerAccount]:
         """The accounts that are open."""
         return list(self._accounts.values())
 
@@ -189,7 +190,7 @@ class Callers:
         self._introducing = {}
         self._sweeping = None
 
-    async def introduce(self, api_key: str) -> Caller:
+    async def introduce(self, api_key: str) -> CallerAccount:
         """Return the account of a caller; see ``guard.contexts.caller.introduce``."""
         hashed = hashlib.sha256(api_key.encode("utf-8", "replace")).hexdigest()
         now_s = time.monotonic()
@@ -216,7 +217,7 @@ class Callers:
 
     # -- on the background loop -------------------------------------------------------------------
 
-    async def _introduce(self, hashed: str) -> Caller:
+    async def _introduce(self, hashed: str) -> CallerAccount:
         task = self._introducing.get(hashed)
         if task is None:
             loop = asyncio.get_running_loop()
@@ -225,13 +226,13 @@ class Callers:
             task.add_done_callback(lambda ended: self._introduced(hashed, ended))
         return await asyncio.shield(task)
 
-    def _introduced(self, hashed: str, task: asyncio.Task[Caller]) -> None:
+    def _introduced(self, hashed: str, task: asyncio.Task[CallerAccount]) -> None:
         if self._introducing.get(hashed) is task:
             del self._introducing[hashed]
         if not task.cancelled():
             task.exception()  # retrieved, even when nobody waits any more
 
-    async def _verified(self, hashed: str) -> Caller:
+    async def _verified(self, hashed: str) -> CallerAccount:
         """Have the gateway verify a key; open its account, unless it is open.
 
         Raises:
@@ -248,7 +249,7 @@ class Callers:
         await self._require_proxy()
         api_key = f"{self._own.settings.api_key}{wire.CALLER_SEPARATOR}{hashed}"
         settings = attrs.evolve(self._own.settings, api_key=api_key)
-        account = Caller(settings, self._parts, hashed[:_LABEL_LENGTH])
+        account = CallerAccount(settings, self._parts, hashed[:_LABEL_LENGTH])
         account.link.key_limit = self._own.link.key_limit
         await account.link.open_verified()
         if not self._accounts:
@@ -269,7 +270,7 @@ class Callers:
         if wire.FEATURE_CALLERS not in (session.features or ()):
             raise GuardProtocolError("the gateway is older than this SDK: it knows no callers")
         if not session.is_proxys:
-            raise GuardAuthenticationError(
+            raise GuardAuthError(
                 "only a key of role proxy may name callers; this process has another one",
                 error_code="GD-A005",
             )
@@ -287,12 +288,12 @@ class Callers:
                 if now_s >= rejected.until_s:
                     self._rejected.pop(hashed, None)
 
-    def _close_soon(self, hashed: str, account: Caller) -> None:
+    def _close_soon(self, hashed: str, account: CallerAccount) -> None:
         if self._accounts.get(hashed) is account:
             del self._accounts[hashed]
             self._parts.background.spawn(lambda: self._close(account), name="guard-caller-ends")
 
-    async def _close(self, account: Caller) -> None:
+    async def _close(self, account: CallerAccount) -> None:
         try:
             await account.end(time.monotonic() + _CLOSE_S, flush=True)
         finally:
@@ -350,7 +351,7 @@ class Callers:
             if account.events.waiting and session is not None:
                 session.flusher.store_rest()
 
-    async def _deliver(self, ends_s: float, accounts: list[Caller]) -> None:
+    async def _deliver(self, ends_s: float, accounts: list[CallerAccount]) -> None:
         await asyncio.gather(*(account.events.deliver(ends_s) for account in accounts))
 
     # -- the end ----------------------------------------------------------------------------------
@@ -386,6 +387,6 @@ class Callers:
             buffer_size=sum(each.buffer_size for each in lost),
         )
 
-    async def _end_all(self, ends_s: float, accounts: list[Caller], flush: bool) -> None:
+    async def _end_all(self, ends_s: float, accounts: list[CallerAccount], flush: bool) -> None:
         endings = (account.end(ends_s, flush=flush) for account in accounts)
         await asyncio.gather(*endings, return_exceptions=True)

@@ -23,7 +23,7 @@ from guard.instrumentation import Instrumentation
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.loop import BackgroundLoop
 from guard.runtime import active, debug_log
-from guard.runtime.account import Account, ProcessParts
+from guard.runtime.account import KeyAccount, ProcessParts
 from guard.runtime.by_scope import ByScope
 from guard.runtime.callers import Callers
 from guard.scope.scope import set_process_scope
@@ -47,7 +47,7 @@ _OWN_SHARE: Final = 0.3
 """Share of a shutdown's time that callers leave to the process's own events."""
 
 
-class GuardRuntime(Account):
+class GuardRuntime(KeyAccount):
     """The SDK at work in one process: at most one is active at a time (spec part 2).
 
     ``guard.init()`` creates one from arguments and the environment; construct it directly to set

@@ -240,6 +240,7 @@ class Session:
 
     def _stand_by(self) -> None:
         """A proxy's own key is good for its callers only: look from time to time whether it is."""
+        self._health.stands_by = True
         for task in self._services:
             task.cancel()
         self._services = []

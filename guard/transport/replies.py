@@ -11,7 +11,6 @@ from typing import Final
 import attrs
 
 from guard.breaker.exceptions import (
-    CallerRejectedError,
     GuardAuthenticationError,
     GuardAuthError,
     GuardBackendError,
@@ -28,6 +27,7 @@ from guard.breaker.exceptions import (
     WorkflowKilledInterrupt,
     WorkflowPausedException,
 )
+from guard.breaker.rejection import CallerRejectedError
 from guard.core.retry import RETRY_AFTER_MAX_S, retry_after_s
 from guard.core.wire import CAPABILITIES_PATH, CONTROL_PATH, EVENTS_PATH, Problem, salvage
 

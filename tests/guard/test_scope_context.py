@@ -422,7 +422,7 @@ class TestChain:
             with guard.chain(f"never-closed-{number}", op="start"):
                 pass
         assert len(work._open_chains) <= 10_000
-        assert "never-closed-10099" in work._open_chains
+        assert ("", "never-closed-10099") in work._open_chains
         work._open_chains.clear()
 
     def test_a_chain_opened_by_one_thread_is_continued_by_another(self) -> None:
