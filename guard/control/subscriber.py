@@ -217,15 +217,15 @@ class Subscriber:
             raise ChannelError("the gateway closed the control socket") from None
         except control_socket.Failure as exc:
             self._restarts = control_socket.is_restart(exc)
-            if control_socket.is_end_of_key(exc):
-                self._key_ended()
             raise ChannelError(f"{type(exc).__name__}: {exc}") from None
 
     async def _listen_on(
         self, socket: ControlConnection, nonce: str, position: tuple[int, str]
     ) -> None:
+        from guard.control.control_socket import is_end_of_key  # loaded by now
+
         self._socket = socket
-        self._asks_open = False
+        self._asks_open = ends_key = False
         try:
             # First the hello, then the replay of what was missed, then new messages as they come.
             hello = self._open_frame(await socket.recv(), nonce)
@@ -236,9 +236,14 @@ class Subscriber:
                 await self._take_what_came(socket, nonce)
                 self._note_position(hello.seq)
                 self._open_asks(socket, nonce, hello.seq)
+        except Exception as exc:
+            ends_key = is_end_of_key(exc)
+            raise
         finally:
             self._asks_open = False
             self._asks.closed()
+            if ends_key:  # leases are not even good for a moment
+                self._key_ended()
             self._socket = None
             self._greeted_here = False
 

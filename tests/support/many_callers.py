@@ -14,7 +14,11 @@ import attrs
 import httpx
 
 import guard
-from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
+from guard.breaker.exceptions import (
+    BreakerTransportError,
+    GuardError,
+    WorkflowKilledInterrupt,
+)
 from guard.contexts.caller import Caller, caller, introduce
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway
@@ -98,6 +102,11 @@ class Organisation:
         (balance,) = self.admin.ledger()
         return int(balance["committed_nanousd"])
 
+    def in_doubt(self) -> int:
+        """Return what of it was charged without an answer that shows it."""
+        found = self.admin.events(type="llm")
+        return sum(each["cost_nanousd"] for each in found if "in_doubt" in each["flags"])
+
 
 @attrs.define
 class Customer:
@@ -179,9 +188,11 @@ class Process:
     Attributes:
         a, a2: of the organisation ``own``.
         b: of the organisation ``other``.
+        loses_events: whether some end with a key that is no longer valid.
     """
 
     gateway: Gateway
+    url: str
     own: Organisation
     other: Organisation
     a: Customer
@@ -191,6 +202,7 @@ class Process:
     proxy_id: str
     vendor: Vendor
     runtime: GuardRuntime
+    loses_events: bool = False
 
     @property
     def customers(self) -> list[Customer]:
@@ -199,18 +211,31 @@ class Process:
 
     async def started(self, **settings: Any) -> None:
         """Start the runtime, and introduce everybody."""
-        self.runtime = await GuardRuntime.start(self.proxy, self.gateway.base_url, **settings)
+        self.runtime = await GuardRuntime.start(self.proxy, self.url, **settings)
         for each in self.customers:
             await each.introduced()
 
     async def delivered(self) -> None:
-        """Deliver what everybody's programs have used."""
-        await asyncio.to_thread(self.runtime.flush, 60)
+        """Deliver what everybody's programs have used, once the gateway can be reached again."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return await asyncio.to_thread(self.runtime.flush, 60)
+                except BreakerTransportError:
+                    await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
-async def process_for(gateway: Gateway, **settings: Any) -> AsyncIterator[Process]:
-    """Start one: two organisations, three callers, a vendor; the ledger adds up in the end."""
+async def process_for(
+    gateway: Gateway, url: str | None = None, **settings: Any
+) -> AsyncIterator[Process]:
+    """Start one: two organisations, three callers, a vendor; the ledger adds up in the end.
+
+    Args:
+        gateway: of the organisations.
+        url: by which the process reaches it, if there is something in between.
+        settings: of the runtime.
+    """
     own, other = await asyncio.to_thread(
         lambda: (Organisation.of(gateway), Organisation.of(gateway))
     )
@@ -228,14 +253,25 @@ async def process_for(gateway: Gateway, **settings: Any) -> AsyncIterator[Proces
                 Customer(name, organisation, key["api_key"], key["key"]["key_id"], vendor, http)
             )
         process = Process(
-            gateway, own, other, *customers, made["api_key"], made["key"]["key_id"], vendor, None
+            gateway,
+            url or gateway.base_url,
+            own,
+            other,
+            *customers,
+            made["api_key"],
+            made["key"]["key_id"],
+            vendor,
+            None,
         )  # type: ignore[arg-type]
         await process.started(**settings)
         try:
             yield process
         finally:
             vendor.goes_on.set()
-            await asyncio.to_thread(process.runtime.shutdown, 60)
+            with contextlib.ExitStack() as stack:
+                if process.loses_events:
+                    stack.enter_context(contextlib.suppress(BreakerTransportError))
+                await asyncio.to_thread(process.runtime.shutdown, 60)
             server.close()
     problems = await asyncio.to_thread(gateway.admin.verify_ledger)
     assert problems["problems"] == []
