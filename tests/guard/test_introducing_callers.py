@@ -346,14 +346,17 @@ async def test_each_is_charged_what_it_is_billed_and_within_its_limit(
                 tokens = dice.randrange(1, 20)
                 outcomes.append(await each.request(run_id="same", max_tokens=tokens))
 
+        is_over = asyncio.Event()
+
         async def trouble() -> None:
-            while True:
+            while not is_over.is_set():
                 await asyncio.sleep(dice.random() / 5)
                 await asyncio.to_thread(between.cut)
 
         troubled = asyncio.create_task(trouble())
         await asyncio.gather(*(work(each) for each in process.customers for _ in range(4)))
-        troubled.cancel()
+        is_over.set()
+        await troubled
         await process.delivered()
         count_cases(len(outcomes))
         assert {type(each) for each in outcomes if each is not None} <= {
