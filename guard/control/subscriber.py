@@ -85,7 +85,7 @@ class Subscriber:
         asks: AskChannel,
         recalled: Callable[[list[str], float], None],
         room: Callable[[list[str]], None],
-        key_ended: Callable[[], None],
+        key_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._client = client
