@@ -48,6 +48,7 @@ class caller(Boundary):  # noqa: N801  # used like a function: `with caller(who)
         who: the caller.
         run_id: of the run that this belongs to; without one, of this process's for the caller.
         agent: identity of the agent.
+        workflow: that it belongs to, unless the caller's key is for one alone.
 
     Raises:
         RuntimeError: on entering, when ``who`` was not used for long, and was closed.
@@ -55,14 +56,22 @@ class caller(Boundary):  # noqa: N801  # used like a function: `with caller(who)
 
     kind = "caller"
 
-    def __init__(self, who: Caller, *, run_id: str | None = None, agent: str | None = None) -> None:
+    def __init__(
+        self,
+        who: Caller,
+        *,
+        run_id: str | None = None,
+        agent: str | None = None,
+        workflow: str | None = None,
+    ) -> None:
         super().__init__(None)
         self.who = who
         self.run_id = None if run_id is None else require_name("a run's id", run_id)
         self.agent = None if agent is None else require_name("an agent's name", agent)
+        self.workflow = None if workflow is None else require_name("a workflow's name", workflow)
 
     def _again(self) -> Self:
-        return type(self)(self.who, run_id=self.run_id, agent=self.agent)
+        return type(self)(self.who, run_id=self.run_id, agent=self.agent, workflow=self.workflow)
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
         who = self.who
@@ -72,7 +81,7 @@ class caller(Boundary):  # noqa: N801  # used like a function: `with caller(who)
             ),
             "tools": (),
             "caller": who,
-            "workflow_id": who.outside,
+            "workflow_id": who.workflow or self.workflow or who.outside,
             "run_id": self.run_id or who.run_id,
             "agent": self.agent,
             **span_below(outer),

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,8 @@ async def test_a_confined_keys_workflow_is_that_of_its_scope(gateway: Gateway) -
         key = await asyncio.to_thread(process.own.admin.create_key, "c", workflow_id="only")
         who = await introduce(key)
         assert who.workflow == "only"
-        with caller(who):
+        with caller(who, workflow="another"):
+            assert current_scope.get().workflow_id == "only"
             await act()
             with pytest.raises(guard.GuardError), guard.workflow("another"):
                 await act()
@@ -223,6 +224,29 @@ async def test_a_name_that_the_protocol_does_not_take_is_refused_at_once(
     async with process_for(gateway) as process:
         with pytest.raises(ValueError):
             caller(process.a.who, **{field: value})
+
+
+async def test_a_scope_is_entered_by_a_generator_of_a_context_manager(gateway: Gateway) -> None:
+    """As a server does it, for requests at once and one after another."""
+
+    @contextlib.asynccontextmanager
+    async def admitted(each: Customer, workflow: str) -> AsyncIterator[None]:
+        async with caller(await introduce(each.key), workflow=workflow):
+            yield
+
+    async with process_for(gateway) as process:
+
+        async def serve(each: Customer) -> None:
+            for number in range(3):
+                async with admitted(each, f"tool-{number}"):
+                    scope = current_scope.get()
+                    assert (scope.caller, scope.workflow_id) == (each.who, f"tool-{number}")
+                    await act()
+                assert current_scope.get().caller is None
+
+        await asyncio.gather(*(serve(each) for each in process.customers for _ in range(5)))
+        for each in process.customers:
+            assert not each.who._entries
 
 
 # -- leaving ---------------------------------------------------------------------------------------
