@@ -348,11 +348,17 @@ _NAMES[6:9] = ["kill by name", "kill of all", "kill by glob"]
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("inside_a_call", [False, True], ids=["alone", "in a call"])
 @pytest.mark.parametrize("transport", ["auto", "http"])
 @pytest.mark.parametrize("thing", THINGS, ids=_NAMES)
 @pytest.mark.generator("things of two organisations, and of two keys, in one process")
 async def test_each_has_its_own(
-    place: Gateway, thing: Callable[[Process], Awaitable[None]], transport: str
+    place: Gateway,
+    thing: Callable[[Process], Awaitable[None]],
+    transport: str,
+    inside_a_call: bool,
 ) -> None:
     async with process_for(place, transport_mode=transport) as process:
+        for each in process.customers:
+            each.inside_a_call = inside_a_call
         await thing(process)

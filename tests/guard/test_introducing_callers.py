@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import os
 import random
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -311,6 +313,49 @@ async def test_events_on_the_disk_wait_for_whose_they_are(
             while not await kept(process.b):
                 await asyncio.sleep(0.02)
         assert await kept(process.b) == [("b", process.b.key_id)]
+
+
+FORKS = """
+import asyncio, os, sys
+import guard
+from guard.contexts.caller import caller, introduce
+
+@guard.protect
+def act(): guard.track_event("made", child=os.getpid() != parent)
+
+parent = os.getpid()
+a, b = (asyncio.run(introduce(key)) for key in sys.argv[1:])
+with caller(a, run_id="of a"):
+    act()
+    child = os.fork()
+    if not child:
+        act()
+        with caller(b, run_id="of b"):
+            act()
+        guard.shutdown(60)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    act()
+guard.shutdown(60)
+"""
+
+
+async def test_a_forked_child_works_for_the_same_callers(gateway: Gateway) -> None:
+    async with process_for(gateway) as process:
+        environ = {**os.environ, "GUARD_API_KEY": process.proxy, "GUARD_API_URL": process.url}
+        keys = process.a.key, process.b.key
+        done = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", FORKS, *keys, env=environ, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await asyncio.wait_for(done.communicate(), 120)
+        assert done.returncode == 0, said
+        found = {}
+        for each in (process.a, process.b):
+            events = await asyncio.to_thread(each.organisation.admin.events, type="made")
+            found[each.name] = [(e["data"]["child"], e["run_id"], e["key_id"]) for e in events]
+        own = [(of_child, "of a", process.a.key_id) for of_child in (False, False, True)]
+        assert sorted(found["a"]) == own
+        assert found["b"] == [(True, "of b", process.b.key_id)]
 
 
 # -- secrets ---------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ class Customer:
         name: by which the vendor bills it.
         organisation: that its key is of.
         key, key_id: its own.
+        inside_a_call: whether its requests are made in a protected call.
         who: as it was introduced last.
     """
 
@@ -125,6 +126,7 @@ class Customer:
     key_id: str
     vendor: Vendor
     http: httpx.AsyncClient
+    inside_a_call: bool = False
     who: Caller = attrs.field(init=False)
 
     async def introduced(self) -> Customer:
@@ -149,7 +151,8 @@ class Customer:
         url = f"{self.vendor.url}/v1/chat/completions"
         try:
             with caller(self.who, run_id=run_id), named(workflow, run_id):
-                answer = await self.http.post(url, json=body, headers=headers)
+                send = protected_post if self.inside_a_call else httpx.AsyncClient.post
+                answer = await send(self.http, url, json=body, headers=headers)
                 assert answer.status_code == 200
         except (GuardError, WorkflowKilledInterrupt) as exc:
             return exc
@@ -163,6 +166,12 @@ class Customer:
         except (GuardError, WorkflowKilledInterrupt) as exc:
             return exc
         return None
+
+
+@guard.protect
+async def protected_post(http: httpx.AsyncClient, url: str, **options: Any) -> httpx.Response:
+    """Send a request."""
+    return await http.post(url, **options)
 
 
 @guard.protect
