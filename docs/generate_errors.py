@@ -13,10 +13,12 @@ from typing import Any, Final
 from guard.breaker import exceptions
 from guard.breaker.exceptions import (
     GuardAuthenticationError,
+    GuardAuthError,
     GuardConfigError,
     GuardError,
     GuardTransportError,
 )
+from guard.breaker.rejection import CallerRejectedError
 from guard.core.catalogue import CATALOGUE, CatalogueEntry
 
 PAGE: Final = Path(__file__).with_name("errors.md")
@@ -35,6 +37,8 @@ replaced in the process with `guard.set_user_message(code, text)`.
 
 _VARIANTS: Final[tuple[GuardError, ...]] = (
     GuardAuthenticationError(error_code="GD-C001"),
+    CallerRejectedError(),
+    GuardAuthError(error_code="GD-A005"),
     GuardConfigError(error_code="GD-C002"),
     GuardConfigError(error_code="GD-C003"),
     GuardConfigError(error_code="GD-C004"),

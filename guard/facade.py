@@ -29,6 +29,7 @@ from guard.hooks import ErrorContext, fire
 from guard.loop.threads import in_thread
 from guard.messages import format_user_message
 from guard.runtime import active as _active
+from guard.runtime.account import KeyAccount, account_in
 from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Scope, current_scope
@@ -161,6 +162,11 @@ def _recording_runtime() -> GuardRuntime:
     return runtime
 
 
+def _recording_account() -> KeyAccount:
+    """Like :func:`_recording_runtime`, for the current scope's caller."""
+    return account_in(current_scope.get(), _recording_runtime())
+
+
 def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     """Close the control socket cleanly, deliver what is buffered, stop the background thread.
 
@@ -276,7 +282,8 @@ def track_llm(
     scope = _scope()
     fields = scope._event_fields or scope.event_fields
     at_ns = _time_ns()
-    events = runtime.events
+    account: KeyAccount = runtime if scope.caller is None else account_in(scope, runtime)
+    events = account.events
     ids = events.ids
     serial = next(ids.count)
     lane = events.buffer.llm
@@ -286,7 +293,7 @@ def track_llm(
         )
     )
     # After the event is in the buffer: the call that clears this mark takes it along.
-    metered = runtime.leases.metered
+    metered = account.leases.metered
     if scope.workflow_id not in metered:
         metered.add(scope.workflow_id)
     if scope.call is not None:
@@ -300,8 +307,8 @@ def track_llm(
         event_id = head + TAILS[serial & 0xFF]
     else:
         event_id = ids.uuid7(at_ms, serial)
-    cached_scope, cached = runtime.decisions.cached
-    decision = cached.copy() if cached_scope is scope else _newest_decision(runtime, scope)
+    cached_scope, cached = account.decisions.cached
+    decision = cached.copy() if cached_scope is scope else _newest_decision(account, scope)
     decision["event_id"] = event_id
     return decision
 
@@ -318,12 +325,12 @@ def _nothing_decided() -> dict[str, Any]:
     }
 
 
-def _newest_decision(runtime: GuardRuntime, scope: Scope) -> dict[str, Any]:
-    enforcement = runtime.enforcement
+def _newest_decision(account: KeyAccount, scope: Scope) -> dict[str, Any]:
+    enforcement = account.enforcement
     control = enforcement.control
-    decision = runtime.decisions.newest(scope, control)
+    decision = account.decisions.newest(scope, control)
     if enforcement.control is not control:  # it changed meanwhile: do not reuse this decision
-        runtime.decisions.changed()
+        account.decisions.changed()
     return decision
 
 
@@ -352,7 +359,7 @@ def track_tool(
         metadata=_payload("metadata", metadata),
     )
     if not _active.is_off():
-        _recording_runtime().events.record("tool", data)
+        _recording_account().events.record("tool", data)
 
 
 def track_event(event_type: str, **kwargs: Any) -> None:
@@ -370,7 +377,7 @@ def track_event(event_type: str, **kwargs: Any) -> None:
         raise ValueError(f"event type {event_type!r} is one of the SDK's own")
     payload = _payload("the payload", kwargs)
     if not _active.is_off():
-        _recording_runtime().events.record(event_type, payload)
+        _recording_account().events.record(event_type, payload)
 
 
 def set_call_context(

@@ -11,7 +11,7 @@ from guard.breaker.exceptions import GuardError
 from guard.breaker.refusals import unwrap
 from guard.hooks import ErrorContext, fire
 from guard.messages import format_user_message
-from guard.runtime.active import active_runtime
+from guard.runtime.active import active_account
 from guard.scope.callables import require_callable
 from guard.scope.scope import current_scope
 from guard.scope.wrapping import Edge, run_inside
@@ -68,11 +68,12 @@ def _exit_of(exc: BaseException | None, exit_code: int) -> SystemExit | None:
     error = None if exc is None else _guard_error_in(exc)
     if error is None:
         return None
-    runtime = active_runtime()
-    if runtime is None:
+    scope = current_scope.get()
+    account = active_account(scope)
+    if account is None:
         fire(error, ErrorContext("call"))
     else:
-        runtime.reports.error(error, "call", current_scope.get())
+        account.reports.error(error, "call", scope)
     print(format_user_message(error), file=sys.stderr)  # noqa: T201  # what it is for
     end = SystemExit(exit_code)
     end.__cause__ = exc  # for hooks and debuggers; the interpreter prints nothing of it

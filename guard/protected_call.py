@@ -30,7 +30,7 @@ from guard.core.leases import Grant, Question, Subject
 from guard.facade import ready_runtime, ready_runtime_async
 from guard.instrumentation import patching
 from guard.runtime import active
-from guard.runtime.runtime import GuardRuntime
+from guard.runtime.account import KeyAccount, account_in
 from guard.scope.scope import CallRecord, Entry, Scope, current_scope
 from guard.scope.span_ids import call_scope
 from guard.scope.wrapping import Edge
@@ -105,7 +105,7 @@ class ProtectedCall(Edge):
         "tool_call",
     )
 
-    _runtime: GuardRuntime
+    _runtime: KeyAccount
     _record: CallRecord
     _entry: Entry
     _call_scope: Scope
@@ -144,9 +144,9 @@ class ProtectedCall(Edge):
         try:
             if self._is_covered(runtime):
                 return
-            grant = runtime.gate.ask(self._question())
+            grant = self._runtime.gate.ask(self._question())
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            runtime.reports.error(exc, "gate", self._call_scope, self._target.tool_name)
+            self._runtime.reports.error(exc, "gate", self._call_scope, self._target.tool_name)
             if not self._falls_back(exc):
                 raise
         else:
@@ -162,9 +162,9 @@ class ProtectedCall(Edge):
             return self._ready_and_ask()
         try:
             if not self._is_covered(runtime):
-                return self._ask(runtime)
+                return self._ask()
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            return self._refused(runtime, exc)
+            return self._refused(exc)
         self._task = task
         return None
 
@@ -174,27 +174,28 @@ class ProtectedCall(Edge):
             if self._is_covered(runtime):
                 return
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            await self._refused(runtime, exc)
+            await self._refused(exc)
             return
-        await self._ask(runtime)
+        await self._ask()
 
-    async def _ask(self, runtime: GuardRuntime) -> None:
+    async def _ask(self) -> None:
         try:
-            grant = await runtime.gate.ask_async(self._question())
+            grant = await self._runtime.gate.ask_async(self._question())
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            await self._refused(runtime, exc)
+            await self._refused(exc)
         else:
             self._accept(grant)
 
-    async def _refused(self, runtime: GuardRuntime, exc: BaseException) -> None:
+    async def _refused(self, exc: BaseException) -> None:
+        reports, tool_name = self._runtime.reports, self._target.tool_name
         try:
-            await runtime.reports.error_async(exc, "gate", self._call_scope, self._target.tool_name)
+            await reports.error_async(exc, "gate", self._call_scope, tool_name)
             if not self._falls_back(exc):
                 raise exc
         finally:
             del exc  # its traceback refers to this frame
 
-    def _is_covered(self, runtime: GuardRuntime) -> bool:
+    def _is_covered(self, runtime: KeyAccount) -> bool:
         """Open the call's scope, check it, and cover the call without a round trip, if that can be.
 
         By what the gateway has said when a model named this tool, else by the lane's lease.
@@ -206,6 +207,8 @@ class ProtectedCall(Edge):
         outer, target = current_scope.get(), self._target
         if outer.options is not None and outer.options.tool_name is not None:
             target = self._target = attrs.evolve(target, tool_name=outer.options.tool_name)
+        if outer.caller is not None:
+            runtime = account_in(outer, runtime)
         self._runtime = runtime
         self._began_s = now_s = time.monotonic()
         if now_s >= patching.next_look_s:  # the body's requests must be seen
@@ -232,7 +235,7 @@ class ProtectedCall(Edge):
             decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)
         return True
 
-    def _is_covered_if_allowed(self, runtime: GuardRuntime, scope: Scope, now_s: float) -> bool:
+    def _is_covered_if_allowed(self, runtime: KeyAccount, scope: Scope, now_s: float) -> bool:
         """Check a call for which more than a lease decides, and cover it if that can be."""
         target = self._target
         runtime.enforcement.check(scope)
@@ -249,7 +252,7 @@ class ProtectedCall(Edge):
             decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)
         return True
 
-    def _joins(self, runtime: GuardRuntime) -> bool:
+    def _joins(self, runtime: KeyAccount) -> bool:
         """Tell whether this is a tool call that another watcher has asked about."""
         target, scope = self._target, self._call_scope
         found = runtime.tools.take(

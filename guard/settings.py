@@ -17,7 +17,7 @@ from guard.breaker.exceptions import (
     InsecureTransportError,
 )
 from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
-from guard.core.wire import require_name
+from guard.core.wire import CALLER_SEPARATOR, require_name
 from guard.tls import read_fingerprint
 
 DEFAULT_API_URL: Final = "http://127.0.0.1:8787"
@@ -104,6 +104,14 @@ class Settings:
         """The first characters of the key: enough to tell keys apart, useless to a thief."""
         shown = min(_PREFIX_LENGTH, len(self.api_key) // 3)
         return self.api_key[:shown] + "…" if shown else ""
+
+    @property
+    def owner_key(self) -> str:
+        """What tells whose events are on the disk: the key, or of a caller the hash of its own.
+
+        A proxy's key may be replaced meanwhile.
+        """
+        return self.api_key.rpartition(CALLER_SEPARATOR)[2]
 
     @property
     def timeout_s(self) -> float:

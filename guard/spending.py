@@ -12,7 +12,7 @@ from guard.core import wire
 from guard.facade import name_of, ready_runtime, ready_runtime_async
 from guard.hooks import ErrorContext, fire, fire_async
 from guard.runtime import active
-from guard.runtime.runtime import GuardRuntime
+from guard.runtime.account import KeyAccount, account_in
 from guard.scope.scope import current_scope
 
 if TYPE_CHECKING:  # the session imports httpx and websockets
@@ -122,13 +122,13 @@ def spend(workflow: str | None = None, *, run: str | None = None) -> Spend:
     query = _query(workflow, run)
     if active.is_off():
         return Spend(query["workflow"], run_id=query.get("run"))
-    runtime = ready_runtime()
+    account = account_in(current_scope.get(), ready_runtime())
     try:
-        reply = runtime.link.ask(functools.partial(_ask, query=query), runtime.settings.timeout_s)
+        reply = account.link.ask(functools.partial(_ask, query=query), account.settings.timeout_s)
     except GuardError as exc:
         fire(exc, ErrorContext("spend", query["workflow"]))
         raise
-    return _spend(runtime, reply)
+    return _spend(account, reply)
 
 
 async def spend_async(workflow: str | None = None, *, run: str | None = None) -> Spend:
@@ -143,14 +143,14 @@ async def spend_async(workflow: str | None = None, *, run: str | None = None) ->
     query = _query(workflow, run)
     if active.is_off():
         return Spend(query["workflow"], run_id=query.get("run"))
-    runtime = await ready_runtime_async()
+    account = account_in(current_scope.get(), await ready_runtime_async())
     question = functools.partial(_ask, query=query)
     try:
-        reply = await runtime.link.ask_async(question, runtime.settings.timeout_s)
+        reply = await account.link.ask_async(question, account.settings.timeout_s)
     except GuardError as exc:
         await fire_async(exc, ErrorContext("spend", query["workflow"]))
         raise
-    return _spend(runtime, reply)
+    return _spend(account, reply)
 
 
 def _query(workflow: str | None, run: str | None) -> dict[str, str]:
@@ -179,7 +179,7 @@ async def _ask(session: Session, query: dict[str, str]) -> wire.SpendReply:
     return await session.client.spend(query)
 
 
-def _spend(runtime: GuardRuntime, reply: wire.SpendReply) -> Spend:
+def _spend(account: KeyAccount, reply: wire.SpendReply) -> Spend:
     limits = [
         SpendLimit(
             each.scope or "",
@@ -197,8 +197,8 @@ def _spend(runtime: GuardRuntime, reply: wire.SpendReply) -> Spend:
         reply.spent_nanousd,
         reply.run_id,
         reply.run_spent_nanousd,
-        runtime.leases.set_aside_for(reply.workflow_id),
-        runtime.events.waiting,
+        account.leases.set_aside_for(reply.workflow_id),
+        account.events.waiting,
         reply.is_known,
         tuple(sorted(limits, key=lambda limit: limit.left_nanousd)),
         reply.uncertain_nanousd,

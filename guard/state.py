@@ -31,6 +31,7 @@ class Facts(Struct, frozen=True):
         unseen_hosts: LLM hosts whose answers held no usage.
         gate_unavailable: whether the newest gate request got a 429 or an error, not a decision.
         unhooked_clients: whether there are HTTP clients that could not be hooked.
+        stands_by: whether the key is a proxy's own, for which there is no control channel.
     """
 
     misconfigured: bool = False
@@ -44,6 +45,7 @@ class Facts(Struct, frozen=True):
     unseen_hosts: bool = False
     gate_unavailable: bool = False
     unhooked_clients: bool = False
+    stands_by: bool = False
 
 
 def derive_state(facts: Facts) -> State:
@@ -57,7 +59,7 @@ def derive_state(facts: Facts) -> State:
     if facts.shut_down or facts.breaker == "open" or quiet:
         return "offline"
     if (
-        facts.channel != "websocket"
+        (facts.channel != "websocket" and not facts.stands_by)
         or facts.breaker == "half_open"
         or facts.spooled
         or facts.lost_since_contact

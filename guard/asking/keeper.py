@@ -55,6 +55,11 @@ class Keeper:
         """How many calls and requests wait in line."""
         return self._desk.waiting
 
+    @property
+    def renewing(self) -> int:
+        """How many reservations are held without a lease."""
+        return len(self._renewals)
+
     async def run(self) -> None:
         """Do what is due, until cancelled."""
         while True:

@@ -22,4 +22,4 @@ def note_own_money(request: wire.GateRequest, scope: Scope, *, gates_requests: b
                 call.hold.give_back()
         elif call.reservation_id is not None:
             request.around.append(call.reservation_id)
-    request.reads = open_streams.held()
+    request.reads = open_streams.held(scope)

@@ -48,6 +48,9 @@ class Renewals:
         self._due_s = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def add(self, reply: wire.GateReply) -> None:
         """Renew the reservation of a reply, if it has one that needs it."""
         if reply.reservation_id is None or not reply.renew_ms:

@@ -126,6 +126,8 @@ class GuardAuthError(GuardAuthenticationError):
         self, message: str = "", *, error_code: str | None = None, status_code: int = 401
     ) -> None:
         super().__init__(message, error_code=error_code)
+        if error_code == "GD-A005":
+            self.user_action = "Use a key of role proxy, which the gateway's operator makes."
         self.status_code = status_code
 
 

@@ -16,7 +16,7 @@ from guard.control.pools import carry_kills_out
 from guard.core.ids import IdFactory
 from guard.core.wire import SpanData, require_name
 from guard.facade import enforcing_runtime, enforcing_runtime_async
-from guard.runtime.active import active_runtime
+from guard.runtime.active import active_account
 from guard.scope.callables import require_callable
 from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
@@ -34,7 +34,9 @@ _ids = IdFactory()
 class Boundary:
     """Base of the context managers. An instance is one entry; a decorator makes one per call."""
 
-    kind: Literal["workflow", "chain", "span", "agent", "user", "tags", "options", "ask"]
+    kind: Literal[
+        "workflow", "chain", "span", "agent", "user", "tags", "options", "ask", "caller"
+    ]  # fmt: skip
     enforces = False
     """Whether it needs a runtime, because budgets and directives apply to it."""
 
@@ -89,15 +91,19 @@ class Boundary:
         """Return whether the end of an entry raises a refusal that was swallowed inside."""
         return self.enforces or entry.outer.entry is None
 
+    def _at_edge(self, exc: BaseException | None, entry: Entry) -> BaseException | None:
+        """Return what is raised where an entry ends, or None."""
+        return error_at_edge(exc, entry, raises=self._raises(entry))
+
     def _report(self, error: BaseException | None) -> None:
-        runtime = active_runtime()
-        if error is not None and runtime is not None:
-            runtime.reports.error(error, "call", self._scope)
+        account = None if error is None else active_account(self._scope)
+        if error is not None and account is not None:
+            account.reports.error(error, "call", self._scope)
 
     async def _report_async(self, error: BaseException | None) -> None:
-        runtime = active_runtime()
-        if error is not None and runtime is not None:
-            await runtime.reports.error_async(error, "call", self._scope)
+        account = None if error is None else active_account(self._scope)
+        if error is not None and account is not None:
+            await account.reports.error_async(error, "call", self._scope)
 
     def __enter__(self) -> Self:
         if self.enforces:
@@ -129,7 +135,7 @@ class Boundary:
             raise RuntimeError(f"this {self.kind} is not open")
         self._token = None
         _restore(self._scope, token, exc)
-        error = error_at_edge(exc, entry, raises=self._raises(entry))
+        error = self._at_edge(exc, entry)
         self._end(error)
         return error
 
@@ -159,8 +165,8 @@ class Boundary:
         return run_inside(function, lambda: DecoratedCall(self._again()))
 
     def _emit_span(self, scope: Scope, error: BaseException | None, name: str) -> None:
-        runtime = active_runtime()
-        if runtime is not None:
+        account = active_account(scope)
+        if account is not None:
             data = SpanData(
                 name,
                 kind=self.kind,
@@ -168,7 +174,7 @@ class Boundary:
                 outcome="ok" if error is None else "error",
                 error_code=getattr(error, "error_code", None),
             )
-            runtime.events.record("span", data, scope)
+            account.events.record("span", data, scope)
 
 
 class DecoratedCall(Edge):
@@ -200,7 +206,7 @@ class DecoratedCall(Edge):
         entry = self._entry
         if yields or entry is None:
             return exc
-        return error_at_edge(exc, entry, raises=self._boundary._raises(entry))
+        return self._boundary._at_edge(exc, entry)
 
     def finish(self, exc: BaseException | None) -> None:
         if self._entry is not None:

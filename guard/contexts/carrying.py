@@ -11,8 +11,8 @@ from typing import ParamSpec, TypeVar
 from guard.breaker.refusals import error_at_edge
 from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, this_thread
-from guard.runtime.active import active_runtime
-from guard.runtime.runtime import GuardRuntime
+from guard.runtime.account import KeyAccount
+from guard.runtime.active import active_account
 from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.wrapping import Edge, wrap_function
 
@@ -50,28 +50,29 @@ class _CarriedCall(Edge):
         self._entry = Entry(scope)
         super().__init__(scope if scope.entry is None else scope.at(self._entry))
         # Set while the function runs, and then only if a kill can concern it.
-        self._runtime: GuardRuntime | None = None
+        self._account: KeyAccount | None = None
         self.body: ThreadBody | None = None
 
     def enter(self, *, in_task: bool) -> None:
         self.resume()
-        scope, runtime = self.scope, active_runtime()
+        scope = self.scope
         assert scope is not None, "it is bound to one"
-        if runtime is None or (scope.workflow_id is None and scope.call is None):
+        account = active_account(scope)
+        if account is None or (scope.workflow_id is None and scope.call is None):
             return
         body = self.body = ThreadBody(scope, sys._getframe(1), this_thread())
-        self._runtime = runtime
+        self._account = account
         # First entered, then checked, so that no kill falls between the two.
-        runtime.enforcement.bodies.enter(body)
-        runtime.enforcement.check_killed(scope)
+        account.enforcement.bodies.enter(body)
+        account.enforcement.check_killed(scope)
 
     def leave(
         self, exc: BaseException | None = None, *, yields: bool = False
     ) -> BaseException | None:
-        body, runtime = self.body, self._runtime
-        if body is not None and runtime is not None:
+        body, account = self.body, self._account
+        if body is not None and account is not None:
             exc = body.end(exc)
-            runtime.enforcement.bodies.leave(body)
+            account.enforcement.bodies.leave(body)
             self.body = None
         self.suspend()
         return error_at_edge(exc, self._entry, raises=False)

@@ -8,15 +8,15 @@ from collections import OrderedDict
 from typing import Any, Final, Literal, Self
 
 from guard.contexts.boundary import Boundary, new_id, span_below
-from guard.runtime.active import active_runtime
+from guard.runtime.active import active_account
 from guard.scope.scope import Scope
 
 ChainOp = Literal["auto", "start", "continue", "end"]
 _OPS: Final = ("auto", "start", "continue", "end")
 
 _OPEN_CHAINS_MAX: Final = 10_000
-_open_chains: OrderedDict[str, None] = OrderedDict()
-"""The newest chains that this process opened; bounded, since some are never closed."""
+_open_chains: OrderedDict[tuple[str, str], None] = OrderedDict()
+"""The newest chains that this process opened, and for whom; bounded: some are never closed."""
 _chains_lock = threading.Lock()
 
 
@@ -98,10 +98,11 @@ class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain(
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
         chain_id = self.chain_id
+        key = _key_of(outer, chain_id)
         with _chains_lock:
-            known = chain_id in _open_chains or outer.chain_id == chain_id
-            _open_chains[chain_id] = None
-            _open_chains.move_to_end(chain_id)
+            known = key in _open_chains or outer.chain_id == chain_id
+            _open_chains[key] = None
+            _open_chains.move_to_end(key)
             if len(_open_chains) > _OPEN_CHAINS_MAX:
                 _open_chains.popitem(last=False)
         # `known` was read under the lock: of two entries at once, one starts the chain.
@@ -115,13 +116,13 @@ class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain(
     def _left(self, scope: Scope, error: BaseException | None) -> None:
         if self._closes:
             with _chains_lock:
-                _open_chains.pop(scope.chain_id or "", None)
+                _open_chains.pop(_key_of(scope, scope.chain_id or ""), None)
             self._emit(scope, "end")
 
     def _emit(self, scope: Scope, op: str) -> None:
-        runtime = active_runtime()
-        if runtime is not None:
-            runtime.events.record("chain", {"op": op, "id": scope.chain_id}, scope)
+        account = active_account(scope)
+        if account is not None:
+            account.events.record("chain", {"op": op, "id": scope.chain_id}, scope)
 
 
 class span(Boundary):  # noqa: N801  # used like a function: `with guard.span("x"):`
@@ -170,6 +171,11 @@ class agent(Boundary):  # noqa: N801  # used like a function: `with guard.agent(
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
         return {"agent": self.agent_id}
+
+
+def _key_of(scope: Scope, chain_id: str) -> tuple[str, str]:
+    """Return the key of a chain: two callers may give theirs the same name."""
+    return "" if scope.caller is None else scope.caller.identity, chain_id
 
 
 def _after_fork() -> None:

@@ -24,12 +24,22 @@ Failure = websockets.WebSocketException
 """Every other failure, except those of the network."""
 
 _SERVICE_RESTART: Final = 1012
+_KEY_ENDED: Final = 4401
 
 
 def is_restart(exc: Exception) -> bool:
     """Tell whether the gateway restarts in order: it closes its clients' sockets one by one."""
+    return _code_of(exc) == _SERVICE_RESTART
+
+
+def is_end_of_key(exc: Exception) -> bool:
+    """Tell whether the gateway has closed the socket because the key is no longer valid."""
+    return _code_of(exc) == _KEY_ENDED
+
+
+def _code_of(exc: Exception) -> int | None:
     closed = exc.rcvd if isinstance(exc, websockets.ConnectionClosed) else None
-    return closed is not None and closed.code == _SERVICE_RESTART
+    return None if closed is None else closed.code
 
 
 PING_INTERVAL_S: Final = 5.0

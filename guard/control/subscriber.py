@@ -70,6 +70,7 @@ class Subscriber:
         recalled: called with the leases whose unused money the gateway wants back at once, and for
             how long, in seconds, what is not used from then on.
         room: called with the calls that wait in line and are to ask again.
+        key_ended: called when the gateway has closed the socket because the key ended.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Subscriber:
         asks: AskChannel,
         recalled: Callable[[list[str], float], None],
         room: Callable[[list[str]], None],
+        key_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -94,6 +96,7 @@ class Subscriber:
         self._asks = asks
         self._recalled = recalled
         self._room = room
+        self._key_ended = key_ended
         # All state belongs to the background loop.
         self._channel: Channel = "none"
         # The open socket, None while there is none.
@@ -219,8 +222,10 @@ class Subscriber:
     async def _listen_on(
         self, socket: ControlConnection, nonce: str, position: tuple[int, str]
     ) -> None:
+        from guard.control.control_socket import is_end_of_key  # loaded by now
+
         self._socket = socket
-        self._asks_open = False
+        self._asks_open = ends_key = False
         try:
             # First the hello, then the replay of what was missed, then new messages as they come.
             hello = self._open_frame(await socket.recv(), nonce)
@@ -231,9 +236,14 @@ class Subscriber:
                 await self._take_what_came(socket, nonce)
                 self._note_position(hello.seq)
                 self._open_asks(socket, nonce, hello.seq)
+        except Exception as exc:
+            ends_key = is_end_of_key(exc)
+            raise
         finally:
             self._asks_open = False
             self._asks.closed()
+            if ends_key:  # leases are not even good for a moment
+                self._key_ended()
             self._socket = None
             self._greeted_here = False
 

@@ -87,6 +87,18 @@ CATALOGUE: Final[dict[str, CatalogueEntry]] = {
         "This application's API key was rejected. Please contact its operator.",
         "The gateway answered 401: the key is unknown, revoked, or belongs to another gateway.",
     ),
+    "GD-A004": CatalogueEntry(
+        "Caller rejected",
+        "The API key that was given was rejected. Please ask the operator for a valid one.",
+        "A proxy has named a caller whose key is unknown, revoked or expired, belongs to an "
+        "organisation that the proxy's key is not for, or requires signed requests.",
+    ),
+    "GD-A005": CatalogueEntry(
+        "Not a proxy's key",
+        "This application is not set up correctly. Please contact its operator.",
+        "Only a key of role proxy may name a caller, and it has to name one: nothing is charged to "
+        "such a key itself. `guard gateway keys create NAME --role proxy` makes one.",
+    ),
     "GD-B001": CatalogueEntry(
         "Gateway unreachable",
         "The control service cannot be reached, so the request was stopped. "

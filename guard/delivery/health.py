@@ -32,6 +32,8 @@ class Health:
 
     Attributes:
         sent: events that the gateway accepted.
+        stands_by: whether the key is a proxy's own, which has no control channel.
+        rejection: why the gateway refuses the key; None once it has taken it.
         is_closed: whether delivery has ended: what is still in the buffer then, and what comes
             later, is lost.
     """
@@ -43,7 +45,9 @@ class Health:
         self.protocol: int | None = None
         self.poll_interval_ms = 1000
         self.misconfigured = False
+        self.rejection: GuardAuthenticationError | None = None
         self.gate_unavailable = False
+        self.stands_by = False
         self.last_contact_ms: int | None = None
         self.last_error_code: str | None = None
         self.sent = 0
@@ -79,6 +83,7 @@ class Health:
                 self.misconfigured = True
             return
         self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
+        self.rejection = exc if isinstance(exc, GuardAuthenticationError) else None
         self.last_contact_ms = time.time_ns() // 1_000_000
         self.lost_at_contact = self._lost_later + self._buffer.dropped
 
@@ -136,6 +141,7 @@ class Health:
             unseen_hosts=bool(unseen_hosts),
             unhooked_clients=bool(unhooked_clients),
             gate_unavailable=self.gate_unavailable,
+            stands_by=self.stands_by,
         )
         state = derive_state(facts)
         reachable = state in ("ok", "degraded")

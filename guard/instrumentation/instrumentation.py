@@ -127,6 +127,20 @@ class Instrumentation:
         # The newest responses by vendor and id, to recognise one that is polled again.
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
 
+    def divert(
+        self,
+        record: RecordEvent,
+        check: Callable[[Scope], object],
+        *,
+        enter: Callable[[FrameType | None, bool], Any],
+        leave: Callable[[Any], None],
+        tools: ToolGate,
+        request_gate: RequestGate | None,
+    ) -> None:
+        """Give all that is seen from now on to others; the arguments are those of the class."""
+        self._record, self._check, self._gate = record, check, request_gate
+        self.enter, self.leave, self.tools = enter, leave, tools
+
     def prepare(self) -> None:
         """Load what :meth:`install` needs, while the caller has to wait for something else."""
         patching.prepare()
@@ -406,7 +420,7 @@ class Instrumentation:
         if usage.response_id is not None:
             # Vendors re-use ids, so two requests are two calls; only polls and caches repeat a
             # response.
-            key = call.endpoint.format.provider, usage.response_id
+            key = _key_of(call.endpoint.format.provider, usage.response_id, call.scope)
             if call.endpoint.polls and self._is_settled(key, usage):
                 return None
             known = self._remember(key)
@@ -441,11 +455,11 @@ class Instrumentation:
         whole = structs.replace(event, answer=None, usage=None)
         event.entry = event.usage = None
         work = Work(whole, call.scope, hold, at_most, call.started_s)
-        self.later.add((event.provider, at_most.response_id), work)
+        self.later.add(_key_of(event.provider, at_most.response_id, call.scope), work)
 
     def _ended_later(self, event: InstrumentedCall, scope: Scope) -> None:
         if event.usage is not None and event.usage.response_id is not None:
-            self._remember((event.provider, event.usage.response_id))
+            self._remember(_key_of(event.provider, event.usage.response_id, scope))
         self.session_used(event, scope)
 
     def ratio_rose(self, model: str | None) -> None:
@@ -476,6 +490,12 @@ class Instrumentation:
             with contextlib.suppress(KeyError):  # another thread was faster
                 self._responses.popitem(last=False)
         return False
+
+
+def _key_of(provider: str, response_id: str, scope: Scope) -> tuple[str, str]:
+    """Return the key of a response: of another caller it is another one."""
+    caller = scope.caller
+    return provider if caller is None else f"{caller.identity} {provider}", response_id
 
 
 def _as_taken(usage: Usage) -> Usage:

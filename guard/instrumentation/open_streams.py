@@ -9,10 +9,15 @@ from typing import Final, Protocol
 
 from guard.core import wire
 from guard.instrumentation.request_gate import RequestCover
+from guard.scope.scope import Scope
 
 
 class ReadStream(Protocol):
     """A stream; see ``ObservedCall``."""
+
+    @property
+    def scope(self) -> Scope:
+        """Where its request was made."""
 
     @property
     def recording(self) -> object | None:
@@ -36,15 +41,17 @@ def note(stream: ReadStream) -> None:
     _open.set((*others, (_reader(), stream)))
 
 
-def held() -> dict[str, int]:
-    """Return what the streams hold that are read here, in nano-dollars, by reservation."""
+def held(scope: Scope) -> dict[str, int]:
+    """Return what the caller's streams hold that are read here, in nano-dollars, by reservation."""
     if not _open.get():
         return {}
     found: dict[str, int] = {}
     me = _reader()
     for reader, stream in _open.get()[-wire.AROUND_MAX :]:
         hold = stream.hold
-        if reader == me and stream.recording is not None and hold is not None:
+        if reader != me or stream.scope.caller is not scope.caller:
+            continue
+        if stream.recording is not None and hold is not None:
             name, amount = hold.reservation_id, hold.amount_nanousd
             if name is not None and amount:
                 found[name] = found.get(name, 0) + amount

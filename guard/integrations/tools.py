@@ -15,7 +15,7 @@ from guard.control.enforcement import refusal_in
 from guard.core.wire import fitted
 from guard.facade import track_tool
 from guard.protected_call import ProtectedCall, Target
-from guard.runtime.active import active_runtime
+from guard.runtime.active import active_account
 from guard.scope.scope import current_scope
 from guard.scope.wrapping import run_inside
 
@@ -148,11 +148,11 @@ def gate_tool(name: str, watcher: Watcher) -> None:
 
 async def gate_tool_async(name: str, watcher: Watcher) -> None:
     """Like :func:`gate_tool`, without blocking the loop; hooks that run at once ask once."""
-    runtime = active_runtime()
-    if runtime is None:
+    account = active_account(current_scope.get())
+    if account is None:
         await _gate_async(name, watcher)
         return
-    async with runtime.tools.calls.turn(watcher):
+    async with account.tools.calls.turn(watcher):
         await _gate_async(name, watcher)
 
 
@@ -167,16 +167,17 @@ async def _gate_async(name: str, watcher: Watcher) -> None:
 
 def tool_ended(call_id: str) -> None:
     """A tool call with a framework's id is over, well or not."""
-    runtime = active_runtime()
-    if runtime is not None:
-        runtime.tools.calls.ended(call_id)
+    account = active_account(current_scope.get())
+    if account is not None:
+        account.tools.calls.ended(call_id)
 
 
 def check_llm_request() -> None:
     """Refuse the next LLM request of a workflow that is killed, paused or out of budget."""
-    runtime = active_runtime()
-    if runtime is not None:
-        runtime.enforcement.check_request(current_scope.get())
+    scope = current_scope.get()
+    account = active_account(scope)
+    if account is not None:
+        account.enforcement.check_request(scope)
 
 
 def report_tool(name: str, started_s: float) -> None:
@@ -191,8 +192,8 @@ def carried(error: GuardError) -> BaseException:
 
 def _edge(name: str, watcher: Watcher) -> ProtectedCall:
     name = fitted(name or "tool")
-    if (runtime := active_runtime()) is not None:
-        runtime.tools.unchecked.checked((name,))
+    if (account := active_account(current_scope.get())) is not None:
+        account.tools.unchecked.checked((name,))
     return ProtectedCall(Target(f"tools.{name}", name, watcher=watcher, pays=False))
 
 

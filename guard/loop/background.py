@@ -245,6 +245,11 @@ class BackgroundLoop:
         """Register a coroutine function to run on the loop after its tasks have ended."""
         self._closers.append(closer)
 
+    def closed_already(self, closer: Callable[[], Awaitable[object]]) -> None:
+        """Take back what :meth:`at_close` has registered."""
+        with contextlib.suppress(ValueError):
+            self._closers.remove(closer)
+
     def close(self, timeout_s: float = 1.0) -> bool:
         """Refuse new work, cancel running tasks, stop the loop and join the thread. Idempotent.
 

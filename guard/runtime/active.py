@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from guard.breaker.exceptions import GuardConfigError
 from guard.settings import LOCAL, MODE_VARIABLE
 
 if TYPE_CHECKING:  # constructing a runtime installs it, so this module is below it
+    from guard.runtime.account import KeyAccount
     from guard.runtime.runtime import GuardRuntime
+    from guard.scope.scope import Scope
 
 logger = logging.getLogger("guard")
 
@@ -28,6 +30,13 @@ _warned_of_no_key = False
 def active_runtime() -> GuardRuntime | None:
     """Return the process's runtime, or None."""
     return current
+
+
+def active_account(scope: Scope) -> KeyAccount | None:
+    """Return the account that a scope belongs to; None without a runtime."""
+    if current is None or scope.caller is None:
+        return current
+    return cast("KeyAccount", scope.caller)
 
 
 def is_off() -> bool:

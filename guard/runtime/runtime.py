@@ -16,42 +16,24 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import attrs
 
 from guard import hooks
-from guard.asking.courier import Courier
-from guard.asking.gate import Gate
-from guard.asking.keeper import Keeper
-from guard.asking.llm_requests import LlmRequests
-from guard.asking.renewals import Renewals
-from guard.asking.reports import Reports
-from guard.asking.tool_policy import ToolPolicy
-from guard.asking.updates import LeaseUpdates
 from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at, was_shut_down
-from guard.control.directives import DirectiveFeed
-from guard.control.enforcement import Enforcement
-from guard.control.last_decision import Decisions
-from guard.control.warnings import WarningLog
 from guard.core import wire
-from guard.core.leases import Desk, LeaseBook
 from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.instrumentation.unread_answers import UnreadAnswers
-from guard.loop import Admission, BackgroundLoop, Concurrency
+from guard.loop import BackgroundLoop
 from guard.runtime import active, debug_log
+from guard.runtime.account import KeyAccount, ProcessParts
+from guard.runtime.by_scope import ByScope
+from guard.runtime.callers import Callers
 from guard.scope.scope import set_process_scope
-from guard.session.event_pipeline import EventPipeline
 from guard.session.exit_hooks import ExitHooks
-from guard.session.link import Link
-from guard.settings import (
-    DEFAULT_WORKFLOW,
-    GATE_CONCURRENCY,
-    Settings,
-    misspelled_variables,
-)
+from guard.settings import DEFAULT_WORKFLOW, Settings, misspelled_variables
 from guard.state import GuardStatus
 from guard.transport import local
 
-if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+if TYPE_CHECKING:
     from guard.local_gateway import LocalGateway
-    from guard.session.session import Session
 
 logger = logging.getLogger("guard")
 
@@ -61,12 +43,11 @@ _LOAD_AFTER_S: Final = 0.1
 _LOOK_S: Final = 1.0
 _HOOKS_WAIT_S: Final = 1.0
 """How long the caller of a flush waits for the hooks to receive its errors."""
-_WAITING_MAX: Final = 20_000
-_WAITING_SHARE: Final = 0.8
-"""Share of a caller's deadline after which its question over HTTP is no longer sent."""
+_OWN_SHARE: Final = 0.3
+"""Share of a shutdown's time that callers leave to the process's own events."""
 
 
-class GuardRuntime:
+class GuardRuntime(KeyAccount):
     """The SDK at work in one process: at most one is active at a time (spec part 2).
 
     ``guard.init()`` creates one from arguments and the environment; construct it directly to set
@@ -98,16 +79,7 @@ class GuardRuntime:
         settings: the settings from arguments and environment.
         is_shut_down: whether :meth:`shutdown` was called.
         opened: whether :meth:`open` has succeeded in this process.
-        reports: takes errors, for the status and the hooks.
-        enforcement: the control state, and the running bodies that a kill stops.
-        link: to the gateway.
-        events: records events and delivers them.
-        leases: what this process may spend without asking.
-        gate: asks the gateway for decisions.
-        requests: covers LLM requests before they are sent.
-        decisions: the newest known decision of each workflow.
-        warnings: reports the gateway's warnings.
-        tools: checks the tools that answers ask for.
+        callers: those for whom a proxy works.
         instrumentation: observes the LLM calls of HTTP clients.
 
     Raises:
@@ -183,47 +155,23 @@ class GuardRuntime:
             logger.warning("%s", sentence)
         if self.settings.debug:
             debug_log.start()
-        self.is_shut_down = False
         self._open_error: GuardError | None = None
-        self._background = BackgroundLoop()
+        background, unread = BackgroundLoop(), UnreadAnswers()
         self._exits = ExitHooks(
             self._flush_at_signal,
             self.shutdown,
             # Made below; a signal comes later.
             lambda seconds: self.instrumentation.wait_for_answers(seconds),
         )
-        self.decisions = Decisions()
-        self.warnings = WarningLog()
-        self.leases = LeaseBook()
-        self.link = Link(self._background, self._make_session, self._exits)
-        self.link.restarts_gateway = self._local_gateway is not None
-        self.events = EventPipeline(self.settings, self.link, self._exits, self.leases)
-        self.reports = Reports(self.settings, self._background, self.events)
-        self.enforcement = Enforcement(
-            own_thread=lambda: self._background.is_own_thread,
-            changed=self.decisions.changed,
-            observed=None if self.reports.enforces else self.reports.observed,
+        parts = ProcessParts(
+            background,
+            self._exits,
+            unread,
+            note_tool=lambda name: self.instrumentation.unseen.note_tool(name),
+            local_gateway=self._local_gateway,
         )
-        unread = UnreadAnswers()
-        self._compose_asking(unread)
-        self.requests = LlmRequests(
-            self.settings,
-            self.link,
-            self.events,
-            self.gate,
-            self.leases,
-            self.reports,
-        )
-        self.tools = ToolPolicy(
-            self.enforcement,
-            self.gate,
-            self._background,
-            self.events.ids,
-            gates_requests=lambda: self.gates_requests,
-            warnings=lambda: self.warnings,
-            reports=self.reports,
-            unchecked=lambda name: self.instrumentation.unseen.note_tool(name),
-        )
+        super().__init__(self.settings, parts)
+        self.callers = Callers(self, parts, self._divert)
         self.instrumentation = Instrumentation(
             record=self.events.record,
             check=self.enforcement.check_request,
@@ -242,30 +190,16 @@ class GuardRuntime:
         self._outside = self.settings.workflow
         self._name_outside()
 
-    def _compose_asking(self, unread: UnreadAnswers) -> None:
-        """Make what takes a question to the gateway and keeps the leases: see ``guard.asking``."""
-        timeout_s = self.settings.timeout_s
-        desk = Desk(self.leases)
-        updates = LeaseUpdates(self.link, self.events, desk)
-        admission = Admission(
-            self._background,
-            concurrency=Concurrency(timeout_s, most=GATE_CONCURRENCY),
-            waiting_max=_WAITING_MAX,
-            wait_s=_WAITING_SHARE * timeout_s,
-        )
-        renewals = Renewals(self.link, self.events)
-        courier = Courier(
-            self.link, self.events, desk, updates, admission, self.decisions, unread, renewals
-        )
-        self._keeper = Keeper(desk, courier, updates, unread, renewals)
-        self.gate = Gate(
-            self.link,
-            courier,
-            self.enforcement,
-            timeout_s,
-            wait_ms=self.settings.wait_for_room_ms if self.reports.enforces else 0,
-            paces=self.reports.enforces,
-            waits_for_people=self.reports.enforces,
+    def _divert(self) -> None:
+        """From the first caller on, what instrumentation sees belongs to whom its scope names."""
+        by_scope = ByScope(self)
+        self.instrumentation.divert(
+            record=by_scope.record,
+            check=by_scope.check,
+            enter=by_scope.enter,
+            leave=by_scope.leave,
+            tools=by_scope.tools,
+            request_gate=by_scope.requests if self.settings.gate_requests else None,
         )
 
     def _fresh_process(self) -> None:
@@ -278,22 +212,16 @@ class GuardRuntime:
 
     def _after_fork(self) -> None:
         """Start afresh in a forked child: the parent delivers the events that it recorded."""
-        self.events.after_fork()
+        super()._after_fork()
         self.instrumentation.after_fork()
-        self.enforcement.forget_bodies()
-        self.leases.after_fork()
-        self.gate.after_fork()
+        self.callers.after_fork()
         self._name_outside()
-        self.tools.after_fork()
-        self.decisions.changed()
-        self.warnings = WarningLog()
         self._fresh_process()
 
     def _name_outside(self) -> None:
         """Name the workflow of everything outside of one; a process is a run of it."""
         if self._outside is not None and self.settings.mode != "off":
-            run_id = self.events.ids.uuid7(time.time_ns() // 1_000_000)
-            set_process_scope(self._outside, run_id)
+            set_process_scope(self._outside, self.new_run_id())
 
     def _learned(self, capabilities: wire.Capabilities) -> None:
         """Take the key's workflow as the one outside of all others, if no setting names one.
@@ -310,32 +238,10 @@ class GuardRuntime:
             self._outside = capabilities.workflow_id or DEFAULT_WORKFLOW
             self._name_outside()
 
-    def _make_session(self) -> Session:
-        from guard.session.session import Session
-
-        return Session(
-            self.settings,
-            self.events.outbox,
-            DirectiveFeed(self.enforcement),
-            self._keeper,
-            on_error=lambda exc: self.reports.error(exc, "flush"),
-            learned=self._learned,
-            local_gateway=self._local_gateway,
-            restarts=lambda: self.link.restarts_gateway,
-        )
-
     @property
     def is_open(self) -> bool:
         """Whether :meth:`open` has succeeded in this process, or the runtime was shut down."""
         return self.opened or (self.is_shut_down and self._open_error is None)
-
-    @property
-    def gates_requests(self) -> bool:
-        """Whether the LLM requests of instrumented clients are covered one by one."""
-        return self.requests.is_on and self.settings.auto_instrument
-
-    def __repr__(self) -> str:
-        return f"<GuardRuntime {self.settings.api_url} pid={os.getpid()}>"
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -501,7 +407,10 @@ class GuardRuntime:
             return
         try:
             self.instrumentation.close()
-            failure = self.events.finish(ends_s, flush=flush)
+            failure = self.callers.finish(
+                ends_s - _OWN_SHARE * (ends_s - time.monotonic()), flush=flush
+            )
+            failure = self.events.finish(ends_s, flush=flush) or failure
         finally:
             self._exits.uninstall()  # not before: SIGTERM would end the delivery too
             self._leave_local_gateway()
@@ -531,6 +440,7 @@ class GuardRuntime:
         """
         try:
             self.events.flush(timeout)
+            self.callers.flush(timeout)
         finally:
             hooks.wait(_HOOKS_WAIT_S if timeout is None else min(_HOOKS_WAIT_S, timeout))
 
@@ -542,8 +452,11 @@ class GuardRuntime:
     def _flush_at_signal(self, timeout: float) -> None:
         if self.is_shut_down:
             self._wait_for_delivery(time.monotonic() + timeout)
-        elif self.events.waiting and not self._background.is_own_thread:
-            self.events.flush_until(time.monotonic() + timeout)
+        elif not self._background.is_own_thread:
+            ends_s = time.monotonic() + timeout
+            if self.events.waiting:
+                self.events.flush_until(ends_s)
+            self.callers.flush_until(ends_s)
 
     # -- status -------------------------------------------------------------------------------
 
@@ -562,7 +475,7 @@ class GuardRuntime:
             over_socket=session is not None and session.asks.is_open,
         )
         return dataclasses.replace(
-            snapshot,
+            self.callers.added_to(snapshot),
             mode=self.settings.mode,
             workflow=self._outside,
             journal=self.events.journal_state,
@@ -572,5 +485,5 @@ class GuardRuntime:
             unhooked_tools=self.instrumentation.unhooked_tools(),
             unchecked_tools=self.instrumentation.unseen.tools(),
             unpriced_models=self.requests.unpriced_models,
-            waiting_calls=self._keeper.waiting,
+            waiting_calls=self.waiting_calls + self.callers.waiting_calls,
         )

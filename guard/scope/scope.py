@@ -7,7 +7,7 @@ and interleaved tasks, threads and generators never see a mixture.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -41,6 +41,14 @@ class CallRecord(Struct, eq=False):
     reservation_id: str | None = None
     hold: Hold | None = None
     metered: bool = False
+
+
+class Identified(Protocol):
+    """Somebody for whom a process works; see ``guard.runtime.callers.Caller``."""
+
+    @property
+    def identity(self) -> str:
+        """What no other caller has."""
 
 
 class Entry(Struct, eq=False):
@@ -88,6 +96,7 @@ class Scope(Struct, frozen=True, eq=False):
         options: those of the ``guard.context.options`` block around the code.
         call: the protected call whose body is running.
         entry: the innermost entry that the code runs in.
+        caller: for whom this is done; None for the owner of the process's own key.
     """
 
     workflow_id: str | None = None
@@ -107,6 +116,7 @@ class Scope(Struct, frozen=True, eq=False):
     options: CallOptions | None = None
     call: CallRecord | None = None
     entry: Entry | None = None
+    caller: Identified | None = None
     # Computed on first use, by any thread: two threads at once compute the same.
     _event_fields: EventFields | None = None
     _call_lane: LaneKey | None = None
@@ -196,11 +206,14 @@ current_scope: ContextVar[Scope] = ContextVar("guard_scope", default=OUTSIDE)
 
 
 def calls_of(scope: Scope, most: int) -> list[CallRecord]:
-    """Return the protected calls around running code, innermost first, at most so many."""
+    """Return the protected calls around running code, innermost first, at most so many.
+
+    Those of another caller are none of its own.
+    """
     found: list[CallRecord] = []
     each: Scope | None = scope
     for _ in range(4 * most):  # a chain of tasks, each started in a call of the last, never ends
-        if each is None or len(found) == most:
+        if each is None or each.caller is not scope.caller or len(found) == most:
             break
         if each.call is not None and not (found and found[-1] is each.call):
             found.append(each.call)

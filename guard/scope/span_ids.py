@@ -53,6 +53,7 @@ def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry, spa
         None if options is None else options.inside_call(),
         call,
         entry,
+        outer.caller,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 import time
@@ -70,6 +71,8 @@ class EventPipeline:
         self._connecting = False
         self._opening = threading.Lock()
         self._journal: Journal | None = None
+        # Why the last delivery of an account has failed that ends before its loop.
+        self._failure: BaseException | None = None
         # Of the journal: `open`, `none` without a spool, `failed` when it cannot be written.
         self.journal_state = "none"
 
@@ -134,7 +137,7 @@ class EventPipeline:
         return UnwrittenEntry(self._leases, reservation_id, amount, now_ms, serial)
 
     def _open_journal(self, directory: Path) -> None:
-        owner = owner_of(self._settings.api_url, self._settings.api_key)
+        owner = owner_of(self._settings.api_url, self._settings.owner_key)
         with self._opening:
             if self._journal is None and self.journal_state != "failed":
                 try:
@@ -252,7 +255,6 @@ class EventPipeline:
         reserve_s = min(_CLOSE_MAX_S, _CLOSE_SHARE * max(0.0, ends_s - start_s))
         failure: BaseException | None = None
         waiting = 0
-        lost = 0
         try:
             session = self._link.session
             if flush and (self.waiting or (session and session.flusher.spooled)):
@@ -261,11 +263,39 @@ class EventPipeline:
             self._close_session(ends_s - reserve_s / 2)
         finally:
             self._background.close(max(0.05, ends_s - time.monotonic()))
-            lost = self._give_up()
-            self.health.is_closed = True
-            if self._journal is not None:
-                self._journal.close()
-        if not lost or not flush:
+            error = self._conclude(failure, waiting)
+        return error if flush else None
+
+    async def end(self, ends_s: float, *, flush: bool) -> None:
+        """Deliver and close the session while the loop goes on; :meth:`conclude` has to follow.
+
+        Args:
+            ends_s: the deadline, by ``time.monotonic()``.
+            flush: whether to deliver.
+        """
+        session = self._link.session
+        if session is None:
+            return
+        left_s = max(0.0, ends_s - time.monotonic())
+        if flush and (self.waiting or session.flusher.spooled):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout((1 - _CLOSE_SHARE) * left_s):
+                    self._failure = await self.deliver(ends_s)
+        await session.close(max(0.05, ends_s - time.monotonic()))
+
+    def conclude(self, *, flush: bool) -> BreakerTransportError | None:
+        """Store or count what :meth:`end` could not deliver; return what to raise for it."""
+        error = self._conclude(self._failure, self.waiting)
+        return error if flush else None
+
+    def _conclude(
+        self, failure: BaseException | None, waiting: int
+    ) -> BreakerTransportError | None:
+        lost = self._give_up()
+        self.health.is_closed = True
+        if self._journal is not None:
+            self._journal.close()
+        if not lost:
             return None
         error = BreakerTransportError(
             f"{lost} events could not be delivered" + (f": {failure}" if failure else ""),
@@ -279,7 +309,7 @@ class EventPipeline:
         """Deliver, and try again until a deadline; return why not everything could be delivered."""
         try:
             return self._background.run(
-                self._deliver_until, ends_s, timeout_s=max(0.0, ends_s - time.monotonic())
+                self.deliver, ends_s, timeout_s=max(0.0, ends_s - time.monotonic())
             )
         except TimeoutError:
             return TimeoutError("no answer in time")
@@ -288,7 +318,8 @@ class EventPipeline:
         except RuntimeError:  # no thread can be started any more: the interpreter is ending
             return self._deliver_here(ends_s)
 
-    async def _deliver_until(self, ends_s: float) -> BaseException | None:
+    async def deliver(self, ends_s: float) -> BaseException | None:
+        """Deliver everything; try until a deadline. On the background loop."""
         session = await self._link.open()
         return await deliver_until(ends_s, session.flusher, session.client)
 

@@ -83,6 +83,23 @@ class Link:
             self.session.start_services(self.background)
         return self.session
 
+    async def open_verified(self) -> Session:
+        """Open the session only if the gateway takes the key; on the loop, before any other use.
+
+        Raises:
+            GuardError: the key is refused, or nothing was decided.
+        """
+        session = self.make_session()
+        try:
+            await session.probe()
+        except BaseException:
+            await session.client.close()
+            raise
+        self.session = session
+        session.start_services(self.background)
+        await session.caught_up()
+        return session
+
     async def connect(self) -> Session:
         """Open the session, probe the gateway and read its current directives.
 

@@ -120,6 +120,7 @@ class Session:
         self._leases = leases
         self._learned = learned
         self._probed = False
+        self._is_proxys = False
         self._reconnected = False
         self.client = GatewayClient(
             settings,
@@ -142,6 +143,7 @@ class Session:
         # Everything here lives on the background loop; `features` and `asks` are read elsewhere.
         self._probing: asyncio.Task[None] | None = None
         self._services: list[asyncio.Task[None]] = []
+        self._background: BackgroundLoop | None = None
         self.features: frozenset[str] | None = None
         self.asks = AskChannel(
             settings.hmac_secret, switched=self._asks_switched, ready=leases.socket_ready
@@ -156,6 +158,7 @@ class Session:
             asks=self.asks,
             recalled=leases.recalled,
             room=leases.room,
+            key_ended=self._key_ended,
         )
         self.approvals = Approvals(self.client, self.asks, outbox.ids, self.release_soon)
         self._releases: set[asyncio.Task[None]] = set()
@@ -163,9 +166,24 @@ class Session:
 
     async def caught_up(self) -> None:
         """Wait briefly until the gateway's messages so far are applied."""
+        if self._is_proxys:
+            return  # it is told nothing
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(_CATCH_UP_MAX_S, self._timeout_s)):
                 await self.subscriber.caught_up()
+
+    @property
+    def is_proxys(self) -> bool:
+        """Whether the key is a proxy's, which does nothing for itself."""
+        return self._is_proxys
+
+    async def verify(self) -> None:
+        """Have the gateway look at the key once more.
+
+        Raises:
+            GuardError: the key is refused, or nothing was decided.
+        """
+        await self._read_capabilities()
 
     async def probe(self) -> None:
         """Ask for the capabilities and check that both sides speak protocol v3.
@@ -191,6 +209,9 @@ class Session:
             self._health.heard(error)
             raise error
         self._probed = True
+        self._is_proxys = capabilities.role == "proxy"
+        if self._is_proxys:
+            self._stand_by()
         self.flusher.limits = capabilities.limits
         self._health.capable(capabilities)
         self.features = frozenset(capabilities.features)
@@ -202,7 +223,11 @@ class Session:
 
     def start_services(self, background: BackgroundLoop) -> None:
         """Start the long-lived tasks."""
+        self._background = background
         background.at_close(self.client.close)
+        if self._is_proxys:
+            self._stand_by()
+            return
         self._services = [
             background.spawn(self.flusher.run, name="guard-flusher"),
             background.spawn(self.subscriber.run, name="guard-subscriber"),
@@ -212,6 +237,21 @@ class Session:
         if self._local is not None:
             keep = functools.partial(keep_running, self._local)
             self._services.append(background.spawn(keep, name="guard-local-gateway"))
+
+    def _stand_by(self) -> None:
+        """A proxy's own key is good for its callers only: look from time to time whether it is."""
+        self._health.stands_by = True
+        for task in self._services:
+            task.cancel()
+        self._services = []
+        if self._background is not None:
+            self._services = [self._background.spawn(self._look_at_key, name="guard-proxy-key")]
+
+    async def _look_at_key(self) -> None:
+        while True:
+            await asyncio.sleep(self._health.poll_interval_ms / 1000)
+            with contextlib.suppress(GuardError):  # the status shows it
+                self._health.capable(await self.client.capabilities())
 
     def give_back(self, reply: wire.GateReply) -> None:
         """Release what a reply granted, or withdraw its approval request, without waiting.
@@ -256,6 +296,10 @@ class Session:
         elif self._reconnected:
             self._reconnected = False
             self._probe_soon()
+
+    def _key_ended(self) -> None:
+        """The gateway has said that the key is no longer valid: nothing is covered by it."""
+        self._leases.switched(False, 0.0)
 
     def _switched(self, channel: str) -> None:
         self._health.switched(channel)
@@ -307,12 +351,14 @@ class Session:
             await asyncio.wait(services)
         with contextlib.suppress(Exception):
             await self.client.close()
+        if self._background is not None:
+            self._background.closed_already(self.client.close)
 
 
 def _spool(settings: Settings) -> Spool | None:
     if settings.spool_dir is None:
         return None
-    owner = owner_of(settings.api_url, settings.api_key)
+    owner = owner_of(settings.api_url, settings.owner_key)
     return Spool(settings.spool_dir, owner, bytes_max=settings.spool_max_bytes)
 
 

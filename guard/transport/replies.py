@@ -27,6 +27,7 @@ from guard.breaker.exceptions import (
     WorkflowKilledInterrupt,
     WorkflowPausedException,
 )
+from guard.breaker.rejection import CallerRejectedError
 from guard.core.retry import RETRY_AFTER_MAX_S, retry_after_s
 from guard.core.wire import CAPABILITIES_PATH, CONTROL_PATH, EVENTS_PATH, Problem, salvage
 
@@ -142,7 +143,12 @@ def _protocol(reply: Reply, problem: Problem) -> BaseException:
 
 
 def _key_rejected(reply: Reply, problem: Problem) -> BaseException:
-    return GuardAuthError(_says(reply, problem), status_code=reply.status)
+    code = problem.error_code if problem.error_code == "GD-A005" else None
+    return GuardAuthError(_says(reply, problem), error_code=code, status_code=reply.status)
+
+
+def _caller_rejected(reply: Reply, problem: Problem) -> BaseException:
+    return CallerRejectedError(_says(reply, problem), status_code=reply.status)
 
 
 def _signature_refused(reply: Reply, problem: Problem) -> BaseException:
@@ -218,6 +224,7 @@ _ROWS: Final[dict[tuple[int, str], Row]] = {
     (400, "PROTOCOL_TOO_OLD"): _protocol,
     (401, ""): _key_rejected,
     (401, "GD-A001"): _signature_refused,
+    (401, "GD-A004"): _caller_rejected,
     (402, ""): _blocked(GuardBudgetError),
     (402, "GD-CH001"): _decided(GuardChainError),
     (403, ""): _blocked(GuardBlockedException),

@@ -9,6 +9,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
+from tests.support.two_organisations import naming
 from tests.support.waiting import until
 
 WORKER = """
@@ -209,6 +210,24 @@ def test_a_key_is_shown_once_and_revoked(signed_in: Callable[..., Any], tenant: 
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(page.get_by_role("region", name="Ended")).to_contain_text("night agents")
     assert tenant.gate("any").status_code == 401
+
+
+def test_a_proxys_key_is_made_and_listed_as_such(
+    signed_in: Callable[..., Any], tenant: Any
+) -> None:
+    page = signed_in("/keys")
+    page.get_by_label("Name").fill("team proxy")
+    page.get_by_label("For").select_option(label="a proxy")
+    page.get_by_role("button", name="Make key").click()
+    key = page.get_by_label("GUARD_API_KEY").input_value()
+    assert key.startswith("gdp_")
+    page.get_by_role("link", name="I have stored it").click()
+    expect(page.get_by_role("row", name=re.compile("team proxy"))).to_contain_text("a proxy")
+    named = naming(key, tenant.http.headers["X-API-Key"])
+    tenant.http.headers["X-API-Key"] = key
+    assert tenant.gate("any").json()["error_code"] == "GD-A005"
+    tenant.http.headers["X-API-Key"] = named
+    assert tenant.gate("any").status_code == 200
 
 
 def test_events_stream_in_and_can_be_paused(signed_in: Callable[..., Any], tenant: Any) -> None:

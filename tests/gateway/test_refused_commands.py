@@ -42,6 +42,11 @@ COSTS = {"kind": "llm", "function": "openai", "model": "gpt-4o", "max_input_toke
 _COUNTED = ("events", "scope_totals", "scope_days", "organisation_rollups", "usage_rollups",
             "uncertain_hours", "workflows", "runs", "estimates")  # fmt: skip
 """Tables in which an event counts for whoever has sent it."""
+_REFUSED_AS = {
+    "a proxy of another organisation": "GD-A004",
+    "a proxy for nobody": "GD-A005",
+    "no proxy": "GD-A005",
+}
 _numbers = itertools.count(1)
 
 
@@ -170,6 +175,7 @@ def _fresh(command: Command) -> dict[str, Any]:
 
 def _is_theirs(who: str, command: Command) -> bool:
     """Tell whether a command is no other's for this sender."""
+    who = who.removesuffix(", by a proxy")
     if who == "another key":  # for every workflow: chains belong to no key, and b is not closed
         return "chain" in command.name or command.name.endswith("in b")
     return who == "another organisation" and command.name.endswith("in b")
@@ -178,8 +184,9 @@ def _is_theirs(who: str, command: Command) -> bool:
 def _answers(who: str, command: Command, status: int, reply: Any) -> None:
     """Check that an answer is the documented one."""
     named = (who, command.name, status, reply)
-    if who not in ("another organisation", "another workflow", "another key"):
-        assert (status, reply["error_code"]) == (401, "GD-A003"), named
+    if not who.startswith("another "):
+        code = _REFUSED_AS.get(who, "GD-A003")
+        assert (status, reply["error_code"]) == (401, code), named
         return
     if command.name.startswith("gate ahead") and status == 404:
         assert reply["error_code"] == "GD-N001", named

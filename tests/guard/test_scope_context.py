@@ -22,7 +22,9 @@ from guard.breaker.exceptions import GuardBudgetError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal
 from guard.context import carry
 from guard.contexts import work
-from guard.scope.scope import OUTSIDE, Scope, current_scope
+from guard.core.ids import IdFactory
+from guard.scope.scope import OUTSIDE, CallRecord, Entry, Scope, current_scope
+from guard.scope.span_ids import call_scope
 
 pytestmark = pytest.mark.usefixtures("switched_off")
 
@@ -422,7 +424,7 @@ class TestChain:
             with guard.chain(f"never-closed-{number}", op="start"):
                 pass
         assert len(work._open_chains) <= 10_000
-        assert "never-closed-10099" in work._open_chains
+        assert ("", "never-closed-10099") in work._open_chains
         work._open_chains.clear()
 
     def test_a_chain_opened_by_one_thread_is_continued_by_another(self) -> None:
@@ -554,3 +556,15 @@ class TestOpenTelemetry:
     def test_without_a_running_one_ours_is_a_root(self, tracer: Any) -> None:
         with guard.span("ours"):
             assert here().parent_span_id is None
+
+
+def test_the_scope_of_a_call_has_every_field_of_the_one_around() -> None:
+    """It is made field by field, for speed: a new field must not be left out."""
+    changed = {
+        "trace_id", "span_id", "parent_span_id", "foreign_span_id", "options", "call", "entry",
+    }  # fmt: skip
+    kept = [name for name in Scope.__struct_fields__ if name not in changed and name[0] != "_"]
+    outer = Scope(**{name: object() for name in kept})
+    inner = call_scope(outer, IdFactory(), CallRecord("c"), Entry(outer), "s")
+    assert "caller" in kept
+    assert [getattr(inner, name) for name in kept] == [getattr(outer, name) for name in kept]

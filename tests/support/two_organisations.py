@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from tests.support.store_dump import dump
 
 SWEEP_MS = 600_000
 """No sweep changes anything while a test compares."""
+
+
+def naming(api_key: str, caller: str) -> str:
+    """Return the credential of a key that names a caller."""
+    return f"{api_key}:{hashlib.sha256(caller.encode()).hexdigest()}"
 
 
 @attrs.frozen
@@ -91,6 +97,15 @@ def two_organisations(engine: str, folder: Path) -> Iterator[World]:
             "none": "",
         }
         owner = admin.create_key("owner", workflow_id="b")
+        proxy = stranger.create_key("proxy", role="proxy", every_organisation=True)
+        bound = stranger.create_key("bound proxy", role="proxy")
+        keys |= {
+            "another organisation, by a proxy": naming(proxy, keys["another organisation"]),
+            "another key, by a proxy": naming(proxy, keys["another key"]),
+            "a proxy of another organisation": naming(bound, owner),
+            "a proxy for nobody": proxy,
+            "no proxy": naming(keys["another key"], owner),
+        }
         yield World(gateway, database, admin, owner, keys, own, stranger_id, stranger)
         assert admin.verify_ledger()["problems"] == []
         admin.close()

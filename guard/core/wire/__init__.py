@@ -32,6 +32,7 @@ from guard.core.wire.events import (
 )
 from guard.core.wire.fields import (
     AROUND_MAX,
+    CALLER_SEPARATOR,
     CAPABILITIES_PATH,
     CONTROL_PATH,
     CONTROL_SUBPROTOCOL,
@@ -39,6 +40,7 @@ from guard.core.wire.fields import (
     EVENT_TOKENS_MAX,
     EVENTS_PATH,
     FEATURE_APPROVAL_NOTES,
+    FEATURE_CALLERS,
     FEATURE_GATE_WS,
     FEATURE_KEY_WORKFLOW,
     FEATURE_LEASE_AHEAD,
@@ -93,6 +95,7 @@ from guard.core.wire.text import fitted, flaw_in_text, require_name
 
 __all__ = [
     "AROUND_MAX",
+    "CALLER_SEPARATOR",
     "CAPABILITIES_PATH",
     "CONTROL_PATH",
     "CONTROL_SUBPROTOCOL",
@@ -100,6 +103,7 @@ __all__ = [
     "EVENTS_PATH",
     "EVENT_TOKENS_MAX",
     "FEATURE_APPROVAL_NOTES",
+    "FEATURE_CALLERS",
     "FEATURE_GATE_WS",
     "FEATURE_KEY_WORKFLOW",
     "FEATURE_LEASES",

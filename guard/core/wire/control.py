@@ -37,6 +37,8 @@ class Capabilities(Struct):
     server_time_ms: int = 0
     workflow_id: str | None = None
     """The only workflow of the key that asks, if it has one (feature ``key_workflow``)."""
+    role: str = "sdk"
+    """``proxy`` for a proxy's key that names no caller (feature ``callers``)."""
 
 
 class ToolRule(Struct, omit_defaults=True):

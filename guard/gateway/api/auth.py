@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Final
 
 import attrs
+import msgspec
 from msgspec import Struct
 
 from guard.core import signing, wire
 from guard.gateway.api.http import ProblemError, Scope, fail, note_owner
 from guard.gateway.domain.commands import EncodedAnswer
+from guard.gateway.domain.records import Key, Role
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.logs import note_request
 from guard.gateway.storage.port import Storage
 
-_NONCE_KEEP_MS = 2 * signing.SKEW_MAX_S * 1000
+_NONCE_KEEP_MS: Final = 2 * signing.SKEW_MAX_S * 1000
+_HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class KeyIdentity(Struct):
-    """The caller whose key a request carries."""
+    """For whom a request is made: the owner of its key, or the caller whom a proxy's key names.
+
+    Attributes:
+        organisation_id, key_id, workflow_id: whose requests these are. A proxy that names nobody is
+            of no organisation, or of its own.
+        hmac_secret, nonce, signer_id: of the key that signs: the proxy's, where there is one.
+        expires_at_ms: when one of the keys ends.
+        role: ``proxy`` where nobody is named.
+    """
 
     organisation_id: str
     key_id: str
@@ -28,6 +41,20 @@ class KeyIdentity(Struct):
     hmac_secret: str | None
     nonce: str = ""
     expires_at_ms: int | None = None
+    signer_id: str = ""
+    role: Role = "sdk"
+
+
+def _rejected(code: str, detail: str) -> ProblemError:
+    title = "Caller rejected" if code == "GD-A004" else "Key rejected"
+    challenge = [(b"www-authenticate", b'ApiKey realm="guard"')]
+    return fail(401, code, title, detail, headers=challenge)
+
+
+def _joined(proxy: Key, caller: Key) -> Key:
+    """Return the caller's key, which ends with the proxy's if that is earlier."""
+    ends = [each.expires_at_ms for each in (proxy, caller) if each.expires_at_ms is not None]
+    return msgspec.structs.replace(caller, expires_at_ms=min(ends, default=None))
 
 
 def signature_of(identity: KeyIdentity, answer: EncodedAnswer) -> list[tuple[bytes, bytes]] | None:
@@ -77,56 +104,86 @@ class Authenticator:
                 min_required_version=wire.SDK_MIN_VERSION_FOR_V3,
             )
 
-    async def identify(self, headers: dict[bytes, bytes]) -> KeyIdentity:
-        """Return the owner of a request's key, before its body is read.
+    async def identify(self, headers: dict[bytes, bytes], *, alone: bool = False) -> KeyIdentity:
+        """Return for whom a request is made, before its body is read.
 
         A key with a secret also needs :meth:`check_signature`.
 
+        Args:
+            headers: of the request.
+            alone: whether a proxy's key need not name a caller.
+
         Raises:
-            ProblemError: 401 (GD-A003).
+            ProblemError: 401 for the key (GD-A003), the caller (GD-A004), or a key that may not, or
+                has to, name one (GD-A005).
         """
-        api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
-        found = await self._keys.find(api_key, "sdk") if api_key else None
-        if found is None or found.key.organisation_id is None:
-            raise fail(
-                401,
-                "GD-A003",
-                "Key rejected",
-                "the API key is missing, unknown, revoked or expired",
-                headers=[(b"www-authenticate", b'ApiKey realm="guard"')],
-            )
-        key = found.key
-        assert key.organisation_id is not None
-        note_request(key.organisation_id, headers.get(b"x-request-id"))
+        identity = await self._identity(headers, alone=alone)
+        note_request(identity.organisation_id, headers.get(b"x-request-id"))
+        return identity
+
+    async def _identity(self, headers: dict[bytes, bytes], *, alone: bool) -> KeyIdentity:
+        credential = headers.get(b"x-api-key", b"").decode("latin-1").strip()
+        api_key, names_caller, caller = credential.partition(wire.CALLER_SEPARATOR)
+        found = await self._keys.find(api_key, "sdk", "proxy") if api_key else None
+        if found is None or (found.key.role == "sdk" and found.key.organisation_id is None):
+            raise _rejected("GD-A003", "the API key is missing, unknown, revoked or expired")
+        key, secret = found.key, found.hmac_secret
+        if names_caller:
+            if key.role != "proxy":
+                raise _rejected("GD-A005", "only a key of role proxy may name a caller")
+            key = _joined(key, await self._caller(key, caller))
+        elif key.role == "proxy" and not alone:
+            raise _rejected("GD-A005", "a key of role proxy has to name the caller")
         return KeyIdentity(
-            key.organisation_id,
+            key.organisation_id or key.key_id,
             key.key_id,
             key.workflow_id,
-            found.hmac_secret,
+            secret,
             expires_at_ms=key.expires_at_ms,
+            signer_id=found.key.key_id,
+            role=key.role,
         )
 
-    async def authenticate(
-        self, scope: Scope, headers: dict[bytes, bytes], body: bytes
-    ) -> KeyIdentity:
-        """Check key and signature, and return the caller.
+    async def _caller(self, proxy: Key, caller: str) -> Key:
+        """Return the key that a proxy's key names by its hash.
 
         Raises:
-            ProblemError: 401 for the key (GD-A003) or the signature (GD-A001).
+            ProblemError: 401 (GD-A004).
         """
-        identity = await self.identify(headers)
+        is_hash = _HASH.fullmatch(caller) is not None
+        found = await self._keys.find_hashed(bytes.fromhex(caller), "sdk") if is_hash else None
+        if found is None or proxy.organisation_id not in (None, found.key.organisation_id):
+            raise _rejected("GD-A004", "the caller's API key is unknown, revoked or expired")
+        if found.hmac_secret is not None:
+            detail = "the requests of the caller's key have to be signed, which no proxy can do"
+            raise _rejected("GD-A004", detail)
+        return found.key
+
+    async def authenticate(
+        self, scope: Scope, headers: dict[bytes, bytes], body: bytes, *, alone: bool = False
+    ) -> KeyIdentity:
+        """Check key and signature, and return for whom a request is made.
+
+        Args:
+            scope, headers, body: of the request.
+            alone: whether a proxy's key need not name a caller.
+
+        Raises:
+            ProblemError: 401 for the key (as :meth:`identify`) or the signature (GD-A001).
+        """
+        identity = await self.identify(headers, alone=alone)
         if identity.hmac_secret is not None:
             await self.check_signature(identity, scope, headers, body)
         note_owner(scope, identity.organisation_id)
         return identity
 
     async def still_valid(self, identity: KeyIdentity, headers: dict[bytes, bytes]) -> bool:
-        """Tell whether the key of an open channel is still valid, and update its expiry."""
-        api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
-        found = await self._keys.find(api_key, "sdk")
-        if found is None:
+        """Tell whether the keys of an open channel are still valid, and update their expiry."""
+        try:
+            found = await self._identity(headers, alone=False)
+        except ProblemError:
             return False
-        identity.expires_at_ms = found.key.expires_at_ms
+        identity.expires_at_ms = found.expires_at_ms
         return True
 
     async def check_signature(
@@ -154,7 +211,7 @@ class Authenticator:
             raise self._bad_signature(str(exc)) from None
         nonce = parameters.nonce
         if not await self._storage.write(
-            NOTHING, directory.use_nonce, identity.key_id, nonce, _NONCE_KEEP_MS
+            NOTHING, directory.use_nonce, identity.signer_id, nonce, _NONCE_KEEP_MS
         ):
             raise self._bad_signature("the nonce was used before")
         identity.nonce = nonce

@@ -25,6 +25,7 @@ READY_WAIT_S: Final = 2.0
 FEATURES: Final = (
     wire.FEATURE_APPROVAL_NOTES,
     "approvals",
+    wire.FEATURE_CALLERS,
     "control_poll",
     "control_ws",
     "events_gzip",
@@ -76,7 +77,7 @@ class HealthRoutes:
         headers = headers_of(request.scope)
         body = await read_body(headers, request.receive, self._settings.max_batch_bytes)
         self._authenticator.check_protocol(headers)
-        identity = await self._authenticator.authenticate(request.scope, headers, body)
+        identity = await self._authenticator.authenticate(request.scope, headers, body, alone=True)
         reply = wire.Capabilities(
             protocol=wire.PROTOCOL_VERSION,
             min_sdk_version=wire.SDK_MIN_VERSION_FOR_V3,
@@ -86,5 +87,6 @@ class HealthRoutes:
             control=wire.ControlSettings(self._settings.poll_interval_ms),
             server_time_ms=self._clock_ms(),
             workflow_id=identity.workflow_id,
+            role=identity.role,
         )
         return Response(wire.encode(reply), media_type="application/json")

@@ -96,7 +96,13 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "sdkKey": {"type": "apiKey", "in": "header", "name": wire.HEADER_API_KEY},
+                "sdkKey": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": wire.HEADER_API_KEY,
+                    "description": "A proxy's key names its caller: `KEY:SHA-256 of the caller's "
+                    "key`, in lower-case hexadecimal.",
+                },
                 "adminKey": {"type": "http", "scheme": "bearer"},
             },
         },

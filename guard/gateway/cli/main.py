@@ -84,7 +84,19 @@ def keys_list(client: AdminClient) -> None:
 @keys.command("create")
 @click.argument("name")
 @click.option("--workflow", "workflow_id", help="Confine the key to one workflow.")
-@click.option("--role", type=click.Choice(["sdk", "admin"]), default="sdk", show_default=True)
+@click.option(
+    "--role",
+    type=click.Choice(["sdk", "admin", "proxy"]),
+    default="sdk",
+    show_default=True,
+    help="proxy: for `guard proxy serve`, which names the keys of its callers.",
+)
+@click.option(
+    "--every-organisation",
+    is_flag=True,
+    default=None,
+    help="With --role proxy: for the callers of all organisations.",
+)
 @click.option("--signed", is_flag=True, help="Its requests must be signed; prints the secret.")
 @with_client
 def keys_create(client: AdminClient, name: str, **wanted: Any) -> None:
@@ -95,6 +107,7 @@ def keys_create(client: AdminClient, name: str, **wanted: Any) -> None:
       guard gateway keys create worker
       guard gateway keys create billing --workflow billing --signed
       guard gateway keys create ops --role admin --organisation acme
+      guard gateway keys create team-proxy --role proxy
     """
     _show_key(client.create_key_full(name, **wanted))
 

@@ -67,12 +67,16 @@ class Organisation(Struct, kw_only=True):
     settings: OrganisationSettings
 
 
+Role = Literal["sdk", "admin", "proxy"]
+"""What a key is for: an agent's calls, the admin API, or the calls of others (a proxy's)."""
+
+
 class Key(Struct, kw_only=True):
-    """An API key without its secrets."""
+    """An API key without its secrets. One of no organisation is for the whole gateway."""
 
     key_id: str
     organisation_id: str | None
-    role: Literal["sdk", "admin"]
+    role: Role
     name: str
     prefix: str
     workflow_id: str | None = None

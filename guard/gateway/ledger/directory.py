@@ -93,7 +93,7 @@ def create_key(
     if key.organisation_id is not None:
         organisation(unit, key.organisation_id)
     for owner_id in lineage(key.key_id)[1:]:
-        if _own_key(unit, key.organisation_id, owner_id).revoked_at_ms is not None:
+        if _own_key(unit, actor, key.organisation_id, owner_id).revoked_at_ms is not None:
             raise ConflictError("the key that it belongs to is revoked")
     if len(key.key_id) > LENGTH_MAX:
         raise ConflictError("keys that belong to one another are too many")
@@ -121,7 +121,7 @@ def rotate_key(
         NotFoundError: no such key.
         ConflictError: the key is revoked.
     """
-    old = _own_key(unit, organisation_id, key_id)
+    old = _own_key(unit, actor, organisation_id, key_id)
     if old.revoked_at_ms is not None:
         raise ConflictError("the key is revoked")
     successor = msgspec.structs.replace(
@@ -151,7 +151,7 @@ def revoke_key(
     Raises:
         NotFoundError: no such key.
     """
-    key = _own_key(unit, organisation_id, key_id)
+    key = _own_key(unit, actor, organisation_id, key_id)
     if key.revoked_at_ms is None:
         key = msgspec.structs.replace(key, revoked_at_ms=unit.now_ms)
         unit.save_key(key)
@@ -163,11 +163,17 @@ def revoke_key(
     return key
 
 
-def _own_key(unit: UnitOfWork, organisation_id: str | None, key_id: str) -> records.Key:
+def _own_key(
+    unit: UnitOfWork, actor: Actor, organisation_id: str | None, key_id: str
+) -> records.Key:
     key = unit.key(key_id)
-    if key is None or (organisation_id is not None and key.organisation_id != organisation_id):
-        raise NotFoundError("no such key")
-    return key
+    if key is not None:
+        if organisation_id in (None, key.organisation_id):
+            return key
+        # A proxy for all organisations is the whole gateway's to end.
+        if key.role == "proxy" and key.organisation_id is actor.organisation_id is None:
+            return key
+    raise NotFoundError("no such key")
 
 
 def use_nonce(unit: UnitOfWork, key_id: str, nonce: str, keep_ms: int) -> bool:

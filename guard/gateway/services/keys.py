@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain.lineage import below
-from guard.gateway.domain.records import Key, KeySecret
+from guard.gateway.domain.records import Key, KeySecret, Role
 from guard.gateway.storage.port import Storage
 
 SDK_PREFIX: Final = "gdk_"
 ADMIN_PREFIX: Final = "gda_"
+PROXY_PREFIX: Final = "gdp_"
+_PREFIXES: Final = {"sdk": SDK_PREFIX, "admin": ADMIN_PREFIX, "proxy": PROXY_PREFIX}
 _CACHE_MAX: Final = 20_000
 
 
@@ -43,7 +45,7 @@ def make_key(
     ids: IdFactory,
     now_ms: int,
     *,
-    role: Literal["sdk", "admin"],
+    role: Role,
     organisation_id: str | None,
     name: str,
     workflow_id: str | None = None,
@@ -53,7 +55,7 @@ def make_key(
     owner_id: str | None = None,
 ) -> NewKey:
     """Make a key, and an HMAC secret when its requests have to be signed."""
-    api_key = (SDK_PREFIX if role == "sdk" else ADMIN_PREFIX) + secrets.token_urlsafe(32)
+    api_key = _PREFIXES[role] + secrets.token_urlsafe(32)
     if signed and hmac_secret is None:
         hmac_secret = secrets.token_urlsafe(32)
     own_id = ids.uuid7(now_ms)
@@ -84,9 +86,12 @@ class KeyRing:
         self._cache: dict[bytes, KeySecret | None] = {}
         self.generation = 0
 
-    async def find(self, api_key: str, role: str) -> KeySecret | None:
-        """Return a valid key of this role, or ``None``."""
-        hashed = hash_key(api_key)
+    async def find(self, api_key: str, *roles: Role) -> KeySecret | None:
+        """Return a valid key of one of these roles, or ``None``."""
+        return await self.find_hashed(hash_key(api_key), *roles)
+
+    async def find_hashed(self, hashed: bytes, *roles: Role) -> KeySecret | None:
+        """Like :meth:`find`, by the hash of the key."""
         found = self._cache.get(hashed)
         if found is None and hashed not in self._cache:
             generation = self.generation
@@ -96,7 +101,7 @@ class KeyRing:
                 if len(self._cache) >= _CACHE_MAX:
                     self._cache.clear()
                 self._cache[hashed] = found
-        if found is None or found.key.role != role or found.key.revoked_at_ms is not None:
+        if found is None or found.key.role not in roles or found.key.revoked_at_ms is not None:
             return None
         expires_at_ms = found.key.expires_at_ms
         if expires_at_ms is not None and expires_at_ms <= self._clock_ms():

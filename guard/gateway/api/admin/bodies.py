@@ -54,11 +54,15 @@ class NewOrganisation(Strict, kw_only=True):
 class NewKeyBody(Strict, kw_only=True):
     """A key to create. ``workflow_id`` confines it to one workflow.
 
+    A proxy's key (role ``proxy``) names the keys of its callers: those of its organisation, or with
+    ``every_organisation`` all of this gateway's.
+
     What it spends counts for the key ``owner_id`` too, whose budgets and whose end are its own.
     """
 
     name: Label = "sdk"
-    role: Literal["sdk", "admin"] = "sdk"
+    role: records.Role = "sdk"
+    every_organisation: bool = False
     workflow_id: Target | None = None
     expires_at_ms: Moment | None = None
     signed: bool = False

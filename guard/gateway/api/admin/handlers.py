@@ -85,15 +85,23 @@ class AdminHandlers:
         return await self._write(call, directory.change_settings, call.own, call.body)
 
     async def keys(self, call: AdminCall) -> list[records.Key]:
-        return await self._storage.keys(call.own)
+        found = await self._storage.keys(call.own)
+        if call.actor.organisation_id is None:
+            found += await self._storage.proxies()
+        return found
 
     async def create_key(self, call: AdminCall) -> bodies.CreatedKey:
         wanted: bodies.NewKeyBody = call.body
+        if wanted.every_organisation:
+            if wanted.role != "proxy":
+                raise ValueError("every_organisation is for keys of role proxy")
+            if call.actor.organisation_id is not None:
+                raise ConflictError("this admin key is for one organisation")
         made = make_key(
             self._ids,
             self._clock_ms(),
             role=wanted.role,
-            organisation_id=call.own,
+            organisation_id=None if wanted.every_organisation else call.own,
             name=wanted.name,
             workflow_id=wanted.workflow_id if wanted.role == "sdk" else None,
             expires_at_ms=wanted.expires_at_ms,
@@ -109,7 +117,7 @@ class AdminHandlers:
     async def rotate_key(self, call: AdminCall) -> bodies.CreatedKey:
         key_id = call.path["key_id"]
         own = call.own
-        old = next((k for k in await self._storage.keys(own) if k.key_id == key_id), None)
+        old = next((k for k in await self.keys(call) if k.key_id == key_id), None)
         made = make_key(
             self._ids,
             self._clock_ms(),

@@ -90,6 +90,12 @@ class SqlQueries(ReadingStore):
         )
         return [key_from_row(row).key for row in rows]
 
+    async def proxies(self) -> list[records.Key]:
+        """Return the keys of proxies for all organisations."""
+        where = "organisation_id IS NULL AND role = 'proxy'"
+        rows = await self._rows(f"{SELECT_KEYS} WHERE {where} ORDER BY key_id")
+        return [key_from_row(row).key for row in rows]
+
     async def find_operator(self, name: str) -> tuple[Operator, str] | None:
         """Return an operator and the hash of the password."""
         rows = await self._rows(f"{SELECT_OPERATORS} WHERE name = ?", name)

@@ -1,0 +1,194 @@
+"""What belongs to one key: its session with the gateway, its money, its directives, its events."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, cast
+
+import attrs
+
+from guard.asking.courier import Courier
+from guard.asking.gate import Gate
+from guard.asking.keeper import Keeper
+from guard.asking.llm_requests import LlmRequests
+from guard.asking.renewals import Renewals
+from guard.asking.reports import Reports
+from guard.asking.tool_policy import ToolPolicy
+from guard.asking.updates import LeaseUpdates
+from guard.control.directives import DirectiveFeed
+from guard.control.enforcement import Enforcement
+from guard.control.last_decision import Decisions
+from guard.control.warnings import WarningLog
+from guard.core import wire
+from guard.core.leases import Desk, LeaseBook
+from guard.instrumentation.unread_answers import UnreadAnswers
+from guard.loop import Admission, BackgroundLoop, Concurrency
+from guard.scope.scope import Scope
+from guard.session.event_pipeline import EventPipeline
+from guard.session.exit_hooks import ExitHooks
+from guard.session.link import Link
+from guard.settings import GATE_CONCURRENCY, Settings
+
+if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+    from guard.local_gateway import LocalGateway
+    from guard.session.session import Session
+
+_WAITING_MAX: Final = 20_000
+_WAITING_SHARE: Final = 0.8
+"""Share of a caller's deadline after which its question over HTTP is no longer sent."""
+
+
+@attrs.frozen
+class ProcessParts:
+    """What a process has once, for all of its accounts.
+
+    Attributes:
+        background: the loop.
+        exits: hooks the end of the process.
+        unread: the LLM answers that are unread.
+        note_tool: takes the name of a tool that has run without a check.
+        local_gateway: this user's own, where it is the one that is used.
+    """
+
+    background: BackgroundLoop
+    exits: ExitHooks
+    unread: UnreadAnswers
+    note_tool: Callable[[str], None]
+    local_gateway: LocalGateway | None = None
+
+
+class KeyAccount:
+    """Everything that is one key's own, so that nothing of it can be mistaken for another's.
+
+    Args:
+        settings: with the key.
+        parts: what it shares with the other accounts of the process.
+
+    Attributes:
+        settings: as given.
+        is_shut_down: whether the runtime was shut down.
+        reports: takes errors, for the status and the hooks.
+        enforcement: the control state, and the running bodies that a kill stops.
+        link: to the gateway.
+        events: records events and delivers them.
+        leases: what this process may spend without asking.
+        gate: asks the gateway for decisions.
+        requests: covers LLM requests before they are sent.
+        decisions: the newest known decision of each workflow.
+        warnings: reports the gateway's warnings.
+        tools: checks the tools that answers ask for.
+    """
+
+    def __init__(self, settings: Settings, parts: ProcessParts) -> None:
+        self.settings = settings
+        self._parts = parts
+        self._background = parts.background
+        self.is_shut_down = False
+        self.decisions = Decisions()
+        self.warnings = WarningLog()
+        self.leases = LeaseBook()
+        self.link = Link(self._background, self._make_session, parts.exits)
+        self.link.restarts_gateway = parts.local_gateway is not None
+        self.events = EventPipeline(settings, self.link, parts.exits, self.leases)
+        self.reports = Reports(settings, self._background, self.events)
+        self.enforcement = Enforcement(
+            own_thread=lambda: self._background.is_own_thread,
+            changed=self.decisions.changed,
+            observed=None if self.reports.enforces else self.reports.observed,
+        )
+        self._compose_asking(parts.unread)
+        self.requests = LlmRequests(
+            settings,
+            self.link,
+            self.events,
+            self.gate,
+            self.leases,
+            self.reports,
+        )
+        self.tools = ToolPolicy(
+            self.enforcement,
+            self.gate,
+            self._background,
+            self.events.ids,
+            gates_requests=lambda: self.gates_requests,
+            warnings=lambda: self.warnings,
+            reports=self.reports,
+            unchecked=parts.note_tool,
+        )
+
+    def _compose_asking(self, unread: UnreadAnswers) -> None:
+        """Make what takes a question to the gateway and keeps the leases: see ``guard.asking``."""
+        timeout_s = self.settings.timeout_s
+        desk = Desk(self.leases)
+        updates = LeaseUpdates(self.link, self.events, desk)
+        admission = Admission(
+            self._background,
+            concurrency=Concurrency(timeout_s, most=GATE_CONCURRENCY),
+            waiting_max=_WAITING_MAX,
+            wait_s=_WAITING_SHARE * timeout_s,
+        )
+        renewals = Renewals(self.link, self.events)
+        courier = Courier(
+            self.link, self.events, desk, updates, admission, self.decisions, unread, renewals
+        )
+        self._keeper = Keeper(desk, courier, updates, unread, renewals)
+        self.gate = Gate(
+            self.link,
+            courier,
+            self.enforcement,
+            timeout_s,
+            wait_ms=self.settings.wait_for_room_ms if self.reports.enforces else 0,
+            paces=self.reports.enforces,
+            waits_for_people=self.reports.enforces,
+        )
+
+    def _make_session(self) -> Session:
+        from guard.session.session import Session
+
+        return Session(
+            self.settings,
+            self.events.outbox,
+            DirectiveFeed(self.enforcement),
+            self._keeper,
+            on_error=lambda exc: self.reports.error(exc, "flush"),
+            learned=self._learned,
+            local_gateway=self._parts.local_gateway,
+            restarts=lambda: self.link.restarts_gateway,
+        )
+
+    def _learned(self, capabilities: wire.Capabilities) -> None:
+        """Take in what the gateway can do, and what it says of the key."""
+
+    def _after_fork(self) -> None:
+        """Start afresh in a forked child: the parent delivers the events that it recorded."""
+        self.events.after_fork()
+        self.enforcement.forget_bodies()
+        self.leases.after_fork()
+        self.gate.after_fork()
+        self.tools.after_fork()
+        self.decisions.changed()
+        self.warnings = WarningLog()
+
+    def new_run_id(self) -> str:
+        """Return the id of a run that begins now."""
+        return self.events.ids.uuid7(time.time_ns() // 1_000_000)
+
+    @property
+    def gates_requests(self) -> bool:
+        """Whether the LLM requests of instrumented clients are covered one by one."""
+        return self.requests.is_on and self.settings.auto_instrument
+
+    @property
+    def waiting_calls(self) -> int:
+        """How many calls and requests wait in line."""
+        return self._keeper.waiting
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.settings.api_url} pid={os.getpid()}>"
+
+
+def account_in(scope: Scope, own: KeyAccount) -> KeyAccount:
+    """Return the account that a scope belongs to: a caller's, or the process's own."""
+    return own if scope.caller is None else cast("KeyAccount", scope.caller)

@@ -1,0 +1,392 @@
+"""The callers for whom a proxy works: each has an account of its own in the proxy's process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import copy
+import dataclasses
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from guard.breaker.exceptions import (
+    BreakerTransportError,
+    GuardAuthenticationError,
+    GuardAuthError,
+    GuardError,
+    GuardProtocolError,
+    was_shut_down,
+)
+from guard.breaker.rejection import CallerRejectedError
+from guard.core import wire
+from guard.loop import LoopClosedError
+from guard.runtime.account import KeyAccount, ProcessParts
+from guard.scope.scope import Entry
+from guard.settings import DEFAULT_WORKFLOW, Settings
+from guard.state import GuardStatus
+
+if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+    from guard.session.session import Session
+
+_LABEL_LENGTH: Final = 8
+VERIFIED_S: Final = 30.0
+"""So long a key counts as valid without a socket, over which its end would have been told."""
+REJECTED_S: Final = 10.0
+"""So long a key that was refused is not asked about again."""
+_REJECTED_MAX: Final = 10_000
+IDLE_S: Final = 60.0
+"""An account that nobody has used for so long is closed; it is opened again when it is needed."""
+_SWEEP_S: Final = 5.0
+_CLOSE_S: Final = 2.0
+
+
+class CallerAccount(KeyAccount):
+    """The account of somebody for whom this process works. Any thread.
+
+    Args:
+        settings: with the proxy's key and the caller's, as one credential.
+        parts: what it shares with the other accounts of the process.
+        label: tells callers apart.
+
+    Attributes:
+        label: tells callers apart in logs; no key can be made of it.
+        workflow: the only workflow that the caller's key is for; None when it is for all.
+        run_id: the run of what names no other.
+    """
+
+    def __init__(self, settings: Settings, parts: ProcessParts, label: str) -> None:
+        super().__init__(settings, parts)
+        self.label = label
+        self.workflow: str | None = None
+        self.run_id = self.new_run_id()
+        # Held while an entry is added, or the account found idle: it ends between two uses.
+        self._lock = threading.Lock()
+        self._entries: set[Entry] = set()
+        self._used_s = self._verified_s = time.monotonic()
+        self._has_ended = False
+
+    def _learned(self, capabilities: wire.Capabilities) -> None:
+        self.workflow = capabilities.workflow_id
+        self._verified_s = time.monotonic()
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._lock = threading.Lock()
+        self.run_id = self.new_run_id()
+
+    @property
+    def identity(self) -> str:
+        """What no other caller has: the hash of the key."""
+        return self.settings.owner_key
+
+    @property
+    def outside(self) -> str:
+        """The workflow of everything outside of one."""
+        return self.workflow or self.settings.workflow or DEFAULT_WORKFLOW
+
+    @property
+    def rejection(self) -> GuardAuthenticationError | None:
+        """Why the gateway refuses the caller's key now, or the proxy's; None while it does not."""
+        return self.events.health.rejection
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the gateway has refused the key since it was introduced."""
+        return self.rejection is not None
+
+    def is_known(self, now_s: float) -> bool:
+        """Tell whether the gateway has lately taken the key, and note that it is used."""
+        self._used_s = now_s
+        if self.is_rejected or self.is_shut_down:
+            return False
+        return self.events.health.channel == "websocket" or now_s - self._verified_s < VERIFIED_S
+
+    def enter(self, entry: Entry) -> None:
+        """Begin to work for the caller.
+
+        Raises:
+            RuntimeError: the account was closed meanwhile.
+        """
+        with self._lock:
+            if self._has_ended:
+                raise RuntimeError("this caller was not used for long: introduce it again")
+            self._entries.add(entry)
+
+    def leave(self, entry: Entry) -> None:
+        """End what :meth:`enter` has begun."""
+        self._used_s = time.monotonic()
+        self._entries.discard(entry)
+
+    def end_if_idle(self, now_s: float) -> bool:
+        """Let nobody enter any more, if there is nothing to do; tell whether that is so."""
+        with self._lock:
+            session = self.link.session
+            is_idle = (
+                now_s - self._used_s >= IDLE_S
+                and not self._entries
+                and not self.events.waiting
+                and not (session is not None and (session.flusher.spooled or len(session.asks)))
+                and not self.leases.totals().leases
+                and not self._keeper.renewing
+            )
+            self._has_ended = self._has_ended or is_idle
+        return is_idle
+
+    async def end(self, ends_s: float, *, flush: bool) -> None:
+        """Deliver what is buffered and close the session; on the background loop."""
+        with self._lock:
+            self._has_ended = True
+        await self.events.end(ends_s, flush=flush)
+
+    def __repr__(self) -> str:
+        return f"<Caller {self.label}>"
+
+
+@attrs.define
+class _Rejected:
+    """A key that the gateway has refused, and until when it is not asked again."""
+
+    error: CallerRejectedError
+    until_s: float
+
+
+class Callers:
+    """Introduces callers, and keeps the accounts of those that are active.
+
+    Args:
+        own: the account of the proxy's own key.
+        parts: of the process.
+        first: called before the first caller is taken in.
+    """
+
+    def __init__(self, own: KeyAccount, parts: ProcessParts, first: Callable[[], None]) -> None:
+        self._own = own
+        self._parts = parts
+        self._first = first
+        # Written on the background loop; any thread reads it. By the hash of the key.
+        self._accounts: dict[str, CallerAccount] = {}
+        self._rejected: OrderedDict[str, _Rejected] = OrderedDict()
+        # Introductions under way, which all that ask at once share.
+        self._introducing: dict[str, asyncio.Task[CallerAccount]] = {}
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def active(self) -> list[CallerAccount]:
+        """The accounts that are open."""
+        return list(self._accounts.values())
+
+    def after_fork(self) -> None:
+        """Start afresh in a forked child; the scopes of its parent's callers go on there."""
+        for account in self.active:
+            account._after_fork()
+        self._introducing = {}
+        self._sweeping = None
+
+    async def introduce(self, api_key: str) -> CallerAccount:
+        """Return the account of a caller; see ``guard.contexts.caller.introduce``."""
+        hashed = hashlib.sha256(api_key.encode("utf-8", "replace")).hexdigest()
+        now_s = time.monotonic()
+        account = self._accounts.get(hashed)
+        if account is not None and account.is_known(now_s):
+            return account
+        rejected = self._rejected.get(hashed)
+        if rejected is not None and now_s < rejected.until_s:
+            raise copy.copy(rejected.error)
+        try:
+            return await self._parts.background.run_async(self._introduce, hashed)
+        except LoopClosedError:
+            raise was_shut_down() from None
+        except CallerRejectedError as exc:
+            self._reject(hashed, exc)
+            raise copy.copy(exc) from None
+        except GuardError as exc:
+            raise copy.copy(exc) from exc.__cause__  # each caller gets its own traceback
+
+    def _reject(self, hashed: str, error: CallerRejectedError) -> None:
+        self._rejected[hashed] = _Rejected(error, time.monotonic() + REJECTED_S)
+        while len(self._rejected) > _REJECTED_MAX:
+            self._rejected.popitem(last=False)
+
+    # -- on the background loop -------------------------------------------------------------------
+
+    async def _introduce(self, hashed: str) -> CallerAccount:
+        task = self._introducing.get(hashed)
+        if task is None:
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(self._verified(hashed), context=contextvars.Context())
+            self._introducing[hashed] = task
+            task.add_done_callback(lambda ended: self._introduced(hashed, ended))
+        return await asyncio.shield(task)
+
+    def _introduced(self, hashed: str, task: asyncio.Task[CallerAccount]) -> None:
+        if self._introducing.get(hashed) is task:
+            del self._introducing[hashed]
+        if not task.cancelled():
+            task.exception()  # retrieved, even when nobody waits any more
+
+    async def _verified(self, hashed: str) -> CallerAccount:
+        """Have the gateway verify a key; open its account, unless it is open.
+
+        Raises:
+            GuardError: the key is not taken, or nothing was decided.
+        """
+        account = self._accounts.get(hashed)
+        if account is not None and account.link.session is not None:
+            try:
+                await account.link.session.verify()
+            except GuardAuthenticationError:
+                self._close_soon(hashed, account)
+                raise
+            return account
+        await self._require_proxy()
+        api_key = f"{self._own.settings.api_key}{wire.CALLER_SEPARATOR}{hashed}"
+        settings = attrs.evolve(self._own.settings, api_key=api_key)
+        account = CallerAccount(settings, self._parts, hashed[:_LABEL_LENGTH])
+        account.link.key_limit = self._own.link.key_limit
+        await account.link.open_verified()
+        if not self._accounts:
+            self._first()
+        self._accounts[hashed] = account
+        if self._sweeping is None:
+            self._sweeping = self._parts.background.spawn(self._sweep, name="guard-callers")
+        return account
+
+    async def _require_proxy(self) -> Session:
+        """Check that the gateway knows callers, and takes this process's key for a proxy's.
+
+        Raises:
+            GuardError: it does not, or cannot be asked.
+        """
+        session = await self._own.link.open()
+        await session.probe()
+        if wire.FEATURE_CALLERS not in (session.features or ()):
+            raise GuardProtocolError("the gateway is older than this SDK: it knows no callers")
+        if not session.is_proxys:
+            raise GuardAuthError(
+                "only a key of role proxy may name callers; this process has another one",
+                error_code="GD-A005",
+            )
+        return session
+
+    async def _sweep(self) -> None:
+        """Close the accounts that nobody uses, until cancelled."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now_s = time.monotonic()
+            for hashed, account in list(self._accounts.items()):
+                if account.end_if_idle(now_s):
+                    self._close_soon(hashed, account)
+            for hashed, rejected in list(self._rejected.items()):
+                if now_s >= rejected.until_s:
+                    self._rejected.pop(hashed, None)
+
+    def _close_soon(self, hashed: str, account: CallerAccount) -> None:
+        if self._accounts.get(hashed) is account:
+            del self._accounts[hashed]
+            self._parts.background.spawn(lambda: self._close(account), name="guard-caller-ends")
+
+    async def _close(self, account: CallerAccount) -> None:
+        try:
+            await account.end(time.monotonic() + _CLOSE_S, flush=True)
+        finally:
+            account.events.conclude(flush=True)
+
+    # -- what is asked of all ---------------------------------------------------------------------
+
+    @property
+    def waiting_calls(self) -> int:
+        """How many calls and requests of callers wait in line."""
+        return sum(account.waiting_calls for account in self.active)
+
+    def added_to(self, own: GuardStatus) -> GuardStatus:
+        """Return the status of the process: that of its own key, with its callers' sums."""
+        for account in self.active:
+            session, leases = account.link.session, account.leases.totals()
+            own = dataclasses.replace(
+                own,
+                buffered=own.buffered + account.events.waiting,
+                spooled=own.spooled + (0 if session is None else session.flusher.spooled),
+                events_sent=own.events_sent + account.events.health.sent,
+                events_lost=own.events_lost + account.events.health.lost,
+                leases=own.leases + leases.leases,
+                leased_nanousd=own.leased_nanousd + leases.nanousd,
+                leased_calls=own.leased_calls + leases.under_way,
+            )
+        return own
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Deliver everything that is buffered for callers now and wait for it.
+
+        Args:
+            timeout_s: for each of them, in seconds; None waits for the gateway's own deadlines.
+
+        Raises:
+            BreakerTransportError: some events were neither delivered nor written to disk.
+        """
+        for account in self.active:
+            if account.events.waiting:
+                account.events.flush(timeout_s)
+
+    def flush_until(self, ends_s: float) -> None:
+        """Deliver everything that is buffered for callers; try until a deadline.
+
+        What was not delivered by then is stored on disk, if there is one.
+        """
+        accounts = [account for account in self.active if account.events.waiting]
+        if not accounts:
+            return
+        left_s = max(0.0, ends_s - time.monotonic())
+        with contextlib.suppress(TimeoutError, RuntimeError, concurrent.futures.CancelledError):
+            self._parts.background.run(self._deliver, ends_s, accounts, timeout_s=left_s)
+        for account in accounts:
+            session = account.link.session
+            if account.events.waiting and session is not None:
+                session.flusher.store_rest()
+
+    async def _deliver(self, ends_s: float, accounts: list[CallerAccount]) -> None:
+        await asyncio.gather(*(account.events.deliver(ends_s) for account in accounts))
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def finish(self, ends_s: float, *, flush: bool) -> BreakerTransportError | None:
+        """Deliver, and end all accounts; before the loop ends.
+
+        Args:
+            ends_s: the deadline, by ``time.monotonic()``.
+            flush: whether to deliver.
+
+        Returns:
+            The exception to raise if events were lost, else None.
+        """
+        accounts = self.active
+        if not accounts:
+            return None
+        for account in accounts:
+            account.is_shut_down = True
+        left_s = max(0.0, ends_s - time.monotonic())
+        # What could not be done in time is concluded here.
+        with contextlib.suppress(TimeoutError, RuntimeError, concurrent.futures.CancelledError):
+            self._parts.background.run(self._end_all, ends_s, accounts, flush, timeout_s=left_s)
+        failures = [account.events.conclude(flush=flush) for account in accounts]
+        for account in accounts:
+            account.decisions.close()
+        lost = [each for each in failures if each is not None]
+        if not lost:
+            return None
+        return BreakerTransportError(
+            f"events of {len(lost)} callers could not be delivered: {lost[0].args[0]}",
+            events_lost=sum(each.events_lost for each in lost),
+            buffer_size=sum(each.buffer_size for each in lost),
+        )
+
+    async def _end_all(self, ends_s: float, accounts: list[CallerAccount], flush: bool) -> None:
+        endings = (account.end(ends_s, flush=flush) for account in accounts)
+        await asyncio.gather(*endings, return_exceptions=True)
