@@ -1,0 +1,192 @@
+"""The proxy of a run: a process of its own, which is started again when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from guard.running import plan, reports
+from guard.running.processes import Address
+
+COMMAND: Final = (sys.executable, "-P", "-m", "guard.proxy")
+START_S: Final = 60.0
+_END_S: Final = 15.0
+"""How long it may take to deliver what it has, before it is killed and that is charged for it."""
+
+_TRIES: Final = 3
+_ANSWER_BYTES_MAX: Final = 65_536
+_LOG: Final = "proxy.log"
+
+
+class ProxyError(Exception):
+    """The proxy cannot be started; the text says why."""
+
+
+class ProxyProcess:
+    """The proxy of one run.
+
+    Args:
+        directory: of the run.
+        environ: of the run's processes; the proxy does not announce itself as one of them.
+        workflow: of the run.
+        upstreams: addresses that are not the vendors' own, by name.
+        limited: whether what cannot be held is refused.
+        command: starts it.
+
+    Attributes:
+        url: where it listens.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        environ: Mapping[str, str],
+        workflow: str,
+        upstreams: Mapping[str, str],
+        *,
+        limited: bool,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._directory = directory
+        self._environ = _without_hook(environ)
+        self._told = {
+            "directory": str(directory),
+            "workflow": workflow,
+            "upstreams": dict(upstreams),
+            "limited": limited,
+        }
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        # Set once the run ends: then the proxy is not started again.
+        self._has_failed = False
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self._start(0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def pids(self) -> set[int]:
+        """The process, which is none of the program's."""
+        return set() if self._process is None else {self._process.pid}
+
+    @property
+    def address(self) -> Address | None:
+        """Where it listens, as the kernel lists it."""
+        parts = urlsplit(self.url)
+        return (parts.hostname, parts.port) if parts.hostname and parts.port else None
+
+    def look(self) -> None:
+        """Start the proxy again if it has died; end the run if that cannot be done."""
+        if self._has_failed or self._process is None or self._process.poll() is None:
+            return
+        port = urlsplit(self.url).port or 0
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._start(port)
+            except ProxyError as exc:
+                if not left:
+                    self._has_failed = True
+                    reports.refuse(
+                        self._directory,
+                        "GD-R002",
+                        str(exc),
+                        message="guard's proxy has ended, and cannot be started again",
+                    )
+
+    def end(self) -> None:
+        """Let it deliver what it has, and end; bounded."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            _pipe(process.stdin).close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _pipe(process.stdout).close()
+
+    def _start(self, port: int) -> None:
+        """Start it and wait until it serves.
+
+        Raises:
+            ProxyError: it does not.
+        """
+        log = self._directory / _LOG
+        with open(log, "ab", opener=_private) as errors:
+            process = subprocess.Popen(
+                self._command,
+                env=self._environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C of the terminal ends the program, not the proxy
+            )
+        replaced, self._process = self._process, process
+        if replaced is not None:
+            for pipe in (replaced.stdin, replaced.stdout):
+                with contextlib.suppress(OSError):
+                    _pipe(pipe).close()
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            line = json.dumps({**self._told, "port": port}) + "\n"
+            _pipe(process.stdin).write(line.encode())
+            _pipe(process.stdin).flush()
+            answer = json.loads(_line(_pipe(process.stdout), time.monotonic() + START_S))
+        url = answer.get("url")
+        if not isinstance(url, str):
+            process.kill()
+            process.wait()
+            said = answer.get("error") or _last_line(log) or f"exit code {process.returncode}"
+            raise ProxyError(f"guard's proxy cannot be started: {said}")
+        self.url = url
+
+
+def _without_hook(environ: Mapping[str, str]) -> dict[str, str]:
+    paths = environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = os.pathsep.join(path for path in paths if path and path != str(plan.HOOK))
+    return {**environ, "PYTHONPATH": kept}
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _pipe(pipe: Any) -> Any:
+    assert pipe is not None  # all are pipes here
+    return pipe
+
+
+def _line(pipe: Any, ends_s: float) -> bytes:
+    """Return the first line of a pipe; what there is by its end, or by the deadline."""
+    found = b""
+    while b"\n" not in found and len(found) < _ANSWER_BYTES_MAX:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
+            break
+        data = os.read(pipe.fileno(), 4096)
+        if not data:
+            break
+        found += data
+    return found
+
+
+def _last_line(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""
