@@ -95,16 +95,14 @@ class ProxyProcess:
         port = urlsplit(self.url).port or 0
         for left in reversed(range(_TRIES)):
             try:
-                return self._start(port)
+                self._start(port)
             except ProxyError as exc:
-                if not left:
-                    self._has_failed = True
-                    reports.refuse(
-                        self._directory,
-                        "GD-R002",
-                        str(exc),
-                        message="guard's proxy has ended, and cannot be started again",
-                    )
+                if left:
+                    continue
+                self._has_failed = True
+                message = "guard's proxy has ended, and cannot be started again"
+                reports.refuse(self._directory, "GD-R002", str(exc), message=message)
+            return
 
     def end(self) -> None:
         """Let it deliver what it has, and end; bounded."""
@@ -128,7 +126,7 @@ class ProxyProcess:
         """
         log = self._directory / _LOG
         with open(log, "ab", opener=_private) as errors:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603  # our own command
                 self._command,
                 env=self._environ,
                 stdin=subprocess.PIPE,

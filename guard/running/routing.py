@@ -44,6 +44,7 @@ class Routing:
         outer = own.pop(reports.RUN_DIR_VARIABLE, None)
         if outer:  # its proxy charges what this run's has charged already
             routes.put_back(own, reports.routed(Path(outer)))
+        own.pop(PROXY_VARIABLE, None)
         found = Routes.of(own)
         home = Path(own.get("HOME") or "/")
         place = Place(own, home, Path.cwd(), _text_of)
