@@ -20,7 +20,7 @@ _JSON_COMMENT: Final = re.compile(
 
 
 @attrs.frozen
-class Place:
+class StartPlace:
     """Where a program is started.
 
     Attributes:

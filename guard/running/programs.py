@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import attrs
 
-from guard.running.program_settings import Place, mapping, merged, object_in
-from guard.running.routes import ORIGINS, PROXY, Address, Upstreams
+from guard.running.program_settings import StartPlace, mapping, merged, object_in
+from guard.running.routes import ORIGINS, PROXY, Address, UpstreamNames
 
 _ELSEWHERE: Final = frozenset({
     "docker", "docker-compose", "podman", "nerdctl", "kubectl", "ssh", "mosh", "vagrant",
@@ -57,11 +57,13 @@ def unroutable(why: str) -> Pointed:
     return Pointed(unroutable=why)
 
 
-Row = Callable[[Place, Sequence[str], Upstreams], Pointed]
+Row = Callable[[StartPlace, Sequence[str], UpstreamNames], Pointed]
 """Takes where a program is started, the words behind its name, and the names of upstreams."""
 
 
-def point(command: Sequence[str], place: Place, upstreams: Upstreams) -> tuple[list[str], Pointed]:
+def point(
+    command: Sequence[str], place: StartPlace, upstreams: UpstreamNames
+) -> tuple[list[str], Pointed]:
     """Return the command with what points its program at the proxy, and the rest of that.
 
     Args:
@@ -124,7 +126,7 @@ _CLAUDE_CLOUDS: Final = {
 }
 
 
-def _claude(place: Place, _: Sequence[str], __: Upstreams) -> Pointed:
+def _claude(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
     for variable, cloud in _CLAUDE_CLOUDS.items():
         if _is_on(place.environ.get(variable)):
             return unroutable(f"{variable} is set: it talks to {cloud}")
@@ -156,7 +158,7 @@ def _overrides(path: Path, name: str) -> str:
     )
 
 
-def _codex(place: Place, words: Sequence[str], upstreams: Upstreams) -> Pointed:
+def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) -> Pointed:
     """Codex reads no address from the environment, but from its settings and its arguments."""
     given = [word.removeprefix("--config=").replace(" ", "") for word in words]
     if any(word.startswith(("model_provider=", "openai_base_url=")) for word in given):
@@ -185,7 +187,7 @@ def _codex(place: Place, words: Sequence[str], upstreams: Upstreams) -> Pointed:
     return Pointed(arguments=("-c", f'openai_base_url="{url}"'))
 
 
-def _is_signed_in(place: Place, own: Path) -> bool:
+def _is_signed_in(place: StartPlace, own: Path) -> bool:
     """Tell whether Codex uses an account of ChatGPT instead of a key."""
     if place.environ.get("CODEX_API_KEY"):
         return False
@@ -197,7 +199,7 @@ def _is_signed_in(place: Place, own: Path) -> bool:
     return False
 
 
-def _gemini(_: Place, __: Sequence[str], ___: Upstreams) -> Pointed:
+def _gemini(_: StartPlace, __: Sequence[str], ___: UpstreamNames) -> Pointed:
     return Pointed()  # by variables alone, signed in or not
 
 
@@ -214,7 +216,7 @@ _OPENCODE: Final = {
 """Providers of OpenCode: the vendor, the path of its base URL, and who has a key for it."""
 
 
-def _opencode(place: Place, _: Sequence[str], upstreams: Upstreams) -> Pointed:
+def _opencode(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Pointed:
     """Its settings are merged from several places; those in the environment come last."""
     data = place.path("XDG_DATA_HOME", place.home / ".local/share") / "opencode"
     accounts = next((stored for _, stored in place.json(data / "auth.json")), {})
@@ -242,7 +244,7 @@ def _opencode(place: Place, _: Sequence[str], upstreams: Upstreams) -> Pointed:
     return Pointed(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(content)} if providers else {})
 
 
-def _opencode_settings(place: Place) -> Iterator[dict[str, Any]]:
+def _opencode_settings(place: StartPlace) -> Iterator[dict[str, Any]]:
     own = place.path("XDG_CONFIG_HOME", place.home / ".config") / "opencode"
     named = place.environ.get("OPENCODE_CONFIG")
     paths = [own / "opencode.json", own / "opencode.jsonc", *([Path(named)] if named else [])]
@@ -262,7 +264,7 @@ _PI: Final = {
 }
 
 
-def _pi(place: Place, _: Sequence[str], upstreams: Upstreams) -> Pointed:
+def _pi(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Pointed:
     """Its settings are copied without credentials and sessions, so it needs keys as variables."""
     own = place.path("PI_CODING_AGENT_DIR", place.home / ".pi/agent")
     keyed = [n for n, (_, _, keys) in _PI.items() if any(map(place.environ.get, keys))]
@@ -294,7 +296,7 @@ def _pi(place: Place, _: Sequence[str], upstreams: Upstreams) -> Pointed:
 # -- the others ------------------------------------------------------------------------------------
 
 
-def _qwen(place: Place, words: Sequence[str], _: Upstreams) -> Pointed:
+def _qwen(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Pointed:
     for path, settings in place.json(
         place.home / ".qwen/settings.json", place.cwd / ".qwen/settings.json"
     ):
@@ -308,7 +310,7 @@ def _qwen(place: Place, words: Sequence[str], _: Upstreams) -> Pointed:
     return Pointed(arguments=() if has_kind else ("--auth-type", "openai"))
 
 
-def _copilot(place: Place, _: Sequence[str], __: Upstreams) -> Pointed:
+def _copilot(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
     if Address.of(place.environ.get("COPILOT_PROVIDER_BASE_URL")) is not None:
         return Pointed()
     return unroutable(
@@ -317,7 +319,7 @@ def _copilot(place: Place, _: Sequence[str], __: Upstreams) -> Pointed:
     )
 
 
-def _aider(place: Place, words: Sequence[str], _: Upstreams) -> Pointed:
+def _aider(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Pointed:
     if any(word.startswith(("--openai-api-base", "--set-env")) for word in words):
         return unroutable("an argument names its address")
     for path in (place.home / ".aider.conf.yml", place.cwd / ".aider.conf.yml"):
@@ -326,7 +328,7 @@ def _aider(place: Place, words: Sequence[str], _: Upstreams) -> Pointed:
     return Pointed()
 
 
-def _goose(place: Place, _: Sequence[str], __: Upstreams) -> Pointed:
+def _goose(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
     own = place.path("XDG_CONFIG_HOME", place.home / ".config") / "goose/config.yaml"
     found = re.search(r"(?m)^GOOSE_PROVIDER:\s*[\"']?(\w+)", place.read(own) or "")
     provider = place.environ.get("GOOSE_PROVIDER") or (found[1] if found else None)
@@ -335,13 +337,13 @@ def _goose(place: Place, _: Sequence[str], __: Upstreams) -> Pointed:
     return Pointed()
 
 
-def _aws(_: Place, words: Sequence[str], __: Upstreams) -> Pointed:
+def _aws(_: StartPlace, words: Sequence[str], __: UpstreamNames) -> Pointed:
     if any(word.startswith("bedrock") for word in words):
         return unroutable("it talks to Bedrock, whose signatures cover the host")
     return Pointed()
 
 
-def _account_only(_: Place, __: Sequence[str], ___: Upstreams) -> Pointed:
+def _account_only(_: StartPlace, __: Sequence[str], ___: UpstreamNames) -> Pointed:
     return unroutable("it uses an account of its maker's, whose address cannot be set")
 
 

@@ -118,7 +118,7 @@ class Address:
         return cls(f"{parts.scheme}://{parts.netloc}", parts.path)
 
 
-class Upstreams:
+class UpstreamNames:
     """Names for the addresses behind the proxy: a vendor's, and others that somebody has set.
 
     Attributes:
@@ -157,12 +157,12 @@ class Routes:
 
     variables: dict[str, str]
     before: dict[str, str | None]
-    upstreams: Upstreams
+    upstreams: UpstreamNames
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Self:
         """Lead all that an environment says, or leaves open, to the proxy."""
-        upstreams = Upstreams()
+        upstreams = UpstreamNames()
         found: dict[str, str] = {}
         # First what is set: a vendor's name belongs to the address that somebody has chosen.
         for each in sorted(VARIABLES, key=lambda each: each.name not in environ):

@@ -10,7 +10,7 @@ from typing import Final, Self
 import attrs
 
 from guard.running import programs, reports, routes
-from guard.running.program_settings import Place
+from guard.running.program_settings import StartPlace
 from guard.running.routes import PROXY, PROXY_VARIABLE, Routes
 
 _SETTINGS: Final = "settings"
@@ -47,7 +47,7 @@ class Routing:
         own.pop(PROXY_VARIABLE, None)
         found = Routes.of(own)
         home = Path(own.get("HOME") or "/")
-        place = Place(own, home, Path.cwd(), _text_of)
+        place = StartPlace(own, home, Path.cwd(), _text_of)
         led, pointed = programs.point(command, place, found.upstreams)
         with_more = found.with_more(pointed.variables, own)
         return cls(own, pointed.unroutable, led, with_more, pointed.copied)
