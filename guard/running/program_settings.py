@@ -13,10 +13,10 @@ import attrs
 Read = Callable[[Path], str | None]
 """Returns the text of a file; None where there is none."""
 
-_JSON_COMMENT: Final = re.compile(
-    r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL
-)
-"""Comments, and commas before a closing bracket; strings stay."""
+_STRING: Final = r'("(?:[^"\\]|\\.)*")|'
+_COMMENT: Final = re.compile(_STRING + r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_COMMA: Final = re.compile(_STRING + r",(?=\s*[}\]])", re.DOTALL)
+"""What JSON with comments has beside JSON; strings are found first, and stay."""
 
 
 @attrs.frozen
@@ -48,7 +48,8 @@ class StartPlace:
 def object_in(text: str | None) -> dict[str, Any]:
     """Return the JSON object that a text is, comments left out; an empty one for other texts."""
     try:
-        return mapping(json.loads(_JSON_COMMENT.sub(r"\1", text or "")))
+        bare = _LAST_COMMA.sub(r"\1", _COMMENT.sub(r"\1", text or ""))
+        return mapping(json.loads(bare))
     except ValueError:
         return {}
 
