@@ -115,8 +115,7 @@ class ProxyProcess:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
-        _pipe(process.stdout).close()
+        _forget(process)
 
     def _start(self, port: int) -> None:
         """Start it and wait until it serves.
@@ -136,9 +135,7 @@ class ProxyProcess:
             )
         replaced, self._process = self._process, process
         if replaced is not None:
-            for pipe in (replaced.stdin, replaced.stdout):
-                with contextlib.suppress(OSError):
-                    _pipe(pipe).close()
+            _forget(replaced)
         answer: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             line = json.dumps({**self._told, "port": port}) + "\n"
@@ -148,7 +145,7 @@ class ProxyProcess:
         url = answer.get("url")
         if not isinstance(url, str):
             process.kill()
-            process.wait()
+            _forget(process)
             said = answer.get("error") or _last_line(log) or f"exit code {process.returncode}"
             raise ProxyError(f"guard's proxy cannot be started: {said}")
         self.url = url
@@ -162,6 +159,14 @@ def _without_hook(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _forget(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that ends, and close what led to it."""
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            _pipe(pipe).close()
 
 
 def _pipe(pipe: Any) -> Any:
