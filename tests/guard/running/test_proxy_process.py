@@ -37,6 +37,11 @@ def proxy(directory: Path, script: str = STAND_IN) -> ProxyProcess:
     )  # fmt: skip
 
 
+def looked(running: ProxyProcess) -> ProxyProcess:
+    running.look()
+    return running
+
+
 def told(directory: Path) -> list[dict[str, object]]:
     import json
 
@@ -61,7 +66,7 @@ def test_one_that_dies_is_started_again_at_its_port(tmp_path: Path) -> None:
     with proxy(tmp_path) as running:
         [pid] = running.pids
         os.kill(pid, signal.SIGKILL)
-        until(lambda: (running.look(), running.pids != {pid})[1])
+        until(lambda: looked(running).pids != {pid})
         assert [each["port"] for each in told(tmp_path)] == [0, 4711]
     assert reports.refusal(tmp_path) is None
 
@@ -71,7 +76,8 @@ def test_one_that_cannot_be_started_again_ends_the_run(tmp_path: Path) -> None:
         [pid] = running.pids
         (tmp_path / "stand_in.py").write_text("raise SystemExit('no room')")
         os.kill(pid, signal.SIGKILL)
-        found = until(lambda: (running.look(), reports.refusal(tmp_path))[1])
+        until(lambda: looked(running) and reports.refusal(tmp_path))
+        found = reports.refusal(tmp_path)
         assert found is not None
         assert found["message"] == "guard's proxy has ended, and cannot be started again"
         assert "no room" in found["reason"]
