@@ -23,7 +23,7 @@ from guard.running import plan, reports, words
 from guard.running.account import RunAccount
 from guard.running.leftovers import Leftovers
 from guard.running.look import RunLook
-from guard.running.proxy_process import ProxyError, ProxyProcess
+from guard.running.proxy_process import ProxyProcess
 from guard.running.report import RunReport, say
 from guard.running.reports import RUN_DIR_VARIABLE
 from guard.running.routing import Routing
@@ -221,8 +221,6 @@ def _run(
             undelivered,
         )  # fmt: skip
         return report.give(as_json=as_json)
-    except ProxyError as exc:
-        raise _Failure(str(exc), 1) from None
     finally:
         left.remove()
 

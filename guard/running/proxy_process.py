@@ -1,4 +1,9 @@
-"""The proxy of a run: a process of its own, which is started again when it dies."""
+"""The proxy of a run: a process of its own, which is started when a program first asks for it.
+
+The run itself has the listening socket, and the proxy inherits it. So its address is known before
+it is started, a run whose programs are all guarded Python never starts one, and what is sent while
+one that has died is being replaced waits in the socket.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,10 @@ import contextlib
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,13 +29,14 @@ START_S: Final = 60.0
 _END_S: Final = 15.0
 """How long it may take to deliver what it has, before it is killed and that is charged for it."""
 
+_BACKLOG: Final = 2048
 _TRIES: Final = 3
 _ANSWER_BYTES_MAX: Final = 65_536
 _LOG: Final = "proxy.log"
 
 
 class ProxyError(Exception):
-    """The proxy cannot be started; the text says why."""
+    """The proxy has not started; the text says why."""
 
 
 class ProxyProcess:
@@ -43,7 +51,7 @@ class ProxyProcess:
         command: starts it.
 
     Attributes:
-        url: where it listens.
+        url: where it listens, once entered.
     """
 
     def __init__(
@@ -65,13 +73,17 @@ class ProxyProcess:
             "limited": limited,
         }
         self._command = command
+        self._listening: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        # Set once the run ends: then the proxy is not started again.
+        # One thread looks, and another one ends it.
+        self._lock = threading.Lock()
+        # Whether it could not be started: then the run ends.
         self._has_failed = False
         self.url = ""
 
     def __enter__(self) -> Self:
-        self._start(0)
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,23 +101,38 @@ class ProxyProcess:
         return (parts.hostname, parts.port) if parts.hostname and parts.port else None
 
     def look(self) -> None:
-        """Start the proxy again if it has died; end the run if that cannot be done."""
-        if self._has_failed or self._process is None or self._process.poll() is None:
+        """Start the proxy if somebody waits for one; end the run if that cannot be done."""
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
+        listening = self._listening
+        if listening is None or self._has_failed:
             return
-        port = urlsplit(self.url).port or 0
+        if self._process is not None and self._process.poll() is None:
+            return
+        if not select.select([listening], [], [], 0)[0]:
+            return
         for left in reversed(range(_TRIES)):
             try:
-                self._start(port)
-            except ProxyError as exc:
+                self._start(listening)
+            except (ProxyError, OSError) as exc:
                 if left:
                     continue
                 self._has_failed = True
-                message = "guard's proxy has ended, and cannot be started again"
+                message = "guard's proxy cannot be started, and nothing runs without it"
                 reports.refuse(self._directory, "GD-R002", str(exc), message=message)
             return
 
     def end(self) -> None:
         """Let it deliver what it has, and end; bounded."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening.close()
         process, self._process = self._process, None
         if process is None:
             return
@@ -117,12 +144,13 @@ class ProxyProcess:
             process.kill()
         _forget(process)
 
-    def _start(self, port: int) -> None:
+    def _start(self, listening: socket.socket) -> None:
         """Start it and wait until it serves.
 
         Raises:
             ProxyError: it does not.
         """
+        descriptor = listening.fileno()
         log = self._directory / _LOG
         with open(log, "ab", opener=_private) as errors:
             process = subprocess.Popen(  # noqa: S603  # our own command
@@ -131,6 +159,7 @@ class ProxyProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                pass_fds=(descriptor,),
                 start_new_session=True,  # Ctrl-C of the terminal ends the program, not the proxy
             )
         replaced, self._process = self._process, process
@@ -138,17 +167,15 @@ class ProxyProcess:
             _forget(replaced)
         answer: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
-            line = json.dumps({**self._told, "port": port}) + "\n"
+            line = json.dumps({**self._told, "fd": descriptor}) + "\n"
             _pipe(process.stdin).write(line.encode())
             _pipe(process.stdin).flush()
             answer = json.loads(_line(_pipe(process.stdout), time.monotonic() + START_S))
-        url = answer.get("url")
-        if not isinstance(url, str):
+        if not isinstance(answer.get("url"), str):
             process.kill()
             _forget(process)
             said = answer.get("error") or _last_line(log) or f"exit code {process.returncode}"
-            raise ProxyError(f"guard's proxy cannot be started: {said}")
-        self.url = url
+            raise ProxyError(str(said))
 
 
 def _without_hook(environ: Mapping[str, str]) -> dict[str, str]:
