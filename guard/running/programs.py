@@ -77,8 +77,9 @@ def point(
     if name in _ELSEWHERE:
         why = f"{name} runs its program elsewhere, or as another user, where guard is not"
         return list(command), unroutable(why)
-    if row is None:
-        return list(command), Pointed()
+    if row is None:  # it may start one that reads its settings from the environment
+        found = _opencode(place, (), upstreams)
+        return list(command), Pointed(variables=found.variables)
     found = row(place, command[at + 1 :], upstreams)
     return [*command[: at + 1], *found.arguments, *command[at + 1 :]], found
 

@@ -16,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from guard.running import processes
+from tests.support.llm_vendor import vendor_process
 from tests.support.programs import is_gone, killed_at_last
 from tests.support.runs import AGENT, LIMIT, Runs
 from tests.support.waiting import WAIT_S, until
@@ -360,6 +362,35 @@ def test_a_kill_ends_all_that_the_program_has_started_and_nothing_of_its_caller(
     assert guard("revive", "felled").returncode == 0
     assert "stopped: felled is killed" in said
     assert "enough" in said
+
+
+@on_linux
+@needs_node
+def test_a_kill_reaches_a_program_that_waits_for_an_answer(guard: Runs, node: str) -> None:
+    with vendor_process() as slow:
+        httpx.get(f"{slow}/delay/600")
+        process = guard.start("run", "--workflow", "waiting", "--", "node", node, "9",
+                              env=env_of(slow))  # fmt: skip
+        until(lambda: is_connected(process.pid, slow))
+        assert "1 run stopped" in guard("kill", "waiting", "--reason", "enough").stdout
+        out, err = process.communicate(timeout=WAIT_S)
+    assert guard("revive", "waiting").returncode == 0
+    first = out.splitlines()[0]
+    assert first.startswith("0 400 guard: an operator has stopped this: enough"), out
+    assert process.returncode == 77
+    assert "stopped: waiting is killed" in err
+    assert "1 LLM request, " in err, "what was under way is charged"
+
+
+def is_connected(pid: int, url: str) -> bool:
+    """Tell whether the proxy of a run has a connection to a vendor."""
+    port = int(url.rpartition(":")[2])
+    return any(
+        address == ("127.0.0.1", port)
+        for child in psutil.Process(pid).children()
+        if "guard.proxy" in child.cmdline()
+        for address in processes.peers(child.pid)
+    )
 
 
 @on_linux

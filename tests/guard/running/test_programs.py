@@ -131,6 +131,12 @@ def test_opencode_gets_settings_for_the_providers_that_it_has_keys_for() -> None
     assert "secret" not in json.dumps(content)
 
 
+def test_opencode_may_be_started_by_any_program() -> None:
+    words, found, _ = pointed("make review", {"OPENAI_API_KEY": "k"})
+    assert words == ["make", "review"]
+    assert f"{PROXY}/openai/v1" in found.variables["OPENCODE_CONFIG_CONTENT"]
+
+
 def test_addresses_in_settings_of_opencode_stay_behind_the_proxy() -> None:
     files = {
         ".config/opencode/opencode.jsonc": '{"provider": {"mine": {"options": {"baseURL": '
