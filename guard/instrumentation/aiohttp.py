@@ -18,7 +18,7 @@ import msgspec
 from guard.core.usage import find_endpoint
 from guard.core.usage.decoding import plain_body
 from guard.core.usage.ends import Ending
-from guard.instrumentation import patching
+from guard.instrumentation import own_proxy, patching
 from guard.instrumentation.include_usage import UsageChunkFilter
 from guard.instrumentation.interruptible import llm_request_async, other_request_async
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
@@ -120,6 +120,8 @@ def _name_unhooked(request: Any) -> None:
         return
     host, path = url.host or "", url.path
     endpoint = find_endpoint(request.method.upper(), host, path)
+    if own_proxy.is_at(host, url.port):
+        return
     if endpoint is not None and endpoint.asks and patching.look():
         observer.unmetered(host, path, patching.TAKEN_OUT)
 
@@ -182,6 +184,8 @@ def _begin(
         url = session._build_url(str_or_url)
         host, path = url.host or "", url.path
     except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
+        return None
+    if own_proxy.is_at(host, url.port):
         return None
     return observer.begin(
         method.upper(),

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from guard.core.usage import find_endpoint
 from guard.core.usage.vendors import provider_of
-from guard.instrumentation import patching
+from guard.instrumentation import own_proxy, patching
 from guard.instrumentation.observed_call import call_being_sent
 from guard.instrumentation.patching import active
 
@@ -30,11 +30,14 @@ def _putrequest(original: Any) -> Any:
         observer = active()
         if observer is not None and call_being_sent() is None:
             host = str(getattr(self, "_tunnel_host", None) or self.host).lower()
+            port = self.port
             path = url.partition("?")[0]
             if path.startswith("http"):  # through a proxy
                 _, _, rest = path.partition("://")
                 host, slash, path = rest.partition("/")
-                host, path = host.partition(":")[0].lower(), slash + path
+                (host, _, port), path = host.lower().partition(":"), slash + path
+            if own_proxy.is_at(host, port):
+                return original(self, method, url, *args, **options)
             endpoint = find_endpoint(method.upper(), host, path)
             if endpoint is not None and endpoint.asks and (endpoint.certain or provider_of(host)):
                 # One that has lost its hook, such as requests, sends through this class as well.

@@ -20,7 +20,7 @@ from guard.core.usage import Recording, find_endpoint
 from guard.core.usage.decoding import plain_body
 from guard.core.usage.ends import Ending
 from guard.core.usage.recording import PENDING_BYTES
-from guard.instrumentation import patching
+from guard.instrumentation import own_proxy, patching
 from guard.instrumentation.interruptible import (
     chunks_of,
     chunks_of_async,
@@ -248,6 +248,8 @@ def _begin(request: Any, outgoing: Outgoing) -> ObservedCall | None:
     if observer is None or request.extensions.get(OWN_TRAFFIC):
         return None
     url = request.url
+    if own_proxy.known is not None and own_proxy.is_at(url.host, url.port):
+        return None
     return observer.begin(
         request.method,
         url.host,

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from guard.core.usage.decoding import plain_body
-from guard.instrumentation import patching
+from guard.instrumentation import own_proxy, patching
 from guard.instrumentation.interruptible import llm_request, other_request
 from guard.instrumentation.observed_call import ObservedCall, is_signed
 from guard.instrumentation.urllib3 import observe, watch_connections
@@ -71,6 +71,8 @@ def begin(request: Any) -> ObservedCall | None:
     try:
         parts = urlsplit(request.url)
         method, host, path = request.method.upper(), parts.hostname or "", unquote(parts.path)
+        if own_proxy.is_at(host, parts.port):
+            return None
     except (AttributeError, TypeError, ValueError):
         return None
     return observer.begin(

@@ -1,7 +1,8 @@
 """The proxy of one run: ``guard run`` starts it as ``python -m guard.proxy`` and ends it.
 
-It reads one line of JSON from standard input (``directory``, ``workflow``, ``upstreams``), answers
-with one line (``url``, or ``error``), and serves until its standard input ends.
+It reads one line of JSON from standard input (``directory``, ``workflow``, ``upstreams``, and the
+listening socket that it has inherited as ``fd``, or a ``port``), answers with one line (``url``, or
+``error``), and serves until its standard input ends.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -20,15 +22,15 @@ def main() -> None:
     """Serve until ``guard run`` ends, or says so."""
     try:
         told = json.loads(sys.stdin.buffer.readline() or b"{}")
-        asyncio.run(_serve(Path(told["directory"]), told.get("upstreams", {}), told.get("port", 0)))
+        asyncio.run(_serve(told))
     except Exception as exc:  # noqa: BLE001  # whatever it is, who started it has to hear of it
         _say({"error": f"{type(exc).__name__}: {exc}"})
         raise SystemExit(1) from None
 
 
-async def _serve(directory: Path, upstreams: dict[str, str], port: int) -> None:
+async def _serve(told: dict[str, Any]) -> None:
     import guard
-    from guard.gateway.server import base_url, bind
+    from guard.gateway.server import base_url
     from guard.proxy.admission import OwnKey
     from guard.proxy.app import ProxyApp
     from guard.proxy.counts import ProxyCounts
@@ -36,6 +38,7 @@ async def _serve(directory: Path, upstreams: dict[str, str], port: int) -> None:
     from guard.proxy.upstreams import Upstreams
     from guard.running import child, reports
 
+    directory = Path(told["directory"])
     runtime = await asyncio.to_thread(guard.init)
     child.stand_in(directory, runtime)
     requests = 0
@@ -46,8 +49,8 @@ async def _serve(directory: Path, upstreams: dict[str, str], port: int) -> None:
         if requests == 1:  # at the end again, with the number
             reports.say_proxied(directory, requests)
 
-    listening = bind("127.0.0.1", port)
-    app = ProxyApp(Upstreams(upstreams), OwnKey(), ProxyCounts(), seen)
+    listening = _listening(told)
+    app = ProxyApp(Upstreams(told.get("upstreams", {})), OwnKey(), ProxyCounts(), seen)
     server = ProxyServer(app, listening, connections_max=CONNECTIONS_MAX, own_user=True)
     loop = asyncio.get_running_loop()
     stdin = sys.stdin.fileno()
@@ -65,6 +68,19 @@ async def _serve(directory: Path, upstreams: dict[str, str], port: int) -> None:
         if requests:
             reports.say_proxied(directory, requests)
         await asyncio.to_thread(guard.shutdown)
+
+
+def _listening(told: dict[str, Any]) -> socket.socket:
+    from guard.gateway.server import bind
+
+    if "fd" not in told:
+        return bind("127.0.0.1", told.get("port", 0))
+    # With its protocol: only then does asyncio send the body of an answer without a delay.
+    inherited = socket.socket(
+        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=told["fd"]
+    )
+    inherited.setblocking(False)
+    return inherited
 
 
 def _say(facts: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ from guard.breaker.exceptions import (
 )
 from guard.breaker.refusals import unwrap
 from guard.control.enforcement import refusal_in
-from guard.running import reports
-from guard.running.children import keep_in_run
+from guard.instrumentation import own_proxy
+from guard.running import reports, routes
+from guard.running.children import RunEnvironment, keep_in_run
 from guard.scope.scope import Entry, Scope, set_process_entry
 
 
@@ -42,6 +43,11 @@ def start(directory: str) -> None:
     # Announced first, and refused on failure: a program that cannot be guarded is not run.
     path = Path(directory)
     _announce(path)
+    changed = reports.routed(path)
+    kept = RunEnvironment.of_process(os.environ, changed)
+    # Its clients go to the vendors, and are held here. What they still send to the proxy is not.
+    routes.put_back(os.environ, changed)
+    own_proxy.know(os.environ.get(routes.PROXY_VARIABLE))
     os.register_at_fork(after_in_child=lambda: _announce(path))
     _end_by_ctrl_c()
     try:
@@ -50,7 +56,7 @@ def start(directory: str) -> None:
         _report(path, exc)
         os._exit(reports.REFUSED_CODE)
     stand_in(path, runtime)
-    keep_in_run(path)
+    keep_in_run(path, kept)
     _end_quietly(path)
 
 

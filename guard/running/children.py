@@ -21,6 +21,7 @@ import attrs
 from guard.running import env_command
 from guard.running.plan import HOOK
 from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
+from guard.running.routes import PROXY_VARIABLE, Changed
 from guard.settings import VARIABLES
 
 _KEY: Final = b"GUARD_API_KEY"
@@ -37,23 +38,39 @@ class RunEnvironment:
 
     Args:
         variables: guard's own.
+        routed: those that lead to the run's proxy: a child may be no guarded Python.
         before, after: entries of ``PYTHONPATH``: the hook, and where guard itself was found if
             that was in ``PYTHONPATH``.
     """
 
     variables: dict[bytes, bytes] = attrs.field(repr=False)
+    routed: dict[bytes, tuple[bytes, bytes | None]] = attrs.field(factory=dict, repr=False)
     before: bytes = os.fsencode(HOOK)
     after: tuple[bytes, ...] = ()
 
     @classmethod
-    def of_process(cls, environ: Mapping[str, str]) -> RunEnvironment:
-        """Return what this process was started with."""
-        names = (*VARIABLES, RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE)
+    def of_process(
+        cls, environ: Mapping[str, str], changed: Mapping[str, Changed] | None = None
+    ) -> RunEnvironment:
+        """Return what this process was started with.
+
+        Args:
+            environ: its environment.
+            changed: the variables that lead the programs of its run to the proxy.
+        """
+        names = (*VARIABLES, RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE, PROXY_VARIABLE)
         found = {os.fsencode(n): os.fsencode(environ[n]) for n in names if n in environ}
         paths = [Path(path) for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         home = Path(__file__).resolve().parents[2]
         after = tuple(os.fsencode(path) for path in paths if path.resolve() == home)
-        return cls(found, after=after)
+        routed = {
+            os.fsencode(name): (
+                os.fsencode(change.routed),
+                None if change.before is None else os.fsencode(change.before),
+            )
+            for name, change in (changed or {}).items()
+        }
+        return cls(found, routed, after=after)
 
     def missing(self, given: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """Return what has to be added to an environment, or replaced in it (the path)."""
@@ -62,6 +79,12 @@ class RunEnvironment:
         if given.get(_RUN, self.variables[_RUN]) != self.variables[_RUN]:
             return {}
         lacks = {name: text for name, text in self.variables.items() if name not in given}
+        # What the program itself has set for its child leads where it says.
+        lacks |= {
+            name: routed
+            for name, (routed, before) in self.routed.items()
+            if given.get(name) == before
+        }
         path = self.path_from(given.get(_PATH, b""))
         if path != given.get(_PATH):
             lacks[_PATH] = path
@@ -136,9 +159,14 @@ def _mapping(entries: Sequence[bytes]) -> dict[bytes, bytes]:
     return {name: text for name, _, text in (entry.partition(b"=") for entry in entries)}
 
 
-def keep_in_run(directory: Path) -> None:
-    """Have every program that this process starts from now on start in the run as well."""
-    _patch(ChildEnvironments(directory, RunEnvironment.of_process(os.environ)))
+def keep_in_run(directory: Path, needed: RunEnvironment) -> None:
+    """Have every program that this process starts from now on start in the run as well.
+
+    Args:
+        directory: of the run.
+        needed: what they need for that.
+    """
+    _patch(ChildEnvironments(directory, needed))
 
 
 def _patch(children: ChildEnvironments) -> None:

@@ -12,7 +12,12 @@ from typing import Final
 import attrs
 
 OWN_S: Final = 3.0
-"""Time of its own that a program may take to end, in seconds."""
+"""Time of its own that a guarded program may take to end, in seconds: a refusal passes through it.
+"""
+
+LAST_WORDS_S: Final = 0.7
+"""The same for other programs, which have been told and need not end: to show what they were told.
+"""
 
 WALL_S: Final = 60.0
 """The most that it may take by the clock, however little of that it has used."""
@@ -39,9 +44,11 @@ class Grace:
 
     Args:
         now_s: the clock, in seconds.
+        own_s: how long it is, in seconds of the program's own.
     """
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, own_s: float = OWN_S) -> None:
+        self._allowed_s = own_s
         self._started_s = self._looked_s = now_s
         self._own_s = 0.0
         self._cpu_s: dict[int, float] = {}
@@ -63,4 +70,4 @@ class Grace:
         self._own_s += min(passed_s, used_s) if is_held else passed_s
         self._cpu_s = {pid: load.cpu_s for pid, load in loads.items()}
         self._looked_s = now_s
-        return self._own_s >= OWN_S or now_s - self._started_s >= WALL_S
+        return self._own_s >= self._allowed_s or now_s - self._started_s >= WALL_S

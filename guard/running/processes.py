@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import ipaddress
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import attrs
@@ -74,6 +76,41 @@ def children(pid: int) -> Iterator[int]:
                 open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file,
             ):
                 yield from map(int, file.read().split())
+
+
+def below(root: int, left_out: Collection[int] = ()) -> set[int]:
+    """Return all living processes below one, without some and all below those.
+
+    Where the system is not Linux, those whose parents have ended are not found.
+    """
+    children_of = children if IS_LINUX else _listed().__getitem__
+    found: set[int] = set()
+    waiting = list(children_of(root))
+    while waiting:
+        pid = waiting.pop()
+        if pid not in left_out and pid not in found:
+            found.add(pid)
+            waiting += children_of(pid)
+    return {pid for pid in found if not _has_ended(pid)} if IS_LINUX else found
+
+
+def _has_ended(pid: int) -> bool:
+    fields = _stat(f"/proc/{pid}/stat")
+    return fields is None or fields[0] in _ENDED
+
+
+def _listed() -> dict[int, list[int]]:
+    """Return the children of all processes, as ``ps`` lists them."""
+    found: dict[int, list[int]] = collections.defaultdict(list)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+        listed = subprocess.run(  # noqa: S603  # a fixed command
+            command, capture_output=True, text=True, timeout=5, check=True
+        )
+        for pid, parent, state in map(str.split, listed.stdout.splitlines()):
+            if not state.startswith("Z"):
+                found[int(parent)].append(int(pid))
+    return found
 
 
 def loads(roots: Iterable[int]) -> dict[int, ProcessLoad]:

@@ -13,17 +13,22 @@ from typing import Any, Final
 import attrs
 
 from guard.local_gateway import open_private, read_json, try_lock, write_json
+from guard.running import routes
+from guard.running.routes import Changed
 
 RUN_DIR_VARIABLE: Final = "GUARD_RUN_DIR"
 REFUSED_CODE: Final = 77
 """Exit code of a run that guard has ended (``EX_NOPERM``)."""
+UNSEEN_CODE: Final = 78
+"""Exit code of a run with a limit of which guard has seen nothing (``EX_CONFIG``)."""
 
 _REFUSED: Final = "refused.json"
 _ACCOUNT: Final = "account.json"
 _PROCESS: Final = "process-"
 _NESTED: Final = "nested-"
 _UNSEEN: Final = "unseen-"
-_PROXIED: Final = "proxied.json"
+_PROXIED: Final = "proxied-"
+_ROUTED: Final = "routed.json"
 _PATH_BYTES_MAX: Final = 4096
 SEEN_ONLY_VARIABLE: Final = "GUARD_RUN_SEEN_ONLY"
 """Set where LLM requests that cannot be held are refused."""
@@ -155,13 +160,26 @@ def unseen(directory: Path) -> dict[str, int]:
 def say_proxied(directory: Path, requests: int) -> None:
     """Say that programs of the run have reached its proxy, and with how many requests."""
     with contextlib.suppress(OSError):  # the run is over, and its directory gone
-        write_json(directory / _PROXIED, {"requests": requests})
+        write_json(directory / f"{_PROXIED}{os.getpid()}", {"requests": requests})
 
 
 def proxied(directory: Path) -> int:
     """Return how many requests to models have reached the run's proxy."""
-    found = read_json(directory / _PROXIED).get("requests")
-    return found if isinstance(found, int) else 0
+    found = [
+        read_json(directory / f"{_PROXIED}{pid}").get("requests")
+        for pid in _numbers(directory, _PROXIED)  # one that has died has a successor
+    ]
+    return sum(count for count in found if isinstance(count, int))
+
+
+def say_routed(directory: Path, changed: Mapping[str, Changed]) -> None:
+    """Say which variables lead the programs of a run to its proxy, and what they were."""
+    write_json(directory / _ROUTED, routes.told(changed))
+
+
+def routed(directory: Path) -> dict[str, Changed]:
+    """Return the variables that lead the programs of a run to its proxy."""
+    return routes.read(read_json(directory / _ROUTED))
 
 
 def guarded(directory: Path) -> tuple[int, list[int]]:

@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from guard.running import processes, reports
-from guard.running.grace import Grace
+from guard.running.grace import LAST_WORDS_S, OWN_S, Grace
 from guard.running.repeating import repeating
 from guard.running.signals import SignalQueue
 from guard.running.terminal import Terminal
@@ -29,6 +29,7 @@ def supervise(
     environ: Mapping[str, str],
     directory: Path,
     look: Callable[[], None],
+    spared: Callable[[], set[int]] = set,
 ) -> int:
     """Run a program to its end and return its exit code; after a signal, minus its number.
 
@@ -36,10 +37,12 @@ def supervise(
         command, environ: of the program; standard input, output and the terminal are the caller's.
         directory: where its processes report refusals, which end it.
         look: called ten times a second, in a thread of its own.
+        spared: returns the processes below this one that are not the program's.
 
     Raises:
         OSError: it cannot be started.
     """
+    family = _Family(directory, spared)
     with SignalQueue() as signals, Terminal() as terminal:
         pid = os.posix_spawn(
             command[0],
@@ -51,10 +54,50 @@ def supervise(
         # The terminal and the mask are restored after the program has ended, in reverse order.
         # In a thread: signals do not wait for a gateway that is slow to answer.
         with repeating(look, _POLL_S, "guard-run", _JOIN_S):
-            code = _Program(pid, directory, signals, terminal).wait()
+            code = _Program(pid, directory, signals, terminal, family).wait()
     if reports.refusal(directory) is not None:
-        _end_rest(directory)
+        family.end()
     return code
+
+
+class _Family:
+    """The program and all that it has started, whatever process group and parent they have now.
+
+    Args:
+        directory: of the run.
+        spared: returns the processes below this one that are not the program's.
+    """
+
+    def __init__(self, directory: Path, spared: Callable[[], set[int]]) -> None:
+        self._directory = directory
+        self._spared = spared
+        # A shell that became `guard run` may have had children.
+        self._before = processes.below(os.getpid())
+
+    def living(self) -> set[int]:
+        """Return those that live."""
+        guarded = reports.guarded(self._directory)[1]
+        return processes.below(os.getpid(), self._spared() | self._before).union(guarded) - {
+            os.getpid()
+        }
+
+    def grace(self, now_s: float) -> Grace:
+        """Return the time that they have to end by themselves.
+
+        A guarded process is ended by its refusal, in its own time. Others have been told.
+        """
+        is_guarded = bool(reports.guarded(self._directory)[1])
+        return Grace(now_s, OWN_S if is_guarded else LAST_WORDS_S)
+
+    def end(self) -> None:
+        """End those that a refused program has left behind."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            grace = self.grace(time.monotonic())
+            living = self.living()
+            _signal(living, number)
+            while living and not grace.is_over(time.monotonic(), processes.loads(living)):
+                time.sleep(_POLL_S)
+                living = self.living()
 
 
 class _Program:
@@ -66,7 +109,9 @@ class _Program:
         directory: Path,
         signals: SignalQueue,
         terminal: Terminal,
+        family: _Family,
     ) -> None:
+        self._family = family
         self._pid = pid
         self._directory = directory
         self._signals = signals
@@ -107,31 +152,20 @@ class _Program:
             return
         # First time to end by itself, then SIGTERM, and after as long again SIGKILL.
         now_s = time.monotonic()
-        self._grace = self._grace or Grace(now_s)
-        living = reports.guarded(self._directory)[1]
+        self._grace = self._grace or self._family.grace(now_s)
+        living = self._family.living()
         loads = processes.loads([self._pid, *living])
         if self._sent == 2 or not self._grace.is_over(now_s, loads):
             return
         number = (signal.SIGTERM, signal.SIGKILL)[self._sent]
         self._sent += 1
-        self._grace = Grace(now_s)
+        self._grace = self._family.grace(now_s)
         self._terminal.restore_at_exit()  # it may have no time to do so itself
         self._send(number)
         _signal(living, number)
 
 
-def _end_rest(directory: Path) -> None:
-    """End the guarded processes that a refused program has left behind."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        grace = Grace(time.monotonic())
-        living = reports.guarded(directory)[1]
-        _signal(living, number)
-        while living and not grace.is_over(time.monotonic(), processes.loads(living)):
-            time.sleep(_POLL_S)
-            living = reports.guarded(directory)[1]
-
-
-def _signal(pids: Sequence[int], number: int) -> None:
+def _signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

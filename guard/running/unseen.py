@@ -10,6 +10,7 @@ from guard.instrumentation.unseen import FRAMEWORK, TOOL
 from guard.local_gateway import LocalGateway, read_json
 from guard.running import reports
 from guard.running.plan import RunLimits
+from guard.running.proxy_process import ProxyProcess
 from guard.running.watch import TreeWatch, end
 
 _SESSION: Final = "wss://"
@@ -24,7 +25,8 @@ class RunUnseen:
         directory: of the run.
         limits: say whether it ends the run.
         gateway: whose process is none of the program's.
-        environ: of the program.
+        proxy: likewise.
+        environ: of the caller's.
 
     Attributes:
         watch: over the run's processes.
@@ -35,17 +37,20 @@ class RunUnseen:
         directory: Path,
         limits: RunLimits,
         gateway: LocalGateway,
+        proxy: ProxyProcess,
         environ: Mapping[str, str],
     ) -> None:
         self._directory = directory
         self._limits = limits
         self._gateway = gateway
+        self._proxy = proxy
         self._connections: list[dict[str, str]] = []
-        self.watch = TreeWatch(directory, environ, self._own, self._connected)
+        self.watch = TreeWatch(directory, environ, lambda: proxy.address, self.own, self._connected)
 
-    def _own(self) -> set[int]:
+    def own(self) -> set[int]:
+        """Return the processes that are guard's, and not the program's."""
         pid = read_json(self._gateway.files.address).get("pid")
-        return {pid} if isinstance(pid, int) else set()
+        return self._proxy.pids | ({pid} if isinstance(pid, int) else set())
 
     def _connected(self, pid: int, program: str, host: str) -> None:
         self._connections.append({"program": program, "host": host})
@@ -54,17 +59,23 @@ class RunUnseen:
         reports.refuse(
             self._directory,
             "GD-X001",
-            "a limit cannot hold for a program that does not load guard: run it without it, or let "
-            "it go on, uncounted, with --allow-unseen",
+            "a limit cannot hold for what goes past guard: run it without that, or let it go on, "
+            "uncounted, with --allow-unseen",
             message=f"{program} talks to {host}, and guard cannot see what it spends",
         )
         end(pid)
+
+    @property
+    def proxied(self) -> int:
+        """How many LLM requests have come through the proxy."""
+        return reports.proxied(self._directory)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the report says of it."""
         seen = reports.unseen(self._directory)
         return {
+            "proxied_requests": self.proxied,
             "unguarded_programs": self.watch.names(),
             "unguarded_connections": self._connections,
             "unmetered_requests": {n: c for n, c in seen.items() if not n.startswith(_OTHERS)},

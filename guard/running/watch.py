@@ -43,7 +43,8 @@ class TreeWatch:
 
     Args:
         directory: of the run.
-        environ: of the program; may name hosts of LLMs.
+        environ: of the caller's, not led to the proxy; may name hosts of LLMs.
+        proxy: returns where the run's proxy listens.
         own: processes that are not the program's, such as the local gateway.
         connected: called once for each program and host, with both names.
     """
@@ -52,13 +53,17 @@ class TreeWatch:
         self,
         directory: Path,
         environ: Mapping[str, str],
+        proxy: Callable[[], Address | None],
         own: Callable[[], set[int]],
         connected: Callable[[int, str, str], None],
     ) -> None:
         self._directory = directory
+        self._proxy = proxy
         self._own = own
         self._connected = connected
         self._hosts = _Hosts(environ)
+        # Processes that have talked to the proxy, and so are seen.
+        self._routed: set[int] = set()
         # When each process that has not loaded guard was first seen.
         self._since_s: dict[int, float] = {}
         self._named: dict[int, str] = {}
@@ -68,7 +73,8 @@ class TreeWatch:
 
     def names(self) -> list[str]:
         """Return the programs that have not loaded guard and may have talked to an LLM."""
-        return sorted(set(self._named.values()))
+        seen = self._routed - {pid for pid, _ in self._known}
+        return sorted({name for pid, name in self._named.items() if pid not in seen})
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -122,7 +128,10 @@ class TreeWatch:
             self._named[pid] = found.name
         if is_python and now_s - since_s < _GRACE_S:
             return  # it loads guard first of all, and talks to the gateway then
-        for host in self._hosts.among(processes.peers(pid)):
+        peers = processes.peers(pid)
+        if self._proxy() in peers:
+            self._routed.add(pid)
+        for host in self._hosts.among(peers):
             self._named[pid] = found.name
             if (pid, host) not in self._known:
                 self._known.add((pid, host))

@@ -85,6 +85,29 @@ def killed_before(workflow: str, halt: OperatorStop) -> str:
     return f"the workflow {workflow} is killed{by}{reason}; lift that with: {halt.lift}{other}"
 
 
+NOTHING_SEEN: Final = (
+    "nothing was seen of the program, so nothing was guarded: it neither loaded guard nor sent a "
+    "request to guard's proxy"
+)
+
+
+def unseen_under_limit() -> Words:
+    """Return why a run with a limit of which nothing was seen does not end well."""
+    return Words(
+        "not guarded: its limit has held nothing",
+        "if that is meant (it talks to no LLM, or may spend uncounted), add --allow-unseen",
+    )
+
+
+def cannot_be_routed(why: str) -> str:
+    """Return why a program does not start under a limit.
+
+    Args:
+        why: it cannot be led to the proxy.
+    """
+    return f"the limit could not hold, so it was not started: {why}; --allow-unseen lets it go"
+
+
 def of_refusal(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
     """Return what to say of a refusal.
 

@@ -167,7 +167,7 @@ def test_exit_codes_stdin_and_sitecustomize_pass_through(guard: Runs, tmp_path: 
     assert (done.stdout, done.returncode) == ("kept typed\n", 4)
     killed = guard("run", "--", "sh", "-c", "kill -9 $$")
     assert killed.returncode == 128 + 9
-    assert "did not load guard" in killed.stderr
+    assert "nothing was seen of the program" in killed.stderr
 
 
 def test_watch_shows_the_spend(guard: Runs, vendor: str, tmp_path: Path) -> None:
@@ -210,12 +210,23 @@ def test_amounts_rates_and_names() -> None:
     assert RunLimits().policy() == {}
 
 
+BROKEN: Final = "def start(directory):\n    raise ValueError('broken')\n"
+
+
 def test_a_process_in_which_guard_cannot_start_does_not_run(guard: Runs, tmp_path: Path) -> None:
     broken = tmp_path / "guard"
-    broken.mkdir()
-    (broken / "__init__.py").write_text("raise ValueError('broken')\n")
-    (tmp_path / "script.py").write_text("print('ran unguarded')\n")
+    (broken / "running").mkdir(parents=True)
+    (broken / "__init__.py").touch()
+    (broken / "running/__init__.py").touch()
+    (broken / "running/child.py").write_text(BROKEN)
+    (tmp_path / "script.py").write_text("print('ran')\n")
     program = ["env", f"PYTHONPATH={HOOK}:{tmp_path}", sys.executable, str(tmp_path / "script.py")]
     done = guard("run", "--", *program)
     assert (done.stdout, done.returncode) == ("", 77)
     assert "guard cannot start: ValueError: broken" in done.stderr
+    # Where it cannot even be loaded nothing of it is in the process, which is led to the proxy.
+    (broken / "__init__.py").write_text("raise ValueError('no such Python')\n")
+    done = guard("run", "--", *program)
+    assert (done.stdout, done.returncode) == ("ran\n", 0)
+    assert "guard cannot be loaded (ValueError: no such Python)" in done.stderr
+    assert guard("run", "--limit", "$2", "--", *program).returncode == 78

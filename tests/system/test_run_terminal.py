@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -145,6 +146,45 @@ def test_suspended_and_continued(guard: Runs, tmp_path: Path, how: str) -> None:
         session.type("forty-two\n")
         session.expect("answer forty-two")
         session.expect("0 LLM requests")
+        session.expect("shell> ")
+        session.type("exit 5\n")
+        assert session.wait() == 5
+
+
+ASKS = """
+ask() {
+  body='{"model": "gpt-4o", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}'
+  curl -s -o /dev/null -w "$1 %{http_code}\\n" -d "$body" $OPENAI_BASE_URL/chat/completions
+}
+ask before
+read line
+ask after
+echo answer $line
+"""
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_proxy_outlives_a_pause_and_an_interrupt(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    """The keys of the terminal reach the program, and not the proxy that it asks."""
+    (tmp_path / "asks.sh").write_text(f"trap 'echo interrupted' INT\n{ASKS}")
+    env = {**guard.env, "PS1": "shell> ", "HISTFILE": "/dev/null", "TERM": "dumb",
+           "OPENAI_BASE_URL": f"{vendor}/v1"}  # fmt: skip
+    with TerminalSession(["bash", "--norc", "-i"], env=env, cwd=tmp_path) as session:
+        session.expect("shell> ")
+        session.type(" ".join([*GUARD, "--", "bash", "asks.sh"]) + "\n")
+        session.expect("before 200")
+        session.type("\x1a")
+        session.expect("Stopped")
+        session.expect("shell> ")
+        session.type("fg\n")
+        session.expect("asks.sh")
+        session.type("\x03")
+        session.expect("interrupted")
+        session.type("word\n")
+        session.expect("after 200")
+        session.expect("2 LLM requests")
         session.expect("shell> ")
         session.type("exit 5\n")
         assert session.wait() == 5

@@ -24,11 +24,14 @@ def _guard() -> None:
     if not directory or not os.path.isdir(directory) or _is_gateway(sys.orig_argv):
         return
     if importlib.util.find_spec("guard") is None:
-        _refuse_unguarded(directory)
+        _leave_to_proxy("guard is not installed")
         return
     try:
         from guard.running.child import start
-
+    except Exception as exc:  # noqa: BLE001  # such as a Python that guard does not run on
+        _leave_to_proxy(f"guard cannot be loaded ({type(exc).__name__}: {exc})")
+        return
+    try:
         start(directory)
     except BaseException as exc:  # noqa: BLE001  # whatever it is: a run is never unguarded
         sys.stderr.write(f"guard run: guard cannot start: {type(exc).__name__}: {exc}\n")
@@ -49,18 +52,16 @@ def _is_gateway(words: list[str]) -> bool:
     return (name, following) == ("guard", "gateway")
 
 
-def _refuse_unguarded(directory: str) -> None:
-    """End the program itself; a tool that a guarded program runs goes on unguarded, and says so."""
-    said = f"guard run: guard is not installed for {sys.executable}: "
-    is_first = not any(name.startswith("process-") for name in os.listdir(directory))
-    if is_first and os.environ.get("GUARD_MODE") != "observe":
-        sys.stderr.write(
-            f"{said}the program was ended before it began. Install guard there (with "
-            f"{sys.executable} -m pip install), or run the program with a Python that has guard\n"
-        )
+def _leave_to_proxy(why: str) -> None:
+    """Let a process without guard go on: its environment leads its LLM requests to the proxy."""
+    if not os.environ.get("GUARD_PROXY_URL"):
+        sys.stderr.write(f"guard run: {why} for {sys.executable}: the program was ended\n")
         sys.stderr.flush()
         os._exit(77)
-    sys.stderr.write(f"{said}this process is not guarded\n")
+    sys.stderr.write(
+        f"guard run: {why} for {sys.executable}: its LLM requests go through guard's proxy, and "
+        "what it does itself is not checked\n"
+    )
 
 
 try:

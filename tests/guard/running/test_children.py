@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from guard.running import env_command
 from guard.running.children import ChildEnvironments, RunEnvironment
 from guard.running.plan import HOOK
+from guard.running.routes import Changed
 
 RUN = {
     "GUARD_API_URL": "http://127.0.0.1:1", "GUARD_API_KEY": "k", "GUARD_WORKFLOW": "w",
@@ -73,6 +74,34 @@ def test_guard_is_found_where_its_parent_found_it(directory: Path) -> None:
     root = str(Path(__file__).parents[3])
     found = children(directory, {"PYTHONPATH": f"{HOOK}:{root}"}).mapping({"PYTHONPATH": "/own"})
     assert found[b"PYTHONPATH"] == os.fsencode(f"{HOOK}:/own:{root}")
+
+
+ROUTED = {"OPENAI_BASE_URL": Changed("http://proxy/openai", "http://mine"),
+          "ANTHROPIC_BASE_URL": Changed("http://proxy/anthropic", None)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given_urls", "led"),
+    [
+        ({"OPENAI_BASE_URL": "http://mine"}, {"OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"}),
+        ({"OPENAI_BASE_URL": "http://other", "ANTHROPIC_BASE_URL": ""}, set()),
+        ({}, {"ANTHROPIC_BASE_URL"}),
+        ({"OPENAI_BASE_URL": "http://proxy/openai"}, {"ANTHROPIC_BASE_URL"}),
+    ],
+)
+def test_children_are_led_to_the_proxy_where_nothing_else_is_said(
+    directory: Path, given_urls: dict[str, str], led: set[str]
+) -> None:
+    needed = RunEnvironment.of_process({**RUN, "GUARD_RUN_DIR": str(directory)}, ROUTED)
+    kept = ChildEnvironments(directory, needed)
+    found = kept.mapping(given_urls)
+    wanted = {os.fsencode(n): os.fsencode(t) for n, t in given_urls.items()}
+    wanted |= {os.fsencode(name): os.fsencode(ROUTED[name].routed) for name in led}
+    urls = {name: text for name, text in found.items() if name.endswith(b"_URL")}
+    assert urls == {**wanted, b"GUARD_API_URL": b"http://127.0.0.1:1"}
+    entries = kept.entries([os.fsencode(f"{n}={t}") for n, t in given_urls.items()])
+    assert dict(entry.split(b"=", 1) for entry in entries) == dict(found)
+    assert kept.mapping(found) is found, "a second time adds nothing"
 
 
 def test_nothing_is_added_once_the_run_is_over(tmp_path: Path) -> None:

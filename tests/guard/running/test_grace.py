@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.running import processes
-from guard.running.grace import OWN_S, WALL_S, Grace, ProcessLoad
+from guard.running.grace import LAST_WORDS_S, OWN_S, WALL_S, Grace, ProcessLoad
 from tests.support.waiting import until
 
 LOOK_S = 0.1
@@ -41,14 +41,20 @@ def lived(
             yield now_s, own_s, ProcessLoad(cpu_s, kind == "burn")
 
 
-@given(work=st.lists(WORK, min_size=1, max_size=8), share=st.floats(0.02, 1.0))
-def test_only_its_own_time_counts(work: list[tuple[str, float]], share: float) -> None:
-    grace = Grace(0.0)
+@given(
+    work=st.lists(WORK, min_size=1, max_size=8),
+    share=st.floats(0.02, 1.0),
+    allowed_s=st.sampled_from([OWN_S, LAST_WORDS_S]),
+)
+def test_only_its_own_time_counts(
+    work: list[tuple[str, float]], share: float, allowed_s: float
+) -> None:
+    grace = Grace(0.0, allowed_s)
     for now_s, own_s, load in lived(work, share):
         is_over = grace.is_over(now_s, {1: load})
-        if now_s >= WALL_S or own_s >= OWN_S + SLACK_S:
+        if now_s >= WALL_S or own_s >= allowed_s + SLACK_S:
             assert is_over, (now_s, own_s)
-        elif own_s < OWN_S - SLACK_S and now_s < WALL_S - SLACK_S:
+        elif own_s < allowed_s - SLACK_S and now_s < WALL_S - SLACK_S:
             assert not is_over, (now_s, own_s)
         if is_over:
             return

@@ -1,0 +1,76 @@
+"""Looks after a run while it lasts: is it killed, does the gateway live, what is spent."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Final
+
+from guard.gateway.cli.admin_client import AdminError
+from guard.local_gateway import LocalGateway, LocalGatewayError
+from guard.running import plan, reports
+from guard.running.account import RunAccount, RunSpend
+from guard.running.proxy_process import ProxyProcess
+from guard.running.report import say, spent
+
+_LOOK_S: Final = 0.5
+
+
+class RunLook:
+    """One run's; called ten times a second.
+
+    Args:
+        workflow: of the run.
+        limits: of the run.
+        gateway: started again when it has died.
+        account: of the run.
+        proxy: likewise started again.
+        directory: of the run.
+        watch: whether to show the spend.
+        dry_run: whether kills do not count.
+    """
+
+    def __init__(
+        self,
+        workflow: str,
+        limits: plan.RunLimits,
+        gateway: LocalGateway,
+        account: RunAccount,
+        proxy: ProxyProcess,
+        directory: Path,
+        *,
+        watch: bool,
+        dry_run: bool,
+    ) -> None:
+        self._workflow = workflow
+        self._limits = limits
+        self._gateway = gateway
+        self._account = account
+        self._proxy = proxy
+        self._directory = directory
+        self._watch = watch
+        self._dry_run = dry_run
+        # When to look next; `supervise` calls more often than that.
+        self._next_s = 0.0
+        self._shown = RunSpend()
+
+    def __call__(self) -> None:
+        self._proxy.look()
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _LOOK_S
+        # A gateway that does not answer now is asked again; the program's own requests fail closed.
+        with contextlib.suppress(AdminError, LocalGatewayError):
+            if not self._gateway.is_running():
+                self._gateway.restore()
+            kill = None if self._dry_run else self._account.kill()
+            if kill is not None:  # `supervise` ends the program once there is a refusal
+                reports.refuse(self._directory, "GD-W002", kill.reason or "no reason was given")
+            if self._watch:
+                spend = self._account.spend()
+                if spend != self._shown:
+                    self._shown = spend
+                    text = spent(spend, self._limits)
+                    say(f"{self._workflow}: {text}")

@@ -1,0 +1,69 @@
+"""Where a program is started, and what its settings files say there. Pure but for ``read``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+Read = Callable[[Path], str | None]
+"""Returns the text of a file; None where there is none."""
+
+_STRING: Final = r'("(?:[^"\\]|\\.)*")|'
+_COMMENT: Final = re.compile(_STRING + r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_COMMA: Final = re.compile(_STRING + r",(?=\s*[}\]])", re.DOTALL)
+"""What JSON with comments has beside JSON; strings are found first, and stay."""
+
+
+@attrs.frozen
+class StartPlace:
+    """Where a program is started.
+
+    Attributes:
+        environ: its environment, without anything of the run's.
+        home, cwd: its directories.
+        read: of files.
+    """
+
+    environ: Mapping[str, str] = attrs.field(repr=False)
+    home: Path
+    cwd: Path
+    read: Read
+
+    def json(self, *paths: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield the objects in those of some files that have one; comments are left out."""
+        for path in paths:
+            if value := object_in(self.read(path)):
+                yield path, value
+
+    def path(self, variable: str, default: Path) -> Path:
+        """Return the directory that a variable names."""
+        return Path(self.environ.get(variable) or default)
+
+
+def object_in(text: str | None) -> dict[str, Any]:
+    """Return the JSON object that a text is, comments left out; an empty one for other texts."""
+    try:
+        bare = _LAST_COMMA.sub(r"\1", _COMMENT.sub(r"\1", text or ""))
+        return mapping(json.loads(bare))
+    except ValueError:
+        return {}
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Return a value that is an object; an empty one for others."""
+    return value if isinstance(value, dict) else {}
+
+
+def merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    """Return one object over another, as deep as both have objects."""
+    both = {
+        name: merged(lower[name], value)
+        for name, value in upper.items()
+        if isinstance(value, dict) and isinstance(lower.get(name), dict)
+    }
+    return {**lower, **upper, **both}

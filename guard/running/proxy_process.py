@@ -1,0 +1,222 @@
+"""The proxy of a run: a process of its own, which is started when a program first asks for it.
+
+The run itself has the listening socket, and the proxy inherits it. So its address is known before
+it is started, a run whose programs are all guarded Python never starts one, and what is sent while
+one that has died is being replaced waits in the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from guard.running import plan, reports
+from guard.running.processes import Address
+
+COMMAND: Final = (sys.executable, "-P", "-m", "guard.proxy")
+START_S: Final = 60.0
+_END_S: Final = 15.0
+"""How long it may take to deliver what it has, before it is killed and that is charged for it."""
+
+_BACKLOG: Final = 2048
+_TRIES: Final = 3
+_ANSWER_BYTES_MAX: Final = 65_536
+_LOG: Final = "proxy.log"
+
+
+class ProxyError(Exception):
+    """The proxy has not started; the text says why."""
+
+
+class ProxyProcess:
+    """The proxy of one run.
+
+    Args:
+        directory: of the run.
+        environ: of the run's processes; the proxy does not announce itself as one of them.
+        workflow: of the run.
+        upstreams: addresses that are not the vendors' own, by name.
+        limited: whether what cannot be held is refused.
+        command: starts it.
+
+    Attributes:
+        url: where it listens, once entered.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        environ: Mapping[str, str],
+        workflow: str,
+        upstreams: Mapping[str, str],
+        *,
+        limited: bool,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._directory = directory
+        self._environ = _without_hook(environ)
+        self._told = {
+            "directory": str(directory),
+            "workflow": workflow,
+            "upstreams": dict(upstreams),
+            "limited": limited,
+        }
+        self._command = command
+        self._listening: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        # One thread looks, and another one ends it.
+        self._lock = threading.Lock()
+        # Whether it could not be started: then the run ends.
+        self._has_failed = False
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def pids(self) -> set[int]:
+        """The process, which is none of the program's."""
+        return set() if self._process is None else {self._process.pid}
+
+    @property
+    def address(self) -> Address | None:
+        """Where it listens, as the kernel lists it."""
+        parts = urlsplit(self.url)
+        return (parts.hostname, parts.port) if parts.hostname and parts.port else None
+
+    def look(self) -> None:
+        """Start the proxy if somebody waits for one; end the run if that cannot be done."""
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
+        listening = self._listening
+        if listening is None or self._has_failed:
+            return
+        if self._process is not None and self._process.poll() is None:
+            return
+        if not select.select([listening], [], [], 0)[0]:
+            return
+        for left in reversed(range(_TRIES)):
+            try:
+                self._start(listening)
+            except (ProxyError, OSError) as exc:
+                if left:
+                    continue
+                self._has_failed = True
+                message = "guard's proxy cannot be started, and nothing runs without it"
+                reports.refuse(self._directory, "GD-R002", str(exc), message=message)
+            return
+
+    def end(self) -> None:
+        """Let it deliver what it has, and end; bounded."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening.close()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            _pipe(process.stdin).close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        _forget(process)
+
+    def _start(self, listening: socket.socket) -> None:
+        """Start it and wait until it serves.
+
+        Raises:
+            ProxyError: it does not.
+        """
+        descriptor = listening.fileno()
+        log = self._directory / _LOG
+        with open(log, "ab", opener=_private) as errors:
+            process = subprocess.Popen(  # noqa: S603  # our own command
+                self._command,
+                env=self._environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                pass_fds=(descriptor,),
+                start_new_session=True,  # Ctrl-C of the terminal ends the program, not the proxy
+            )
+        replaced, self._process = self._process, process
+        if replaced is not None:
+            _forget(replaced)
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            line = json.dumps({**self._told, "fd": descriptor}) + "\n"
+            _pipe(process.stdin).write(line.encode())
+            _pipe(process.stdin).flush()
+            answer = json.loads(_line(_pipe(process.stdout), time.monotonic() + START_S))
+        if not isinstance(answer.get("url"), str):
+            process.kill()
+            _forget(process)
+            said = answer.get("error") or _last_line(log) or f"exit code {process.returncode}"
+            raise ProxyError(str(said))
+
+
+def _without_hook(environ: Mapping[str, str]) -> dict[str, str]:
+    paths = environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = os.pathsep.join(path for path in paths if path and path != str(plan.HOOK))
+    return {**environ, "PYTHONPATH": kept}
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _forget(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that ends, and close what led to it."""
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            _pipe(pipe).close()
+
+
+def _pipe(pipe: Any) -> Any:
+    assert pipe is not None  # all are pipes here
+    return pipe
+
+
+def _line(pipe: Any, ends_s: float) -> bytes:
+    """Return the first line of a pipe; what there is by its end, or by the deadline."""
+    found = b""
+    while b"\n" not in found and len(found) < _ANSWER_BYTES_MAX:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
+            break
+        data = os.read(pipe.fileno(), 4096)
+        if not data:
+            break
+        found += data
+    return found
+
+
+def _last_line(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""

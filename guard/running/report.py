@@ -1,0 +1,167 @@
+"""What ``guard run`` says on the terminal, and as JSON, when a run has ended."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+
+from guard.running import plan, reports, words
+from guard.running.account import RunAccount, RunSpend
+from guard.running.unseen import RunUnseen
+
+_SIGNALLED: Final = 128
+"""Exit codes above it say which signal has ended a program."""
+
+
+def say(text: str, **style: Any) -> None:
+    """Write a line of our own, which differs from the program's lines on a terminal."""
+    shown = f"{click.style('guard run:', fg='cyan')} {click.style(text, **style)}"
+    click.echo(shown, err=True, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def spent(spend: RunSpend, limits: plan.RunLimits) -> str:
+    """Return what a run has used, in one line."""
+    plural = "" if spend.requests == 1 else "s"
+    limit = "" if limits.limit_nanousd is None else f" of {_dollars(limits.limit_nanousd)}"
+    unsure = ""
+    if spend.uncertain_nanousd:
+        unsure = f" (of it up to {_dollars(spend.uncertain_nanousd)} uncertain)"
+    return f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}{unsure}"
+
+
+def _dollars(nanousd: int) -> str:
+    text = f"{nanousd / 1e9:.6f}".rstrip("0")
+    whole, _, part = text.partition(".")
+    return f"${whole}.{part:0<2}"
+
+
+@attrs.frozen
+class RunReport:
+    """How one run went.
+
+    Attributes:
+        code: the program's exit code.
+        workflow: of the run.
+        limits: of the run.
+        account: of the run.
+        directory: of the run.
+        unseen: what it has done past guard.
+        unroutable: why the program was not led to the proxy, if it was not.
+        dry_run: whether it refused nothing.
+        undelivered: how many events did not reach the gateway.
+    """
+
+    code: int
+    workflow: str
+    limits: plan.RunLimits
+    account: RunAccount
+    directory: Path
+    unseen: RunUnseen
+    unroutable: str | None
+    dry_run: bool
+    undelivered: int
+
+    def give(self, *, as_json: bool) -> int:
+        """Say how it went; return the exit code of the run.
+
+        Args:
+            as_json: whether as JSON.
+        """
+        refused = self._refusal()
+        processes = reports.guarded(self.directory)[0]
+        # A program that a signal has ended was not let do what it was to do.
+        is_seen = processes > 0 or self.unseen.proxied > 0
+        is_unseen = self.limits.seen_only and not is_seen and self.code <= _SIGNALLED
+        spend = self.account.spend_in_full()
+        observed = self.account.observed() if self.dry_run else []
+        exit_code = self.code
+        if refused is not None:
+            exit_code = reports.REFUSED_CODE
+        elif is_unseen:
+            exit_code = reports.UNSEEN_CODE
+        if as_json:
+            facts = {
+                "workflow": self.workflow,
+                "exit_code": exit_code,
+                "program_exit_code": self.code,
+                "refused": refused,
+                "requests": spend.requests,
+                "spent_nanousd": spend.nanousd,
+                "uncertain_nanousd": spend.uncertain_nanousd,
+                "cut_short": spend.cut_short,
+                "unpriced_models": spend.unpriced,
+                "local_models": spend.local,
+                "undelivered": self.undelivered,
+                "limit_nanousd": self.limits.limit_nanousd,
+                "seen": is_seen,
+                "guarded_processes": processes,
+                "unroutable": self.unroutable,
+                "dry_run": self.dry_run,
+                "would_refuse": observed,
+                **self.unseen.facts,
+            }
+            click.echo(f"\n{json.dumps(facts)}")  # whatever the program's last line lacks
+            return exit_code
+        if not is_seen:
+            say(words.NOTHING_SEEN, fg="yellow")
+        say(f"{self.workflow}: {spent(spend, self.limits)}")
+        self._say_special(spend)
+        if self.dry_run:
+            _say_observed(observed)
+        if refused is not None:
+            say(f"stopped: {refused['message']}", fg="red", bold=True)
+            say(refused["reason"])
+            say(refused["advice"])
+        elif is_unseen:
+            said = words.unseen_under_limit()
+            say(said.headline, fg="red", bold=True)
+            say(said.advice)
+        return exit_code
+
+    def _say_special(self, spend: RunSpend) -> None:
+        if spend.unpriced:
+            named = _named(spend.unpriced)
+            say(f"price not known, charged at fallback prices: {named}", fg="yellow")
+        if spend.local:
+            say(f"not charged, at a local address: {_named(spend.local)}")
+        if spend.cut_short:
+            answers = "1 answer was" if spend.cut_short == 1 else f"{spend.cut_short} answers were"
+            say(f"{answers} cut short by the limit", fg="yellow")
+        if self.undelivered:
+            say(f"{self.undelivered} events did not reach the gateway, so more was spent",
+                fg="yellow")  # fmt: skip
+        for line in self.unseen.lines():
+            say(line, fg="yellow")
+
+    def _refusal(self) -> dict[str, Any] | None:
+        """Return why the run was ended, in words for who started it; None if it was not."""
+        found = reports.refusal(self.directory)
+        if found is None:
+            return None
+        place = reports.place_of(self.directory)
+        label = (found.get("budget") or {}).get("scope")
+        budget = None if label is None else self.account.budget_behind(label)
+        facts = words.RunFacts(
+            self.workflow, self.limits, self.account.key_id,
+            "" if place is None else place.gateway, self.account.halt(), *(budget or ()),
+        )  # fmt: skip
+        said = words.of_refusal(found, facts)
+        about = {"message": found.get("message") or said.headline, "reason": found["reason"]}
+        return {"error_code": found["error_code"], **about, "advice": said.advice}
+
+
+def _named(models: dict[str, int]) -> str:
+    return ", ".join(f"{model} ({count})" for model, count in models.items())
+
+
+def _say_observed(observed: list[dict[str, Any]]) -> None:
+    kinds = collections.Counter((each["error_code"], each["reason"]) for each in observed)
+    say(f"would have refused {len(observed)}, and refused nothing")
+    for (error_code, reason), count in kinds.most_common(10):
+        say(f"  {count} x {error_code}: {reason}")

@@ -1,0 +1,250 @@
+"""The addresses of vendors that programs read from their environment, led to the run's proxy. Pure.
+
+A base URL of a vendor becomes the proxy's address, the vendor's name and the path as it was:
+``https://api.openai.com/v1`` becomes ``<proxy>/openai/v1``. Texts are made before the proxy has an
+address, with ``PROXY`` in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import attrs
+
+PROXY: Final = "{guard-proxy}"
+"""Stands for the address of the proxy until that is known."""
+
+PROXY_VARIABLE: Final = "GUARD_PROXY_URL"
+"""Names the proxy of the run to its processes."""
+
+ORIGINS: Final[dict[str, str]] = {
+    "openai": "https://api.openai.com",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+    "codeassist": "https://cloudcode-pa.googleapis.com",
+    "groq": "https://api.groq.com",
+    "mistral": "https://api.mistral.ai",
+    "openrouter": "https://openrouter.ai",
+}
+"""Where a vendor is that has one address; Vertex is where a request's path says."""
+
+
+@attrs.frozen
+class Variable:
+    """A variable by which programs are told where a vendor is.
+
+    Attributes:
+        name: of the variable.
+        vendor: its name in a path of the proxy.
+        path: of the vendor's base URL.
+        has_default: whether programs go to the vendor without it. The others are led to the proxy
+            only where they are set.
+    """
+
+    name: str
+    vendor: str
+    path: str = ""
+    has_default: bool = True
+
+
+VARIABLES: Final = (
+    Variable("OPENAI_BASE_URL", "openai", "/v1"),
+    Variable("OPENAI_API_BASE", "openai", "/v1"),
+    Variable("OPENAI_HOST", "openai", "/"),  # Goose, which joins a relative path to it
+    Variable("ANTHROPIC_BASE_URL", "anthropic"),
+    Variable("ANTHROPIC_API_BASE", "anthropic"),
+    Variable("ANTHROPIC_HOST", "anthropic", "/"),
+    Variable("ANTHROPIC_VERTEX_BASE_URL", "vertex", "/v1"),
+    Variable("GOOGLE_GEMINI_BASE_URL", "gemini"),
+    Variable("GOOGLE_VERTEX_BASE_URL", "vertex"),
+    Variable("CODE_ASSIST_ENDPOINT", "codeassist"),
+    Variable("GROQ_BASE_URL", "groq"),
+    Variable("OPENROUTER_API_BASE", "openrouter", "/api/v1"),
+    Variable("AZURE_OPENAI_ENDPOINT", "azure", has_default=False),
+    Variable("AZURE_API_BASE", "azure", has_default=False),
+    Variable("COPILOT_PROVIDER_BASE_URL", "custom/copilot", has_default=False),
+    Variable("DEEPSEEK_API_BASE", "custom/deepseek", has_default=False),
+    Variable("DEEPSEEK_BASE_URL", "custom/deepseek", has_default=False),
+    Variable("GEMINI_API_BASE", "gemini", has_default=False),
+    Variable("MISTRAL_API_BASE", "mistral", has_default=False),
+    Variable("MISTRAL_BASE_URL", "mistral", has_default=False),
+    Variable("OLLAMA_API_BASE", "ollama", has_default=False),
+    Variable("OLLAMA_BASE_URL", "ollama", has_default=False),
+    Variable("XAI_API_BASE", "custom/x-ai", has_default=False),
+    Variable("XAI_BASE_URL", "custom/x-ai", has_default=False),
+)
+"""``OLLAMA_HOST`` is none of them: it also says where a server listens."""
+
+_FIRST_PARTY: Final = {
+    "_CLAUDE_CODE_ASSUME_FIRST_PARTY_BASE_URL": "1",
+    "ENABLE_TOOL_SEARCH": "true",
+}
+"""Claude Code leaves out features at foreign hosts; behind the proxy is Anthropic's own."""
+
+_FORWARD_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_LOOPBACK: Final = "127.0.0.1"
+
+
+@attrs.frozen
+class Address:
+    """A base URL.
+
+    Attributes:
+        origin: scheme, host and port.
+        path: the rest.
+    """
+
+    origin: str
+    path: str
+
+    @classmethod
+    def of(cls, text: str | None) -> Self | None:
+        """Read a base URL; None where it is none that could be led elsewhere.
+
+        >>> Address.of("http://localhost:11434/v1")
+        Address(origin='http://localhost:11434', path='/v1')
+        """
+        try:
+            parts = urlsplit((text or "").strip())
+            parts.port  # noqa: B018  # raises for what is no port
+        except ValueError:
+            return None
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            return None
+        if parts.query or parts.fragment:
+            return None
+        return cls(f"{parts.scheme}://{parts.netloc}", parts.path)
+
+
+class UpstreamNames:
+    """Names for the addresses behind the proxy: a vendor's, and others that somebody has set.
+
+    Attributes:
+        named: those that are not the vendor's own, by name.
+    """
+
+    def __init__(self) -> None:
+        self.named: dict[str, str] = {}
+        # By name: what it leads to, the vendors' own too.
+        self._origins: dict[str, str] = {}
+
+    def name(self, vendor: str, origin: str) -> str:
+        """Return a name for an address: the vendor's, if that leads nowhere else."""
+        base = vendor.removeprefix("custom/")
+        for name in (vendor, *(f"custom/{base}-{number}" for number in range(2, 100))):
+            if self._origins.setdefault(name, origin) == origin:
+                if ORIGINS.get(name) != origin:
+                    self.named[name] = origin
+                return name
+        return vendor
+
+    def lead(self, vendor: str, address: Address) -> str:
+        """Return the base URL at the proxy that stands for an address."""
+        return f"{PROXY}/{self.name(vendor, address.origin)}{address.path}"
+
+
+@attrs.frozen
+class Routes:
+    """How the programs of a run reach its proxy.
+
+    Attributes:
+        variables: what their environment gets, with ``PROXY`` for the address.
+        before: what each of these was; None for nothing.
+        upstreams: the addresses that are not the vendors' own, by name.
+    """
+
+    variables: dict[str, str]
+    before: dict[str, str | None]
+    upstreams: UpstreamNames
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Self:
+        """Lead all that an environment says, or leaves open, to the proxy."""
+        upstreams = UpstreamNames()
+        found: dict[str, str] = {}
+        # First what is set: a vendor's name belongs to the address that somebody has chosen.
+        for each in sorted(VARIABLES, key=lambda each: each.name not in environ):
+            text = environ.get(each.name)
+            if text and text.strip():
+                address = Address.of(text)
+            elif each.has_default:
+                address = Address(ORIGINS.get(each.vendor, ""), each.path)
+            else:
+                address = None
+            if address is not None and address.origin:
+                found[each.name] = upstreams.lead(each.vendor, address)
+            elif address is not None:  # Vertex: by region
+                found[each.name] = f"{PROXY}/{each.vendor}{address.path}"
+        if found.get("ANTHROPIC_BASE_URL", "").startswith(f"{PROXY}/anthropic") and (
+            "anthropic" not in upstreams.named
+        ):
+            found |= {n: t for n, t in _FIRST_PARTY.items() if n not in environ}
+        found |= _past_forward_proxies(environ)
+        return cls(found, {name: environ.get(name) for name in found}, upstreams)
+
+    def with_more(self, variables: Mapping[str, str], environ: Mapping[str, str]) -> Self:
+        """Add variables that one program needs."""
+        before = {name: environ.get(name) for name in variables}
+        return attrs.evolve(
+            self, variables={**self.variables, **variables}, before={**self.before, **before}
+        )
+
+    def at(self, url: str) -> dict[str, Changed]:
+        """Return the variables for a proxy that serves, and what they were."""
+        return {
+            name: Changed(text.replace(PROXY, url), self.before[name])
+            for name, text in self.variables.items()
+        }
+
+
+def _past_forward_proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep requests to this machine away from a forward proxy that the environment names."""
+    if not any(environ.get(name) or environ.get(name.lower()) for name in _FORWARD_PROXIES):
+        return {}
+    found = {}
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [host.strip() for host in environ.get(name, "").split(",") if host.strip()]
+        if _LOOPBACK not in hosts and "*" not in hosts:
+            found[name] = ",".join([*hosts, _LOOPBACK])
+    return found
+
+
+@attrs.frozen
+class Changed:
+    """A variable that leads to the proxy.
+
+    Attributes:
+        routed: what it is for programs.
+        before: what it was; None for nothing.
+    """
+
+    routed: str
+    before: str | None
+
+
+def put_back(environ: MutableMapping[str, str], changed: Mapping[str, Changed]) -> None:
+    """Undo what still is as the run has set it: a guarded process talks to vendors itself."""
+    for name, change in changed.items():
+        if environ.get(name) != change.routed:
+            continue
+        if change.before is None:
+            del environ[name]
+        else:
+            environ[name] = change.before
+
+
+def told(changed: Mapping[str, Changed]) -> dict[str, Any]:
+    """Return changes as JSON has them."""
+    return {name: [change.routed, change.before] for name, change in changed.items()}
+
+
+def read(value: Mapping[str, Any]) -> dict[str, Changed]:
+    """Return changes from JSON; what is none is left out."""
+    found = {}
+    for name, pair in value.items():
+        match pair:
+            case [str(routed), str() | None as before]:
+                found[name] = Changed(routed, before)
+    return found

@@ -1,0 +1,89 @@
+"""Leads one program to the proxy of its run: by its environment, its command and its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import attrs
+
+from guard.running import programs, reports, routes
+from guard.running.program_settings import StartPlace
+from guard.running.routes import PROXY, PROXY_VARIABLE, Routes
+
+_SETTINGS: Final = "settings"
+_FILE_BYTES_MAX: Final = 4_194_304
+
+
+@attrs.frozen
+class Routing:
+    """How one program is led to a proxy that does not serve yet.
+
+    Attributes:
+        environ: of the caller, without what an outer run has put there.
+        unroutable: why the program cannot be led to it; None where it can.
+    """
+
+    environ: dict[str, str] = attrs.field(repr=False)
+    unroutable: str | None
+    _command: list[str]
+    _routes: Routes
+    _copied: dict[str, dict[str, str]] = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, command: Sequence[str], environ: Mapping[str, str]) -> Self:
+        """Look where a program would go, and lead it to the proxy instead.
+
+        Args:
+            command: of the program.
+            environ: of this process.
+        """
+        own = dict(environ)
+        outer = own.pop(reports.RUN_DIR_VARIABLE, None)
+        if outer:  # its proxy charges what this run's has charged already
+            routes.put_back(own, reports.routed(Path(outer)))
+        own.pop(PROXY_VARIABLE, None)
+        found = Routes.of(own)
+        home = Path(own.get("HOME") or "/")
+        place = StartPlace(own, home, Path.cwd(), _text_of)
+        led, pointed = programs.point(command, place, found.upstreams)
+        with_more = found.with_more(pointed.variables, own)
+        return cls(own, pointed.unroutable, led, with_more, pointed.copied)
+
+    @property
+    def upstreams(self) -> dict[str, str]:
+        """The addresses behind the proxy that are not the vendors' own, by name."""
+        return self._routes.upstreams.named
+
+    def at(self, url: str, directory: Path) -> tuple[list[str], dict[str, str]]:
+        """Return the program's command, and what its environment gets.
+
+        Writes down what was changed, for the guarded processes of the run, and copies of settings.
+
+        Args:
+            url: of the proxy.
+            directory: of the run.
+        """
+        changed = self._routes.at(url)
+        for variable, files in self._copied.items():
+            folder = directory / _SETTINGS / variable.lower()
+            folder.mkdir(parents=True, mode=0o700)
+            for name, text in files.items():
+                (folder / name).write_text(text.replace(PROXY, url), encoding="utf-8")
+            changed[variable] = routes.Changed(str(folder), self.environ.get(variable))
+        reports.say_routed(directory, changed)
+        variables = {name: change.routed for name, change in changed.items()}
+        command = [word.replace(PROXY, url) for word in self._command]
+        return command, {**variables, PROXY_VARIABLE: url}
+
+
+def _text_of(path: Path) -> str | None:
+    """Return the text of a settings file; None where there is none that can be read."""
+    try:
+        if os.path.getsize(path) > _FILE_BYTES_MAX:
+            return None
+        return path.read_text("utf-8")
+    except (OSError, ValueError):
+        return None

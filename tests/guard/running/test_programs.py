@@ -1,0 +1,216 @@
+"""The table of programs, row by row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard.running.program_settings import StartPlace, object_in
+from guard.running.programs import Pointed, point
+from guard.running.routes import PROXY, Routes
+
+HOME, CWD = Path("/home/me"), Path("/home/me/project")
+
+
+def pointed(
+    command: str,
+    environ: dict[str, str] | None = None,
+    files: dict[str, Any] | None = None,
+) -> tuple[list[str], Pointed, dict[str, str]]:
+    """Return the command, what its program needs, and the names of upstreams."""
+    texts = {
+        str(HOME / name): text if isinstance(text, str) else json.dumps(text)
+        for name, text in (files or {}).items()
+    }
+    environ = environ or {}
+    routes = Routes.of(environ)
+    place = StartPlace(environ, HOME, CWD, lambda path: texts.get(str(path)))
+    words, found = point(command.split(), place, routes.upstreams)
+    return words, found, routes.upstreams.named
+
+
+def why(command: str, *more: Any) -> str:
+    """Return why a program cannot be led to the proxy; nothing where it can."""
+    return pointed(command, *more)[1].unroutable or ""
+
+
+@pytest.mark.parametrize("command", ["node agent.js", "bash run.sh", "make test", "python a.py"])
+def test_any_other_program_needs_nothing_more(command: str) -> None:
+    words, found, _ = pointed(command)
+    assert (words, found) == (command.split(), Pointed())
+
+
+# -- Claude Code ---------------------------------------------------------------------------------
+
+
+def test_claude_code_needs_its_variables_alone() -> None:
+    assert pointed("claude -p hi")[:2] == (["claude", "-p", "hi"], Pointed())
+
+
+@pytest.mark.parametrize(
+    "name", ["CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"]
+)
+def test_claude_code_at_a_cloud_cannot_be_led(name: str) -> None:
+    assert name in why("claude", {name: "1"})
+    assert not why("claude", {name: "0"})
+    assert name in why("claude", {}, {".claude/settings.json": {"env": {name: "1"}}})
+
+
+@pytest.mark.parametrize(
+    "path", [".claude/settings.json", "project/.claude/settings.json",
+             "project/.claude/settings.local.json"],
+)  # fmt: skip
+def test_settings_of_claude_code_that_go_before_the_environment_are_named(path: str) -> None:
+    files = {path: '{"env": {"ANTHROPIC_BASE_URL": "https://llm.example"}, /* mine */ }'}
+    said = why("npx -y @anthropic-ai/claude-code@2.0.1 -p hi", {}, files)
+    assert str(HOME / path) in said
+    assert "ANTHROPIC_BASE_URL" in said
+    assert not why("claude", {}, {path: {"env": {"OTHER": "1"}}})
+
+
+# -- Codex ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "launcher", ["codex", "npx @openai/codex", "env A=1 nice npx --yes @openai/codex@latest"]
+)
+def test_codex_gets_its_address_as_an_argument(launcher: str) -> None:
+    words, found, _ = pointed(f"{launcher} exec hi", {"OPENAI_API_KEY": "k"})
+    option = ["-c", f'openai_base_url="{PROXY}/openai/v1"']
+    assert words == [*launcher.split(), *option, "exec", "hi"]
+    assert found.unroutable is None
+
+
+def test_codex_signed_in_talks_to_chatgpt() -> None:
+    url = f'openai_base_url="{PROXY}/codex/backend-api/codex"'
+    for stored in ({"auth_mode": "chatgpt"}, {"OPENAI_API_KEY": None, "tokens": {"id_token": "t"}}):
+        files = {".codex/auth.json": stored}
+        assert url in pointed("codex", {}, files)[0]
+        assert url not in pointed("codex", {"CODEX_API_KEY": "k"}, files)[0]
+    assert url not in pointed("codex", {}, {".codex/auth.json": {"OPENAI_API_KEY": "k"}})[0]
+
+
+def test_addresses_of_codex_itself() -> None:
+    words, _, names = pointed("codex", {}, {".codex/config.toml": 'openai_base_url = "http://h/x"'})
+    assert words[-1] == f'openai_base_url="{PROXY}/custom/openai-2/x"'
+    assert names["custom/openai-2"] == "http://h"
+    words, _, names = pointed("codex", {"OPENAI_BASE_URL": "http://h/v1"})
+    assert (words[-1], names["openai"]) == (f'openai_base_url="{PROXY}/openai/v1"', "http://h")
+    said = why("codex", {}, {".codex/config.toml": 'model_provider = "mine"'})
+    assert str(HOME / ".codex/config.toml") in said
+    assert "model_provider" in said
+    assert why("codex -c model_provider=mine")
+    assert not why("codex --oss")
+
+
+# -- Gemini CLI, OpenCode, pi ----------------------------------------------------------------------
+
+
+def test_gemini_needs_its_variables_alone() -> None:
+    assert pointed("gemini -p hi")[1] == Pointed()
+    variables = Routes.of({}).variables
+    assert variables["GOOGLE_GEMINI_BASE_URL"] == f"{PROXY}/gemini"
+    assert variables["CODE_ASSIST_ENDPOINT"] == f"{PROXY}/codeassist"
+
+
+def opencode(environ: dict[str, str], files: dict[str, Any] | None = None) -> dict[str, Any]:
+    found = pointed("npx opencode-ai@latest run hi", environ, files)[1]
+    assert found.unroutable is None
+    return object_in(found.variables.get("OPENCODE_CONFIG_CONTENT"))
+
+
+def test_opencode_gets_settings_for_the_providers_that_it_has_keys_for() -> None:
+    assert opencode({}) == {}
+    content = opencode({"ANTHROPIC_API_KEY": "secret", "OPENCODE_CONFIG_CONTENT": '{"a": 1}'})
+    assert content == {
+        "a": 1, "provider": {"anthropic": {"options": {"baseURL": f"{PROXY}/anthropic/v1"}}},
+    }  # fmt: skip
+    assert "secret" not in json.dumps(content)
+
+
+def test_opencode_may_be_started_by_any_program() -> None:
+    words, found, _ = pointed("make review", {"OPENAI_API_KEY": "k"})
+    assert words == ["make", "review"]
+    assert f"{PROXY}/openai/v1" in found.variables["OPENCODE_CONFIG_CONTENT"]
+
+
+def test_addresses_in_settings_of_opencode_stay_behind_the_proxy() -> None:
+    files = {
+        ".config/opencode/opencode.jsonc": '{"provider": {"mine": {"options": {"baseURL": '
+        '"http://gpu:8000/v1"}},},} // ours',
+        "project/opencode.json": {"provider": {"openai": {"options": {"baseURL": "http://h/v1"}}}},
+    }
+    content = opencode({"OPENAI_API_KEY": "k"}, files)
+    assert content["provider"]["mine"]["options"]["baseURL"] == f"{PROXY}/custom/mine/v1"
+    assert content["provider"]["openai"]["options"]["baseURL"] == f"{PROXY}/custom/openai-2/v1"
+
+
+def test_accounts_of_opencode_that_have_no_address_are_named() -> None:
+    path = ".local/share/opencode/auth.json"
+    assert "github-copilot" in why("opencode", {}, {path: {"github-copilot": {"type": "oauth"}}})
+    assert "openai" in why("opencode", {}, {path: {"openai": {"type": "oauth"}}})
+    assert not why("opencode", {}, {path: {"anthropic": {"type": "api", "key": "k"}}})
+
+
+def test_pi_gets_a_copy_of_its_settings_without_accounts() -> None:
+    files = {".pi/agent/settings.json": {"theme": "dark"}, ".pi/agent/auth.json": {"secret": 1}}
+    found = pointed("pi -p hi", {"ANTHROPIC_API_KEY": "k"}, files)[1]
+    copied = found.copied["PI_CODING_AGENT_DIR"]
+    assert copied.keys() == {"models.json", "settings.json"}
+    assert object_in(copied["models.json"])["providers"] == {
+        "anthropic": {"baseUrl": f"{PROXY}/anthropic"}
+    }
+    assert "accounts are not copied" in why("pi", {}, files)
+    models = {"providers": {"mine": {"baseUrl": "http://gpu/v1", "apiKey": "sk-1"}}}
+    assert "holds a key" in why("pi", {}, {".pi/agent/models.json": models})
+    models["providers"]["mine"]["apiKey"] = "MY_KEY"
+    found = pointed("pi", {"MY_KEY": "k"}, {".pi/agent/models.json": models})[1]
+    assert f"{PROXY}/custom/mine/v1" in found.copied["PI_CODING_AGENT_DIR"]["models.json"]
+
+
+# -- the others ------------------------------------------------------------------------------------
+
+
+def test_qwen_code_with_a_key() -> None:
+    key = {"OPENAI_API_KEY": "k"}
+    assert pointed("qwen -p hi", key)[0] == ["qwen", "--auth-type", "openai", "-p", "hi"]
+    assert pointed("qwen --auth-type=openai", key)[0] == ["qwen", "--auth-type=openai"]
+    assert "OPENAI_API_KEY" in why("qwen")
+    settings = {"modelProviders": {"openai": [{"id": "m", "baseUrl": "http://h"}]}}
+    assert ".qwen/settings.json" in why("qwen", key, {".qwen/settings.json": settings})
+    assert why("qwen --openai-base-url http://h", key)
+
+
+def test_copilot_with_a_provider_of_ones_own() -> None:
+    assert "subscription" in why("copilot -p hi")
+    environ = {"COPILOT_PROVIDER_BASE_URL": "http://h/v1"}
+    assert not why("npx @github/copilot", environ)
+    assert Routes.of(environ).variables["COPILOT_PROVIDER_BASE_URL"] == f"{PROXY}/custom/copilot/v1"
+
+
+def test_aider_and_goose() -> None:
+    assert not why("aider --model gpt-4o")
+    assert ".aider.conf.yml" in why("aider", {}, {".aider.conf.yml": "openai-api-base: http://h"})
+    assert why("aider --openai-api-base http://h")
+    assert Routes.of({}).variables["OPENAI_HOST"] == f"{PROXY}/openai/"
+    assert not why("goose run", {"GOOSE_PROVIDER": "openai"})
+    config = {".config/goose/config.yaml": "GOOSE_PROVIDER: databricks\n"}
+    assert "databricks" in why("goose session", {}, config)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["aws bedrock-runtime converse", "cursor-agent -p hi", "amp", "docker run image", "ssh host x",
+     "env A=1 docker compose up", "sudo claude"],
+)  # fmt: skip
+def test_what_cannot_be_led_at_all(command: str) -> None:
+    assert why(command)
+
+
+@pytest.mark.parametrize("command", ["aws s3 ls", "npx prettier docker", "uv run agent.py", "npx"])
+def test_what_only_looks_like_it(command: str) -> None:
+    words, found, _ = pointed(command)
+    assert (words, found.unroutable) == (command.split(), None)
