@@ -26,7 +26,9 @@ LOCK = "requirements.lock"
 # left to do takes over from another.
 PYTEST = "pytest", f"--numprocesses={(os.cpu_count() or 1) + 1}", "--dist=worksteal"
 CARD = "docs/spamdetect/model-card.md"
-REST = "browser or fault or long or matrix"
+REST = "browser or fault or long or matrix or undrawn"
+# Which cases of large matrices `tests` draws, and `tests_rest` leaves out that is given the same.
+DRAW = os.environ.get("GUARD_TEST_DRAW") or str(random.randrange(1_000_000))
 
 
 def install(session: nox.Session) -> None:
@@ -40,6 +42,13 @@ def install(session: nox.Session) -> None:
     session.install("--quiet", "--no-deps", "-e", ".")
 
 
+def run_drawn(session: nox.Session, draw: str, *arguments: str) -> None:
+    """Run the tests without the rest, or all cases of a file that the arguments name."""
+    named = any(each.startswith("tests/") for each in arguments)
+    env = {"GUARD_TEST_DRAW": "all" if named else draw}
+    session.run(*PYTEST, "-m", f"not ({REST})", *arguments, env=env)
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """Run the main job: an agent under guard, from triage to kill (``nox -s demo -- --help``)."""
@@ -49,14 +58,22 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Test the whole product in minutes; arguments after ``--`` go to pytest."""
+    """Test the whole product in minutes; arguments after ``--`` go to pytest.
+
+    Of large matrices some cases of each class are drawn, others in each run. The top of the output
+    says how to draw the same again. Where a file is named, all of its cases run.
+    """
     install(session)
-    session.run(*PYTEST, "-m", f"not ({REST})", *session.posargs)
+    run_drawn(session, DRAW, *session.posargs)
 
 
 @nox.session
 def tests_rest(session: nox.Session) -> None:
-    """Run what ``tests`` leaves out: the browser, faults, the vendor matrix, long runs."""
+    """Run what ``tests`` leaves out: the browser, faults, large matrices, long runs.
+
+    With ``GUARD_TEST_DRAW`` as in the run of ``tests``, no case runs in both; else matrices run
+    whole.
+    """
     install(session)
     session.run(*PYTEST, "-m", REST, *session.posargs)
 
@@ -65,8 +82,8 @@ def tests_rest(session: nox.Session) -> None:
 def tests_full(session: nox.Session) -> None:
     """Run every test: those of ``tests``, then the rest, then beside other people's packages."""
     install(session)
-    session.run(*PYTEST, "-m", f"not ({REST})", *session.posargs)
-    session.run(*PYTEST, "-m", REST, *session.posargs)
+    run_drawn(session, DRAW, *session.posargs)
+    session.run(*PYTEST, "-m", REST, *session.posargs, env={"GUARD_TEST_DRAW": DRAW})
     for beside in ("frameworks", "patchers", "guests"):
         session.notify(beside, posargs=[])
 
@@ -88,8 +105,8 @@ def busy(processes: int) -> Iterator[None]:
 def flaky(session: nox.Session) -> None:
     """Repeat the test command in random order, the second half of the runs on a busy machine.
 
-    ``nox -s flaky -- --runs 8 --load 6``, and whatever else goes to pytest. To repeat the order of
-    a run, give pytest its seed: ``nox -s tests -- --random-order --random-order-seed=SEED``.
+    ``nox -s flaky -- --runs 8 --load 6``, and whatever else goes to pytest. To repeat
+    a run: ``GUARD_TEST_DRAW=SEED nox -s tests -- --random-order --random-order-seed=SEED``.
     """
     parser = argparse.ArgumentParser("nox -s flaky --")
     parser.add_argument("--runs", type=int, default=8, help="how many runs (8)")
@@ -107,7 +124,7 @@ def flaky(session: nox.Session) -> None:
         broken = 0
         with busy(load):
             try:
-                session.run(*PYTEST, "-m", f"not ({REST})", *order, *others)
+                run_drawn(session, str(seed), *order, *others)
             except CommandFailed:
                 broken = 1
         seconds = time.monotonic() - began

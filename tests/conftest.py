@@ -9,7 +9,7 @@ import importlib
 import os
 import signal
 import ssl
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +17,8 @@ import argon2
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.drawing import Case, draw
 
 # A run that was started in the background inherits an ignored SIGINT, and so would every program
 # that the tests start; Ctrl-C is part of what they test.
@@ -64,6 +66,9 @@ for _name in ("httpx", "httpx2"):
         _transports.create_ssl_context = _sharing(_transports.create_ssl_context)
 
 
+APART = "browser", "fault", "long", "matrix"
+"""The markers of what ``nox -s tests`` leaves to ``nox -s tests_rest``."""
+
 # Thousands of modules and tests are made now, of which nothing is garbage.
 gc.disable()
 
@@ -82,6 +87,36 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+# -- what is drawn from large matrices -------------------------------------------------------------
+
+MATRIX_MIN = 16
+"""A test of more cases is a large matrix, of which about this many cases are drawn for a run."""
+
+DRAW = os.environ.get("GUARD_TEST_DRAW", "")
+"""The seed of what is drawn, or ``all``; without one it is nothing, and the rest is all."""
+
+
+def pytest_report_header() -> str | None:
+    """Say how to draw the same cases again."""
+    return f"cases of large matrices: drawn with GUARD_TEST_DRAW={DRAW}" if DRAW else None
+
+
+def _mark_undrawn(items: list[pytest.Item]) -> None:
+    """Mark the cases of large matrices that were not drawn, for ``-m`` to choose by."""
+    matrices: defaultdict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        is_case = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if is_case and not any(item.get_closest_marker(name) for name in APART):
+            matrices[item.nodeid.partition("[")[0]].append(item)
+    for name, cases in matrices.items():
+        if len(cases) > MATRIX_MIN and DRAW != "all":
+            named = [Case(case.callspec.id, case.callspec.indices) for case in cases]
+            drawn = draw(named, MATRIX_MIN, f"{DRAW} {name}") if DRAW else set()
+            for number, case in enumerate(cases):
+                if number not in drawn:
+                    case.add_marker("undrawn")
+
+
 # -- how many cases the generators have gone through ----------------------------------------------
 
 
@@ -92,8 +127,10 @@ def count_cases(request: pytest.FixtureRequest) -> Callable[[int], None]:
     return lambda number: said.append(("cases", number))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the report of a generator's test name the generator."""
+    """Mark what was not drawn, and let the report of a generator's test name the generator."""
+    _mark_undrawn(items)
     for item in items:
         marker = item.get_closest_marker("generator")
         if marker is not None:
