@@ -116,7 +116,11 @@ def fit(data: Corpus, chosen: Flags, seed: int) -> Fit:
             "a part of the data to be fitted holds one class only: add texts of both labels, so "
             "that each of the five folds has some (a few hundred of each at least)"
         )
-    rows = np.flatnonzero(chosen[data.owner])
+    with threadpool_limits(1):  # the order in which threads add decides the last bits
+        return _fitted(data, np.flatnonzero(chosen[data.owner]), seed)
+
+
+def _fitted(data: Corpus, rows: NDArray[np.intp], seed: int) -> Fit:
     features, labels = data.features.rows(rows), data.labels[data.owner[rows]]
     weights = text_weights(data, rows)
     counts = np.bincount(features.grams.indices, minlength=features.grams.shape[1])
@@ -159,7 +163,7 @@ def fit_many(
 
 
 def _signals(data: Corpus, chosen: Flags, asked: NDArray[np.intp], seed: int) -> Signals:
-    with threadpool_limits(1):  # the order in which threads add decides the last bits
+    with threadpool_limits(1):  # judges as ``fit`` fits
         fitted = fit(data, chosen, seed)
         inside = np.flatnonzero(np.isin(data.part_owner, asked))
         return attrs.evolve(

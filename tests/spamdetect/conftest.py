@@ -17,6 +17,7 @@ import pytest
 from spamdetect.engine import classifier
 from spamdetect.engine.features import table_size
 from spamdetect.testing import RunningService, run_service
+from tests.support.closing import close_server
 from tests.support.private_server import Server, find, private_postgres  # noqa: F401  # a fixture
 
 SPAM = "Congratulations! You won a free prize. Claim now: http://bit.ly/x1 or call 0800 123 456"
@@ -100,7 +101,7 @@ def wire() -> Callable[[Script], contextlib.AbstractAsyncContextManager[Wire]]:
         try:
             yield state
         finally:
-            server.close()
+            await close_server(server)
             for task in list(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
+from tests.support.closing import close_server, turns
+
 Fault = Literal[
     "none", "hang", "partition", "reset", "truncate", "garbage", "refuse", "throttle", "storm",
     "bomb",
@@ -139,18 +141,14 @@ class ChaosProxy:
             asyncio.start_server(self._serve, sock=self._listener, backlog=BACKLOG)
         )
         self._loop.run_forever()
-        # What was accepted is served before the server closes: asyncio would fail to attach it then
-        # and leave its connection open.
-        self._loop.remove_reader(self._listener.fileno())
-        self._loop.run_until_complete(asyncio.sleep(2 * _STEP_S))
-        server.close()
+        self._loop.run_until_complete(close_server(server))
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         for transport in list(self._transports):
             transport.abort()  # also where a closed one still has bytes to send
-        self._loop.run_until_complete(_turns())  # transports close one turn later
+        self._loop.run_until_complete(turns())
         self._loop.close()
 
     async def _cut(self) -> None:
@@ -281,11 +279,6 @@ def _address(url: str) -> tuple[str, int | None]:
     assert parts.hostname is not None
     assert parts.port is not None
     return parts.hostname, parts.port
-
-
-async def _turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -9,6 +9,8 @@ import ssl
 import threading
 from pathlib import Path
 
+from tests.support.closing import close_server, turns
+
 
 class SlowServer:
     """Serves on loopback in a thread of its own, by path.
@@ -60,15 +62,14 @@ class SlowServer:
         self._port = server.sockets[0].getsockname()[1]
         self._started.set()
         self._loop.run_forever()
-        server.close()
+        self._loop.run_until_complete(close_server(server))
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         for transport in list(self._transports):
             transport.abort()  # also where something is still to be sent
-        for _ in range(10):  # a transport closes some turns later
-            self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(turns())
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

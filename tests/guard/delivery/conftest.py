@@ -18,6 +18,7 @@ import attrs
 import pytest
 
 from guard.runtime.runtime import GuardRuntime
+from tests.support.closing import close_server, turns
 from tests.support.programs import environment
 
 EVENTS = "/api/v1/events"
@@ -60,17 +61,14 @@ class Scripted:
             )
             started.set()
             self._loop.run_forever()
-            self._server.close()
-            for _ in range(10):  # a connection that is just being accepted gets its task
-                self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(close_server(self._server))
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             for transport in list(self._transports):
                 transport.abort()  # also where something is still to be sent
-            for _ in range(10):
-                self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(turns())
             self._loop.close()
 
         self._thread = threading.Thread(target=main, daemon=True)

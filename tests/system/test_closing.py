@@ -1,0 +1,48 @@
+"""What the tests' own servers leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import warnings
+
+import pytest
+
+from tests.support.closing import close_server, turns
+
+
+async def _served(closes_at_once: bool) -> list[str]:
+    """Return what the garbage collector finds of a server that ends while it accepts."""
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()):
+        for _ in range(2):  # it is seen in the first turn and accepted in the second
+            await asyncio.sleep(0)
+        if closes_at_once:
+            server.close()
+        else:
+            await close_server(server)
+    await turns()
+    assert ended.is_set() is not closes_at_once
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        gc.collect()
+    return [str(each.message) for each in found if each.category is ResourceWarning]
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_is_just_accepted_is_served_and_closed() -> None:
+    assert await _served(closes_at_once=False) == []
+
+
+@pytest.mark.asyncio
+async def test_asyncio_alone_forgets_it() -> None:
+    """The day that this fails, `close_server` is no longer needed."""
+    assert any("unclosed transport" in each for each in await _served(closes_at_once=True))
