@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -14,11 +15,14 @@ from typing import Any
 
 import pytest
 
-from spamdetect.engine import classifier
+from spamdetect.engine import classifier, concepts
 from spamdetect.engine.features import table_size
 from spamdetect.testing import RunningService, run_service
 from tests.support.closing import close_server
 from tests.support.private_server import Server, find, private_postgres  # noqa: F401  # a fixture
+
+# Each of hundreds of services reads the shipped model, and making its lexicon takes the longest.
+concepts.load = functools.lru_cache(4)(concepts.load)
 
 SPAM = "Congratulations! You won a free prize. Claim now: http://bit.ly/x1 or call 0800 123 456"
 HAM = "Hi Anna, the meeting is moved to Thursday at ten. See you there, Tom"
