@@ -21,7 +21,7 @@ import uvicorn
 
 from guard.proxy.refusals import Dialect, ErrorAnswer
 from tests.support import agent_answers
-from tests.support.agent_answers import Call, Counts, Turn
+from tests.support.agent_answers import Counts, Turn
 from tests.support.waiting import WAIT_S
 
 WORD_S: Final = 0.03
@@ -48,6 +48,7 @@ class Asked:
         tools: the names of the tools that it offers.
         turns: how many answers its conversation has.
         results: how many results of tools.
+        most: output tokens that it allows; None without a limit.
         body: all of it.
     """
 
@@ -56,6 +57,7 @@ class Asked:
     tools: frozenset[str]
     turns: int
     results: int
+    most: int | None
     body: dict[str, Any]
 
     def says(self, text: str) -> bool:
@@ -183,6 +185,9 @@ class AgentVendor:
         prompt = max(1, len(json.dumps(body, ensure_ascii=False)) // 8)
         cached = int(prompt * self.cached)
         turn = self.script(asked) if asked.tools else Turn("A title")
+        if asked.most is not None:
+            thought = max(0, min(turn.thought, asked.most - len(turn.text.split())))
+            turn = attrs.evolve(turn, thought=thought)
         bill = Bill(asked.model, prompt - cached, cached)
         self.bills.append(bill)
         number = next(self._numbers)
@@ -245,7 +250,9 @@ def _asked(shape: str, path: str, body: dict[str, Any]) -> Asked:
     turns = sum(each.get("role") in ("assistant", "model") for each in messages)
     text = json.dumps(messages)
     kinds = '"tool_result"', '"function_call_output"', '"functionResponse"', '"role": "tool"'
-    return Asked(shape, model, frozenset(names), turns, sum(map(text.count, kinds)), body)
+    config = body.get("generationConfig") or {}
+    most = body.get("max_tokens") or body.get("max_output_tokens") or config.get("maxOutputTokens")
+    return Asked(shape, model, frozenset(names), turns, sum(map(text.count, kinds)), most, body)
 
 
 def _counts(bill: Bill) -> Counts:
@@ -282,6 +289,3 @@ async def _start(
 
 async def _part(send: Any, body: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-__all__ = ["AgentVendor", "Asked", "Bill", "Call", "Refusing", "Script", "Seen", "Turn"]

@@ -14,7 +14,9 @@ import attrs
 from tests.support.agent_answers import Call
 from tests.support.programs import environment
 
-FOLDER: Final = Path(os.environ.get("GUARD_TEST_PROGRAMS") or Path(__file__).parents[1] / "programs")
+FOLDER: Final = Path(
+    os.environ.get("GUARD_TEST_PROGRAMS") or Path(__file__).parents[1] / "programs"
+)
 """Where they are installed: what ``nox -s programs`` fills."""
 
 MISSING: Final = (
@@ -80,7 +82,8 @@ class CodingAgent:
         kept = {
             name: value
             for name, value in environment().items()
-            if not name.startswith(_NOT_KEPT) and name not in ("PYTHONPATH", "PWD", "CI", "NODE_OPTIONS")
+            if not name.startswith(_NOT_KEPT)
+            and name not in ("PYTHONPATH", "PWD", "CI", "NODE_OPTIONS")
         }
         return {**kept, "HOME": str(home), "TERM": "dumb", "NO_COLOR": "1",
                 **self.variables(vendor)}  # fmt: skip
