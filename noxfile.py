@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import subprocess
@@ -86,6 +87,29 @@ def tests_full(session: nox.Session) -> None:
     session.run(*PYTEST, "-m", REST, *session.posargs, env={"GUARD_TEST_DRAW": DRAW})
     for beside in ("frameworks", "patchers", "guests"):
         session.notify(beside, posargs=[])
+
+
+@nox.session
+def programs(session: nox.Session) -> None:
+    """Test with coding agents from the npm registry; ``nox -s programs -- newest`` for the newest.
+
+    The versions of the lock file are installed into ``tests/programs``, where ``tests_rest`` finds
+    them; the newest ones into a folder of their own.
+    """
+    install(session)
+    given = list(session.posargs)
+    folder, packages = Path("tests/programs").absolute(), []
+    if newest := "newest" in given:
+        given.remove("newest")
+        named = json.loads((folder / "package.json").read_text())["dependencies"]
+        packages = [f"{name}@latest" for name in named]
+        folder = Path(session.create_tmp(), "newest")
+        folder.mkdir(exist_ok=True)
+        folder = folder.absolute()
+    save = () if newest else ("--no-save",)  # which leaves the lock file as it is
+    session.run("npm", "install", *save, "--prefix", str(folder), *packages, external=True)
+    test = "tests/system/test_coding_agents.py"
+    session.run("pytest", "-s", test, *given, env={"GUARD_TEST_PROGRAMS": str(folder)})
 
 
 @contextlib.contextmanager

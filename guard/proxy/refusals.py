@@ -121,14 +121,7 @@ class ErrorAnswer:
             case Dialect.OLLAMA:
                 return msgspec.json.encode(_error(self, dialect)) + b"\n"
             case Dialect.RESPONSES:
-                return _sse("response.failed", {
-                    "type": "response.failed",
-                    "response": {
-                        "id": "resp_guard", "object": "response", "status": "failed", "output": [],
-                        # The code after which Codex does not send the request again.
-                        "error": {"code": "invalid_prompt", "message": self.sentence},
-                    },
-                })  # fmt: skip
+                return _failed_response(self.sentence)
             case Dialect.ANTHROPIC:
                 return _sse("error", _error(self, dialect))
             case _:
@@ -197,7 +190,9 @@ def _error(told: ErrorAnswer, dialect: Dialect) -> dict[str, Any]:
     undecided = told.status == UNDECIDED
     match dialect:
         case Dialect.ANTHROPIC:
-            kind = "overloaded_error" if undecided else "invalid_request_error"
+            # After any other type of a 400 Claude Code drops the betas of its request one by one,
+            # and sends it again after each.
+            kind = "overloaded_error" if undecided else "billing_error"
             return {"type": "error", "error": {"type": kind, "message": told.sentence}}
         case Dialect.GEMINI:
             status = "UNAVAILABLE" if undecided else "FAILED_PRECONDITION"
@@ -211,6 +206,21 @@ def _error(told: ErrorAnswer, dialect: Dialect) -> dict[str, Any]:
             kind = "server_error" if undecided else "invalid_request_error"
             about = {"message": told.sentence, "type": kind, "param": None, "code": told.code}
             return {"error": about}
+
+
+def _failed_response(sentence: str) -> bytes:
+    """Return both events that end a response: clients act on either, and pass over the other.
+
+    OpenCode begins anew after ``response.failed``, and ends after ``error``; Codex does not read
+    that one. ``invalid_prompt`` is the code after which neither sends the request again.
+    """
+    code = "invalid_prompt"
+    about = {"code": code, "message": sentence, "param": None}
+    response = {"id": "resp_guard", "object": "response", "status": "failed", "output": [],
+                "error": {"code": code, "message": sentence}}  # fmt: skip
+    return _sse("error", {
+        "type": "error", **about, "error": {"type": "invalid_request_error", **about},
+    }) + _sse("response.failed", {"type": "response.failed", "response": response})  # fmt: skip
 
 
 def _sse(name: str | None, data: Mapping[str, Any]) -> bytes:

@@ -43,12 +43,14 @@ class Pointed:
         variables: for its environment.
         arguments: put behind its name in the command.
         copied: whether a copy of its settings has to be made, by name: its variable, and its files.
+        written: settings for a file of the run's, by the variable that names the file.
         unroutable: why it cannot be led to the proxy; None where it can.
     """
 
     variables: dict[str, str] = attrs.Factory(dict)
     arguments: tuple[str, ...] = ()
     copied: dict[str, dict[str, str]] = attrs.Factory(dict)
+    written: dict[str, str] = attrs.Factory(dict)
     unroutable: str | None = None
 
 
@@ -168,6 +170,7 @@ def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) ->
         return Pointed()  # a model on this machine
     own = place.path("CODEX_HOME", place.home / ".codex")
     address = None
+    searches = "--search" in words or any(word.startswith("web_search=") for word in given)
     for path in (own / "config.toml", place.cwd / ".codex/config.toml"):
         try:
             settings = tomllib.loads(place.read(path) or "")
@@ -175,6 +178,7 @@ def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) ->
             continue
         if settings.get("model_provider", "openai") != "openai":
             return unroutable(_overrides(path, "model_provider"))
+        searches = searches or "web_search" in settings
         said = settings.get("openai_base_url")
         address = Address.of(said) if isinstance(said, str) else address
     if address is None:
@@ -185,7 +189,10 @@ def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) ->
         url = f"{PROXY}/codex/backend-api/codex"
     else:
         url = upstreams.lead("openai", Address(ORIGINS["openai"], "/v1"))
-    return Pointed(arguments=("-c", f'openai_base_url="{url}"'))
+    arguments = ["-c", f'openai_base_url="{url}"']
+    if not searches:  # it offers searches without a number, which no limit can bound
+        arguments += ["-c", 'web_search="disabled"']
+    return Pointed(arguments=tuple(arguments))
 
 
 def _is_signed_in(place: StartPlace, own: Path) -> bool:
@@ -200,8 +207,23 @@ def _is_signed_in(place: StartPlace, own: Path) -> bool:
     return False
 
 
-def _gemini(_: StartPlace, __: Sequence[str], ___: UpstreamNames) -> Pointed:
-    return Pointed()  # by variables alone, signed in or not
+_GEMINI_WITH_KEY: Final = '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'
+
+
+def _gemini(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
+    """Its variables are enough, but with a key alone: then its address hides how it signs in.
+
+    What nobody has settled is written where its settings are overruled by all others.
+    """
+    defaults = "GEMINI_CLI_SYSTEM_DEFAULTS_PATH"
+    clouds = ("GOOGLE_GENAI_USE_GCA", "GOOGLE_GENAI_USE_VERTEXAI")
+    if not place.environ.get("GEMINI_API_KEY") or any(
+        place.environ.get(name) == "true" for name in clouds
+    ):
+        return Pointed()
+    if place.environ.get(defaults):
+        return Pointed()
+    return Pointed(written={defaults: _GEMINI_WITH_KEY})
 
 
 # -- OpenCode, pi ----------------------------------------------------------------------------------

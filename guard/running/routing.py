@@ -31,6 +31,7 @@ class Routing:
     _command: list[str]
     _routes: Routes
     _copied: dict[str, dict[str, str]] = attrs.field(repr=False)
+    _written: dict[str, str] = attrs.field(repr=False)
 
     @classmethod
     def of(cls, command: Sequence[str], environ: Mapping[str, str]) -> Self:
@@ -50,7 +51,7 @@ class Routing:
         place = StartPlace(own, home, Path.cwd(), _text_of)
         led, pointed = programs.point(command, place, found.upstreams)
         with_more = found.with_more(pointed.variables, own)
-        return cls(own, pointed.unroutable, led, with_more, pointed.copied)
+        return cls(own, pointed.unroutable, led, with_more, pointed.copied, pointed.written)
 
     @property
     def upstreams(self) -> dict[str, str]:
@@ -73,6 +74,11 @@ class Routing:
             for name, text in files.items():
                 (folder / name).write_text(text.replace(PROXY, url), encoding="utf-8")
             changed[variable] = routes.Changed(str(folder), self.environ.get(variable))
+        for variable, text in self._written.items():
+            (directory / _SETTINGS).mkdir(mode=0o700, exist_ok=True)
+            path = directory / _SETTINGS / f"{variable.lower()}.json"
+            path.write_text(text, encoding="utf-8")
+            changed[variable] = routes.Changed(str(path), self.environ.get(variable))
         reports.say_routed(directory, changed)
         variables = {name: change.routed for name, change in changed.items()}
         command = [word.replace(PROXY, url) for word in self._command]

@@ -1,0 +1,169 @@
+"""Real coding agents under ``guard run``, unmodified, beside a stand-in of their vendors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agent_answers import Call, Turn
+from tests.support.agent_vendor import AgentVendor, Asked
+from tests.support.coding_agents import AGENTS, MISSING, CodingAgent, are_installed
+from tests.support.programs import ROOT
+from tests.support.runs import Runs
+from tests.support.waiting import WAIT_S
+
+pytestmark = [pytest.mark.matrix, pytest.mark.skipif(not are_installed(), reason=MISSING)]
+
+LIMIT = 2_000_000_000
+INTERRUPTED = 2
+"""Turns of each agent; ten of each were measured once, with the figures in the docs."""
+
+
+@pytest.fixture(params=AGENTS.values(), ids=AGENTS)
+def agent(request: pytest.FixtureRequest) -> CodingAgent:
+    found: CodingAgent = request.param
+    return found
+
+
+@pytest.fixture
+def vendor() -> Iterator[AgentVendor]:  # type: ignore[override]  # another one than the package's
+    with contextlib.closing(AgentVendor()) as vendor:
+        yield vendor
+
+
+class Desk:
+    """Where one agent works.
+
+    Args:
+        guard: starts commands.
+        agent: that works.
+        vendor: that it asks.
+        folder: for its home and its work.
+    """
+
+    def __init__(self, guard: Runs, agent: CodingAgent, vendor: AgentVendor, folder: Path) -> None:
+        self._guard, self.agent, self.vendor = guard, agent, vendor
+        self.work = folder / "work"
+        self.work.mkdir()
+        guard.env = agent.environment(folder / "home", vendor.url) | {
+            "GUARD_LOCAL_DIR": guard.env["GUARD_LOCAL_DIR"], "GUARD_PRICE_LOCAL": "1",
+            "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
+
+    def start(self, prompt: str, *options: str, resume: bool = False) -> subprocess.Popen[str]:
+        command = self.agent.command(prompt, resume=resume)
+        process = self._guard.start(
+            "run", "--limit", f"${LIMIT / 1e9:g}", "--json", *options, "--", *command,
+            cwd=self.work, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.close()  # or some of them wait for more of their prompt
+        process.stdin = None
+        return process
+
+    def end(self, process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+        """Return the facts of a run, and what was on the screen."""
+        out, err = process.communicate(timeout=WAIT_S)
+        facts: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return facts, out + err
+
+    @property
+    def billed(self) -> int:
+        fresh, cached, output = self.agent.prices
+        return sum(
+            bill.fresh * fresh + bill.cached * cached + bill.output * output
+            for bill in self.vendor.bills
+        )
+
+
+@pytest.fixture
+def desk(guard: Runs, agent: CodingAgent, vendor: AgentVendor, tmp_path: Path) -> Desk:
+    return Desk(guard, agent, vendor, tmp_path)
+
+
+def test_tools_run_and_the_session_goes_on(desk: Desk) -> None:
+    """Half of each prompt comes from the vendor's cache, as it does of a real one."""
+    look = Turn("I look.", (desk.agent.run_shell("echo looked > seen.txt"),), thought=300)
+    desk.vendor.cached = 0.5
+    desk.vendor.script = lambda asked: Turn("All is well.") if asked.results else look
+    facts, screen = desk.end(desk.start("Say hello."))
+    assert (facts["exit_code"], facts["refused"]) == (0, None), screen
+    assert "All is well." in screen
+    assert (desk.work / "seen.txt").read_text() == "looked\n"
+    assert facts["spent_nanousd"] == desk.billed > 0
+    first = desk.billed
+    facts, screen = desk.end(desk.start("And goodbye.", resume=True))
+    assert facts["exit_code"] == 0, screen
+    assert any(asked.says("Say hello.") and asked.says("And goodbye.")
+               for asked in desk.vendor.asked)  # fmt: skip
+    assert facts["spent_nanousd"] == desk.billed - first
+
+
+def test_a_limit_is_spent_and_never_passed(desk: Desk) -> None:
+    def go_on(asked: Asked) -> Turn:
+        return Turn("I go on.", (desk.agent.run_shell(f"echo {asked.turns}"),), thought=8000)
+
+    desk.vendor.script = go_on
+    facts, screen = desk.end(desk.start("Go on for ever."))
+    assert facts["exit_code"] == 77, screen
+    assert facts["refused"]["error_code"] in ("GD-B001", "GD-B004")
+    assert facts["spent_nanousd"] == desk.billed
+    assert 0.9 * LIMIT <= desk.billed <= LIMIT
+    assert facts["proxied_requests"] - facts["requests"] <= 2, "the refused one, and one more"
+    assert "the limit of $2 is reached" in screen
+
+
+def test_a_kill_ends_it_in_mid_answer(desk: Desk, guard: Runs) -> None:
+    name = f"killed-{desk.agent.name}"
+    desk.vendor.script = lambda asked: Turn("word after word ", goes_on=True)
+    process = desk.start("Tell a story.", "--workflow", name)
+    assert desk.vendor.speaks.wait(WAIT_S)
+    with guard.operator() as admin:
+        began_s = time.monotonic()
+        admin.directive("kill", name, reason="enough")
+        facts, screen = desk.end(process)
+        print(f"\n{desk.agent.name}: gone {time.monotonic() - began_s:.2f} s after the kill")
+        admin.directive("revive", name)
+    assert facts["exit_code"] == 77, screen
+    assert "enough" in screen
+    assert desk.billed <= facts["spent_nanousd"] <= 2 * desk.billed
+
+
+def test_interrupted_turns_are_charged_at_most_twice_their_bill(desk: Desk) -> None:
+    desk.vendor.script = lambda asked: Turn("word after word ", goes_on=True)
+    charged = 0
+    for _ in range(int(os.environ.get("GUARD_PROOF_SCALE", INTERRUPTED))):
+        desk.vendor.speaks.clear()
+        process = desk.start("Tell a story.")
+        assert desk.vendor.speaks.wait(WAIT_S)
+        os.killpg(process.pid, signal.SIGINT)
+        facts, screen = desk.end(process)
+        assert facts["refused"] is None, screen
+        charged += facts["spent_nanousd"]
+    print(f"\n{desk.agent.name}: charged {charged / desk.billed:.2f} times its bill")
+    assert desk.billed <= charged <= 2 * desk.billed
+
+
+@pytest.mark.parametrize("agent", [AGENTS["claude"]], ids=["claude"], indirect=False)
+def test_sub_agents_are_charged_too(desk: Desk) -> None:
+    task = {"description": "Count", "prompt": "MARK-SUB count", "subagent_type": "general-purpose"}
+
+    def script(asked: Asked) -> Turn:
+        if asked.results:
+            return Turn("All is well.")
+        return Turn("Forty-two.") if asked.says("MARK-SUB") else Turn("", (Call("Agent", task),))
+
+    desk.vendor.script = script
+    facts, screen = desk.end(desk.start("Have it counted."))
+    assert facts["exit_code"] == 0, screen
+    assert len(desk.vendor.asked) >= 3
+    assert facts["spent_nanousd"] == desk.billed
