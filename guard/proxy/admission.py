@@ -11,7 +11,7 @@ from guard.proxy.headers import Pairs
 from guard.scope.scope import current_scope
 
 
-class Admission(Protocol):
+class RequestAdmission(Protocol):
     """Decides whose a request is."""
 
     def enter(

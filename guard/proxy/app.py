@@ -13,7 +13,7 @@ import httpx
 
 from guard.core.usage import find_endpoint
 from guard.gateway.api.http import Receive, Scope, Send
-from guard.proxy.admission import Admission
+from guard.proxy.admission import RequestAdmission
 from guard.proxy.counts import ProxyCounts
 from guard.proxy.exchange import Exchange
 from guard.proxy.incoming import Incoming
@@ -40,7 +40,7 @@ class ProxyApp:
     def __init__(
         self,
         upstreams: Upstreams,
-        admission: Admission,
+        admission: RequestAdmission,
         counts: ProxyCounts,
         seen: Callable[[], None] = lambda: None,
     ) -> None:

@@ -16,7 +16,7 @@ from guard.breaker.exceptions import BreakerError, GuardBlockedException
 from guard.control.enforcement import refusal_in
 from guard.gateway.server import PortInUseError, base_url, bind
 from guard.gateway.services import logs
-from guard.proxy.admission import Admission, OwnKey
+from guard.proxy.admission import OwnKey, RequestAdmission
 from guard.proxy.app import ProxyApp
 from guard.proxy.callers import CallersKeys
 from guard.proxy.counts import ProxyCounts
@@ -102,7 +102,7 @@ def serve(
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key needs --tls-cert")
     tls = None if tls_cert is None else (tls_cert, tls_key or tls_cert)
-    admission: Admission = OwnKey(by_tool=True) if local else CallersKeys()
+    admission: RequestAdmission = OwnKey(by_tool=True) if local else CallersKeys()
     try:
         with contextlib.closing(bind(host, port)) as listening:
             runtime = guard.init(api_url="local" if local else None)

@@ -18,7 +18,7 @@ from guard.core.usage.vendors import is_free
 from guard.gateway.api.http import Scope, Send
 from guard.instrumentation import patching
 from guard.instrumentation.tool_watch import on_asking
-from guard.proxy.admission import Admission
+from guard.proxy.admission import RequestAdmission
 from guard.proxy.callers import NoKeyError
 from guard.proxy.headers import Pairs, sent_back, sent_upstream, value_of
 from guard.proxy.incoming import Incoming, ProgramGoneError, TooLargeError
@@ -75,7 +75,7 @@ class Exchange:
     def __init__(
         self,
         client: httpx.AsyncClient,
-        admission: Admission,
+        admission: RequestAdmission,
         destination: Destination,
         endpoint: Endpoint | None,
         scope: Scope,
