@@ -61,7 +61,7 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 @click.option("--local", is_flag=True,
               help="For one person: charge this user's local gateway, without keys.")  # fmt: skip
 @click.option("--upstream", "upstreams", multiple=True, metavar="NAME=URL", callback=_upstreams,
-              help="Another address for a vendor, or custom/NAME for one more. Repeatable.")  # fmt: skip
+              help="A vendor's other address, or custom/NAME for one more. Repeatable.")  # fmt: skip
 @click.option("--allow-unseen", is_flag=True,
               help="Let requests pass that no model is known to answer.")  # fmt: skip
 @click.option(

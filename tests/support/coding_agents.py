@@ -110,7 +110,8 @@ def _codex(url: str) -> dict[str, str]:
 
 def _gemini(url: str) -> dict[str, str]:
     return {
-        "GOOGLE_GEMINI_BASE_URL": url, "GEMINI_API_KEY": "none", "GEMINI_TELEMETRY_ENABLED": "false",
+        "GOOGLE_GEMINI_BASE_URL": url, "GEMINI_API_KEY": "none",
+        "GEMINI_TELEMETRY_ENABLED": "false",
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
     }  # fmt: skip
 
