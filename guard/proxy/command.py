@@ -61,7 +61,7 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 @click.option("--local", is_flag=True,
               help="For one person: charge this user's local gateway, without keys.")  # fmt: skip
 @click.option("--upstream", "upstreams", multiple=True, metavar="NAME=URL", callback=_upstreams,
-              help="A vendor's other address, or custom/NAME for one more. Repeatable.")  # fmt: skip
+              help="A vendor's other address, or custom/NAME for one more. Repeats.")  # fmt: skip
 @click.option("--allow-unseen", is_flag=True,
               help="Let requests pass that no model is known to answer.")  # fmt: skip
 @click.option(
@@ -106,6 +106,12 @@ def serve(
     try:
         with contextlib.closing(bind(host, port)) as listening:
             runtime = guard.init(api_url="local" if local else None)
+            session = runtime.link.session
+            # A gateway that is out of reach has said nothing yet; then requests get 503.
+            if not local and session is not None and session.features and not session.is_proxys:
+                raise click.ClickException(
+                    "not a proxy's key; make one: guard gateway keys create NAME --role proxy"
+                )
             if not allow_unseen:
                 runtime.instrumentation.refuse_unseen = _refuse
             app = ProxyApp(upstreams, admission, ProxyCounts())

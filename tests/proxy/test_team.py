@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.embedded import Gateway
+from guard.gateway.embedded import Gateway, run_gateway
 from guard.local_gateway import join
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.llm_vendor import vendor_process
@@ -28,6 +28,16 @@ from tests.support.waiting import WAIT_S, until
 
 CHAT = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
 _numbers = itertools.count(1)
+
+
+_clients: list[AdminClient] = []
+
+
+def operator_of(gateway: Gateway, organisation: str) -> AdminClient:
+    """Reach the gateway as an organisation's operator; closed with the gateway."""
+    admin = AdminClient(gateway.base_url, gateway.admin_key, organisation=organisation)
+    _clients.append(admin)
+    return admin
 
 
 @attrs.frozen
@@ -44,7 +54,7 @@ class Caller:
         name = organisation or f"team-{next(_numbers)}"
         if organisation is None:
             gateway.admin.create_organisation(name)
-        admin = AdminClient(gateway.base_url, gateway.admin_key, organisation=name)
+        admin = operator_of(gateway, name)
         made = admin.create_key_full("caller")
         return cls(admin, made["api_key"], made["key"]["key_id"])
 
@@ -74,10 +84,25 @@ def serving(*words: str, **settings: str) -> Iterator[tuple[str, subprocess.Pope
         yield found[0], process
 
 
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """Run a gateway of these tests' own: it gets more organisations."""
+    with run_gateway() as running:
+        yield running
+        while _clients:
+            _clients.pop().close()
+
+
 @pytest.fixture
-def proxys(gateway: Gateway) -> dict[str, str]:
+def operator(gateway: Gateway) -> AdminClient:
+    """Reach the gateway as the operator of its first organisation."""
+    return operator_of(gateway, gateway.organisation_id)
+
+
+@pytest.fixture
+def proxys(gateway: Gateway, operator: AdminClient) -> dict[str, str]:
     """Return the settings of a proxy of this gateway."""
-    made = gateway.admin.create_key_full("proxy", role="proxy", every_organisation=True)
+    made = operator.create_key_full("proxy", role="proxy", every_organisation=True)
     return {"GUARD_API_URL": gateway.base_url, "GUARD_API_KEY": made["api_key"]}
 
 
@@ -211,8 +236,8 @@ def test_what_is_given_wrongly_is_said(words: tuple[str, ...], said: str) -> Non
     assert said in done.stderr
 
 
-def test_a_key_that_is_no_proxys_is_said(gateway: Gateway) -> None:
-    made = gateway.admin.create_key_full("plain")
+def test_a_key_that_is_no_proxys_is_said(gateway: Gateway, operator: AdminClient) -> None:
+    made = operator.create_key_full("plain")
     command = [sys.executable, "-m", "guard", "proxy", "serve", "--port", "0"]
     env = environment({"GUARD_API_URL": gateway.base_url, "GUARD_API_KEY": made["api_key"]})
     done = subprocess.run(
