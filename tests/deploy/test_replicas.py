@@ -54,11 +54,19 @@ def test_two_replicas_are_the_same(services: dict[str, Any]) -> None:
 
 def test_nothing_is_open_to_other_machines(services: dict[str, Any]) -> None:
     ports = [port for service in services.values() for port in service.get("ports", [])]
-    assert ports == ["127.0.0.1:8787:8787"]
+    assert ports == ["127.0.0.1:8787:8787", "127.0.0.1:8788:8788"]
     networks = yaml.safe_load((REPLICAS / "compose.yaml").read_text())["networks"]
     assert networks["inside"]["internal"] is True
     assert all(service["networks"] == ["inside"] for name, service in services.items()
-               if name != "proxy")  # fmt: skip
+               if "proxy" not in name)  # fmt: skip
+
+
+def test_the_proxies_for_programs_are_the_same(services: dict[str, Any]) -> None:
+    one, two = services["llm-proxy-1"], services["llm-proxy-2"]
+    assert one == two
+    assert one["profiles"] == ["proxy"], "they need a key, so they start when they are asked for"
+    assert one["environment"]["GUARD_API_URL"] == "http://proxy:8787"
+    assert "llm-proxy-$guard_llm_proxy:8788" in (REPLICAS / "nginx.conf").read_text()
 
 
 def test_the_proxy_names_the_replicas(services: dict[str, Any]) -> None:

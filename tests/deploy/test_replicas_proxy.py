@@ -40,6 +40,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
             ("gateway-1:8787", one.base_url.removeprefix("http://")),
             ("gateway-2:8787", two.base_url.removeprefix("http://")),
             ("listen 8787", f"listen 127.0.0.1:{port}"),
+            ("listen 8788", f"listen 127.0.0.1:{free_port()}"),
         ):
             assert written in text
             text = text.replace(written, meant)
