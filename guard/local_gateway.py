@@ -392,7 +392,7 @@ def _start(files: Files, ends_s: float) -> None:
         os.close(log)
     assert process.stdout is not None
     with process.stdout as pipe:
-        report = _report(pipe.fileno(), ends_s)
+        report = first_report(pipe.fileno(), ends_s)
         if report is None:
             process.kill()
     process.wait()  # it has left the gateway to init
@@ -403,8 +403,13 @@ def _start(files: Files, ends_s: float) -> None:
         raise LocalGatewayError(f"the local gateway cannot be started: {error}; see {files.log}")
 
 
-def _report(pipe: int, ends_s: float) -> dict[str, Any] | None:
-    """Read the one line that a new gateway writes; an empty report if it died, None if late."""
+def first_report(pipe: int, ends_s: float) -> dict[str, Any] | None:
+    """Read the one line that a new process of guard's writes; empty if it died, None if late.
+
+    Args:
+        pipe: its standard output.
+        ends_s: the deadline, by ``time.monotonic()``.
+    """
     said = b""
     poll = select.poll()
     poll.register(pipe, select.POLLIN | select.POLLHUP)

@@ -52,6 +52,35 @@ def base_url(listening: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def config_of(
+    app: Any, *, http: Any, ws: Any, tls: tuple[Path, Path] | None, drain_s: int, **more: Any
+) -> Config:
+    """Return how uvicorn serves an application of guard's, without logs and headers of its own.
+
+    Args:
+        app, http, ws: the application, and the protocols of its connections.
+        tls: files of the certificate chain and of its key; None serves plain HTTP.
+        drain_s: how long open requests may take at the end, in seconds.
+        more: further settings of uvicorn's.
+    """
+    return Config(
+        app,
+        http=http,
+        ws=ws,
+        ssl_certfile=None if tls is None else tls[0],
+        ssl_keyfile=None if tls is None else tls[1],
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=drain_s,
+        backlog=2048,
+        **more,
+    )
+
+
 class GatewayServer:
     """One gateway on one listening socket.
 
@@ -83,20 +112,12 @@ class GatewayServer:
             },
         )
         self._server = UvicornServer(
-            Config(
+            config_of(
                 app,
                 http=protocol,
                 ws=sockets,
-                ssl_certfile=None if tls is None else tls[0],
-                ssl_keyfile=None if tls is None else tls[1],
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=-(-app.settings.drain_timeout_ms // 1000),
-                backlog=2048,
+                tls=tls,
+                drain_s=-(-app.settings.drain_timeout_ms // 1000),
             )
         )
         self._server.handshake_deadline_s = app.settings.request_deadline_ms / 1000

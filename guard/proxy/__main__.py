@@ -1,7 +1,7 @@
 """The proxy of one run: ``guard run`` starts it as ``python -m guard.proxy`` and ends it.
 
-It reads one line of JSON from standard input (``directory``, ``workflow``, ``upstreams``, and the
-listening socket that it has inherited as ``fd``, or a ``port``), answers with one line (``url``, or
+It reads one line of JSON from standard input (``directory``, ``upstreams``, and as ``fd`` the
+listening socket that it has inherited, else it makes its own), answers with one line (``url``, or
 ``error``), and serves until its standard input ends.
 """
 
@@ -74,7 +74,7 @@ def _listening(told: dict[str, Any]) -> socket.socket:
     from guard.gateway.server import bind
 
     if "fd" not in told:
-        return bind("127.0.0.1", told.get("port", 0))
+        return bind("127.0.0.1", 0)
     # With its protocol: only then does asyncio send the body of an answer without a delay.
     inherited = socket.socket(
         socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=told["fd"]

@@ -7,14 +7,14 @@ import http.cookiejar
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
 from guard.core.usage import find_endpoint
-from guard.gateway.api.http import Receive, Scope, Send
+from guard.gateway.api.http import JSON, Receive, Scope, Send, send_whole
 from guard.proxy.admission import RequestAdmission
-from guard.proxy.counts import ProxyCounts
+from guard.proxy.counts import Counted, ProxyCounts
 from guard.proxy.exchange import Exchange
 from guard.proxy.incoming import Incoming
 from guard.proxy.refusals import REFUSED, ErrorAnswer, dialect_of
@@ -60,24 +60,30 @@ class ProxyApp:
             return
         path: bytes = scope["raw_path"]
         if path in (b"/healthz", b"/metrics"):
-            await self._about_itself(path, send)
+            await self._about_itself(path, scope, send)
             return
         if any(name == b"upgrade" for name, _ in scope["headers"]):
-            await _answer(send, 426, [(b"content-type", b"text/plain")], _UPGRADE)
+            await _answer(scope, send, 426, b"text/plain", _UPGRADE)
             return
         try:
             destination = self._upstreams.find(path, scope["query_string"])
         except NoUpstreamError as exc:
             told = ErrorAnswer(REFUSED, "GD-P002", f"guard: {exc}")
-            await _answer(send, told.status, told.headers(), told.body(dialect_of("", None)))
+            headers, body = told.whole(dialect_of("", None))
+            await send_whole(scope, send, told.status, headers, body)
             return
         with self._counts.open(destination.vendor) as counted:
             await self._exchange(destination, scope, Incoming(receive, counted), send, counted)
 
     async def _exchange(
-        self, destination: Destination, scope: Scope, incoming: Incoming, send: Send, counted: Any
+        self,
+        destination: Destination,
+        scope: Scope,
+        incoming: Incoming,
+        send: Send,
+        counted: Counted,
     ) -> None:
-        endpoint = find_endpoint(scope["method"], _host(destination.origin), destination.path)
+        endpoint = find_endpoint(scope["method"], destination.host, destination.path)
         exchange = Exchange(
             self._client,
             self._admission,
@@ -103,21 +109,16 @@ class ProxyApp:
         if not working.cancelled() and (error := working.exception()) is not None:
             raise error
 
-    async def _about_itself(self, path: bytes, send: Send) -> None:
+    async def _about_itself(self, path: bytes, scope: Scope, send: Send) -> None:
         if path == b"/healthz":
-            await _answer(send, 200, [(b"content-type", b"application/json")], b'{"status":"ok"}')
+            await _answer(scope, send, 200, JSON, b'{"status":"ok"}')
         else:
-            await _answer(send, 200, [(b"content-type", self._counts.MEDIA)], self._counts.text())
+            await _answer(scope, send, 200, self._counts.MEDIA, self._counts.text())
 
 
-async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers = [*headers, (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _host(origin: str) -> str:
-    return httpx.URL(origin).host
+async def _answer(scope: Scope, send: Send, status: int, media: bytes, body: bytes) -> None:
+    headers = [(b"content-type", media), (b"content-length", b"%d" % len(body))]
+    await send_whole(scope, send, status, headers, body)
 
 
 def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:

@@ -12,8 +12,7 @@ from typing import Final
 import click
 
 import guard
-from guard.breaker.exceptions import BreakerError, GuardBlockedException
-from guard.control.enforcement import refusal_in
+from guard.breaker.exceptions import BreakerError
 from guard.gateway.server import PortInUseError, base_url, bind
 from guard.gateway.services import logs
 from guard.proxy.admission import OwnKey, RequestAdmission
@@ -22,7 +21,7 @@ from guard.proxy.callers import CallersKeys
 from guard.proxy.counts import ProxyCounts
 from guard.proxy.server import ProxyServer
 from guard.proxy.upstreams import Upstreams
-from guard.scope.scope import Scope
+from guard.running.child import refuse_unseen
 
 PORT: Final = 8788
 
@@ -113,7 +112,7 @@ def serve(
                     "not a proxy's key; make one: guard gateway keys create NAME --role proxy"
                 )
             if not allow_unseen:
-                runtime.instrumentation.refuse_unseen = _refuse
+                runtime.instrumentation.refuse_unseen = refuse_unseen
             app = ProxyApp(upstreams, admission, ProxyCounts())
             server = ProxyServer(
                 app, listening, connections_max=connections_max, own_user=local, tls=tls
@@ -138,9 +137,3 @@ async def _serve(server: ProxyServer) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
     await server.serve()
-
-
-def _refuse(reason: str, scope: Scope) -> None:
-    """Refuse a request that cannot be held."""
-    text = f"{reason}; start the proxy with --allow-unseen to let it pass"
-    raise refusal_in(scope, GuardBlockedException(workflow_id=scope.workflow_id, reason=text))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
@@ -15,11 +15,12 @@ from guard.breaker.refusals import Refusal, unwrap
 from guard.breaker.rejection import CallerRejectedError
 from guard.core.usage import Endpoint
 from guard.core.usage.vendors import is_free
-from guard.gateway.api.http import Scope, Send
+from guard.gateway.api.http import Scope, Send, send_whole
 from guard.instrumentation import patching
 from guard.instrumentation.tool_watch import on_asking
 from guard.proxy.admission import RequestAdmission
 from guard.proxy.callers import NoKeyError
+from guard.proxy.counts import Counted
 from guard.proxy.headers import Pairs, sent_back, sent_upstream, value_of
 from guard.proxy.incoming import Incoming, ProgramGoneError, TooLargeError
 from guard.proxy.refusals import (
@@ -81,13 +82,14 @@ class Exchange:
         scope: Scope,
         incoming: Incoming,
         send: Send,
-        counted: Any,
+        counted: Counted,
         seen: Callable[[], None],
     ) -> None:
         self._client = client
         self._admission = admission
         self._destination = destination
         self._endpoint = endpoint
+        self._scope = scope
         self._method: str = scope["method"]
         self._headers: Pairs = scope["headers"]
         self._incoming = incoming
@@ -129,7 +131,7 @@ class Exchange:
             logger.info("%s: %s", self._destination.origin, type(exc).__name__)
             if self._started:
                 raise _BrokenStreamError from None
-            await self._tell(unreachable(httpx.URL(self._destination.origin).host))
+            await self._tell(unreachable(self._destination.host))
 
     def _earlier_refusal(self) -> BaseException | None:
         entry = current_scope.get().entry
@@ -176,7 +178,7 @@ class Exchange:
     def _check_unbounded(self) -> None:
         """Name a request that no model is known to answer; raise where it must not go out."""
         observer, path = patching.active(), self._destination.path
-        host = httpx.URL(self._destination.origin).host
+        host = self._destination.host
         if observer is not None and not self._destination.is_telemetry and not is_free(host, path):
             observer.unmetered(host, path, "its path is not known")
 
@@ -254,10 +256,10 @@ class Exchange:
         """Tell the program why there is no answer, or no more of it."""
         self._counted.refused(told.code)
         if not self._started:
-            body = told.body(self._dialect)
-            length = (b"content-length", b"%d" % len(body))
-            await self._start(told.status, [*told.headers(), length])
-            await self._body(body, more=False)
+            headers, body = told.whole(self._dialect)
+            self._counted.sent(len(body))
+            # It may come before all of its request: in one write the program learns that.
+            await send_whole(self._scope, self._send, told.status, headers, body)
         elif self._can_append:
             await self._body(told.event(self._dialect), more=False)
         else:

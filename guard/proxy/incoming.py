@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 from guard.gateway.api.http import Receive
+from guard.proxy.counts import Counted
 
 BODY_MAX: Final = 64 << 20
 """Bytes of a request to a model: it is read whole before it is held."""
@@ -28,7 +29,7 @@ class Incoming:
         counted: counts what arrives.
     """
 
-    def __init__(self, receive: Receive, counted: Any) -> None:
+    def __init__(self, receive: Receive, counted: Counted) -> None:
         self._receive = receive
         self._counted = counted
         # Set once nothing more of the body will be read here: then only the end can arrive.

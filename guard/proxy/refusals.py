@@ -8,8 +8,6 @@ decided, and that sending again is right.
 from __future__ import annotations
 
 import re
-import struct
-import zlib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final
@@ -29,6 +27,7 @@ from guard.core.catalogue import CATALOGUE
 from guard.core.usage import Endpoint
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
+from guard.core.usage.framing import aws_frame
 from guard.core.usage.gemini import Gemini
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai_responses import Responses
@@ -45,6 +44,14 @@ _ACTED_ON: Final = re.compile(
     re.IGNORECASE,
 )
 """Words by which tools recognise something else, and shorten their prompt or change their model."""
+
+
+_EXCEPTION: Final = {
+    ":message-type": "exception",
+    ":exception-type": "validationException",
+    ":content-type": "application/json",
+}
+"""Headers of the frame by which an AWS event stream tells of an exception."""
 
 
 class Dialect(StrEnum):
@@ -109,6 +116,11 @@ class ErrorAnswer:
             found.append((b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
         return found
 
+    def whole(self, dialect: Dialect) -> tuple[Pairs, bytes]:
+        """Return the headers of the answer, with its length, and its body."""
+        body = self.body(dialect)
+        return [*self.headers(), (b"content-length", b"%d" % len(body))], body
+
     def body(self, dialect: Dialect) -> bytes:
         """Return the body of the answer."""
         return msgspec.json.encode(_error(self, dialect))
@@ -117,9 +129,9 @@ class ErrorAnswer:
         """Return what a stream ends with, as the vendor would end it after an error."""
         match dialect:
             case Dialect.BEDROCK:
-                return _exception_frame(msgspec.json.encode({"message": self.sentence}))
+                return aws_frame(self.body(dialect), _EXCEPTION)
             case Dialect.OLLAMA:
-                return msgspec.json.encode(_error(self, dialect)) + b"\n"
+                return self.body(dialect) + b"\n"
             case Dialect.RESPONSES:
                 return _failed_response(self.sentence)
             case Dialect.ANTHROPIC:
@@ -226,25 +238,3 @@ def _failed_response(sentence: str) -> bytes:
 def _sse(name: str | None, data: Mapping[str, Any]) -> bytes:
     head = b"" if name is None else b"event: " + name.encode("ascii") + b"\n"
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
-
-
-def _exception_frame(payload: bytes) -> bytes:
-    """Return a frame of an AWS event stream that tells of an exception.
-
-    https://docs.aws.amazon.com/AmazonS3/latest/API/RESTSelectObjectAppendix.html
-    """
-    names = {
-        ":message-type": "exception",
-        ":exception-type": "validationException",
-        ":content-type": "application/json",
-    }
-    headers = b"".join(_text_header(name, value) for name, value in names.items())
-    lengths = struct.pack(">II", 16 + len(headers) + len(payload), len(headers))
-    frame = lengths + struct.pack(">I", zlib.crc32(lengths)) + headers + payload
-    return frame + struct.pack(">I", zlib.crc32(frame))
-
-
-def _text_header(name: str, value: str) -> bytes:
-    """Return a header of a frame; 7 is the type of a text."""
-    packed = struct.pack(">B", len(name)) + name.encode("ascii")
-    return packed + struct.pack(">BH", 7, len(value)) + value.encode("ascii")

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from guard.gateway.connections import HttpConnections
-from guard.gateway.uvicorn_http import Config, GuardedHttpProtocol, UvicornServer
+from guard.gateway.server import config_of
+from guard.gateway.uvicorn_http import GuardedHttpProtocol, UvicornServer
 from guard.proxy.app import ProxyApp
-from guard.proxy.peers import owner_of
+from guard.running import processes
 
 logger = logging.getLogger("guard.proxy")
 
@@ -29,7 +30,7 @@ class _OwnUsersProtocol(GuardedHttpProtocol):
         """End a connection of another user's."""
         super().connection_made(transport)
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        owner = owner_of(peer, own)
+        owner = processes.owner(peer, own)
         if owner is not None and owner != os.geteuid():
             logger.warning("a connection of user %d was refused", owner)
             self.evict()
@@ -61,22 +62,7 @@ class ProxyServer:
         base = _OwnUsersProtocol if own_user else GuardedHttpProtocol
         protocol: Any = type("BoundHttpProtocol", (base,), {"watch": self._connections})
         self._server = UvicornServer(
-            Config(
-                app,
-                http=protocol,
-                ws="none",
-                ssl_certfile=None if tls is None else tls[0],
-                ssl_keyfile=None if tls is None else tls[1],
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=_DRAIN_S,
-                backlog=2048,
-            )
+            config_of(app, http=protocol, ws="none", tls=tls, drain_s=_DRAIN_S, date_header=False)
         )
 
     async def serve(self) -> None:

@@ -9,15 +9,11 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from guard.running import routes
+
 ORIGINS: Final[dict[str, str]] = {
-    "openai": "https://api.openai.com",
-    "anthropic": "https://api.anthropic.com",
-    "gemini": "https://generativelanguage.googleapis.com",
+    **routes.ORIGINS,
     "codex": "https://chatgpt.com",
-    "codeassist": "https://cloudcode-pa.googleapis.com",
-    "openrouter": "https://openrouter.ai",
-    "groq": "https://api.groq.com",
-    "mistral": "https://api.mistral.ai",
     "ollama": "http://127.0.0.1:11434",
 }
 """The vendors that have one address, by their name in a path."""
@@ -65,6 +61,11 @@ class Destination:
     def url(self) -> str:
         """The URL upstream."""
         return self.origin + self.target.decode("ascii", "surrogateescape")
+
+    @property
+    def host(self) -> str:
+        """The host upstream, in lower case."""
+        return urlsplit(self.origin).hostname or ""
 
     @property
     def is_telemetry(self) -> bool:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import guard
 from guard.breaker.exceptions import (
@@ -75,17 +75,20 @@ def stand_in(directory: Path, runtime: guard.GuardRuntime) -> None:
 
 def _name_unseen(directory: Path, runtime: guard.GuardRuntime) -> None:
     """Report LLM requests that cannot be metered; refuse them where a limit could not hold."""
-
-    def refuse(reason: str, scope: Scope) -> None:
-        error = GuardBlockedException(
-            workflow_id=scope.workflow_id, reason=f"{reason}; --allow-unseen lets it go"
-        )
-        raise refusal_in(scope, error)
-
     instrumentation = runtime.instrumentation
     instrumentation.unseen.changed = lambda counts: reports.say_unseen(directory, counts)
     if os.environ.get(reports.SEEN_ONLY_VARIABLE):
-        instrumentation.refuse_unseen = refuse
+        instrumentation.refuse_unseen = refuse_unseen
+
+
+def refuse_unseen(reason: str, scope: Scope) -> NoReturn:
+    """Refuse a request that cannot be held.
+
+    Raises:
+        Refusal: always; the public error where no edge would make it one.
+    """
+    text = f"{reason}; --allow-unseen lets it go"
+    raise refusal_in(scope, GuardBlockedException(workflow_id=scope.workflow_id, reason=text))
 
 
 # The lock that says that this process is guarded; the kernel releases it when the process ends.

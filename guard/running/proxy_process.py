@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+from guard.local_gateway import first_report
 from guard.running import plan, reports
 from guard.running.processes import Address
 
@@ -31,7 +32,6 @@ _END_S: Final = 15.0
 
 _BACKLOG: Final = 2048
 _TRIES: Final = 3
-_ANSWER_BYTES_MAX: Final = 65_536
 _LOG: Final = "proxy.log"
 
 
@@ -166,11 +166,12 @@ class ProxyProcess:
         if replaced is not None:
             _forget(replaced)
         answer: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):
             line = json.dumps({**self._told, "fd": descriptor}) + "\n"
             _pipe(process.stdin).write(line.encode())
             _pipe(process.stdin).flush()
-            answer = json.loads(_line(_pipe(process.stdout), time.monotonic() + START_S))
+            ends_s = time.monotonic() + START_S
+            answer = first_report(_pipe(process.stdout).fileno(), ends_s) or {}
         if not isinstance(answer.get("url"), str):
             process.kill()
             _forget(process)
@@ -199,20 +200,6 @@ def _forget(process: subprocess.Popen[bytes]) -> None:
 def _pipe(pipe: Any) -> Any:
     assert pipe is not None  # all are pipes here
     return pipe
-
-
-def _line(pipe: Any, ends_s: float) -> bytes:
-    """Return the first line of a pipe; what there is by its end, or by the deadline."""
-    found = b""
-    while b"\n" not in found and len(found) < _ANSWER_BYTES_MAX:
-        left_s = ends_s - time.monotonic()
-        if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-            break
-        data = os.read(pipe.fileno(), 4096)
-        if not data:
-            break
-        found += data
-    return found
 
 
 def _last_line(log: Path) -> str:

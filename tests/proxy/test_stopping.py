@@ -89,6 +89,33 @@ def test_after_a_final_refusal_nothing_goes_upstream_any_more(
 
 
 MESSAGES = CHAT["messages"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/openai/v1/chat/completions", b" 400 "),  # after the final refusal
+        ("/nobody/v1/models", b" 400 "),
+        ("/healthz", b" 200 "),
+    ],
+)
+def test_an_answer_before_its_request_says_that_the_connection_ends(
+    poor: RunProxy, path: str, status: bytes
+) -> None:
+    """What is left of the request is not read: another one behind it would get no answer."""
+    httpx.post(f"{poor.url}/openai/v1/chat/completions", json=CHAT)
+    host, _, port = poor.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{{"
+        connection.sendall(head.encode())
+        answer = b""
+        while part := connection.recv(65_536):
+            answer += part
+    head_of_it = answer.partition(b"\r\n\r\n")[0].lower()
+    assert status in head_of_it
+    assert b"\r\nconnection: close" in head_of_it
+
+
 STREAMS: dict[str, tuple[str, dict[str, Any], bytes]] = {
     "chat": ("/openai/v1/chat/completions", CHAT | {"stream": True}, b'data: {"error"'),
     "responses": (

@@ -312,12 +312,13 @@ def test_what_cannot_be_led_to_the_proxy_does_not_start(
 
 
 def test_codex_gets_the_address_as_an_argument(guard: Runs, program: Any, vendor: str) -> None:
-    script = 'url=$(echo "$2" | cut -d\'"\' -f2); echo "$1 $3"; ' + CURL.replace(
+    script = 'url=$(echo "$2" | cut -d\'"\' -f2); echo "$1 $3 $4 $5"; ' + CURL.replace(
         "$OPENAI_BASE_URL", '"$url"'
     )
     env = {**program("codex", script), **env_of(vendor)}
     done = guard("run", "--limit", "$2", "--json", "--", "codex", "exec", env=env)
-    assert done.stdout.splitlines()[:2] == ["-c exec", "200"], done.stderr
+    said = ['-c -c web_search="disabled" exec', "200"]
+    assert done.stdout.splitlines()[:2] == said, done.stderr
     assert facts_of(done)["requests"] == 1
 
 

@@ -13,7 +13,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -249,15 +249,28 @@ def take_frames(data: bytearray) -> list[bytes]:
     return payloads
 
 
-def aws_frame(payload: bytes) -> bytes:
-    """Return a frame of an AWS event stream, without headers.
+def aws_frame(payload: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return a frame of an AWS event stream.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/RESTSelectObjectAppendix.html
+
+    Args:
+        payload: of the frame.
+        headers: of the frame, all of them texts.
 
     >>> take_frames(bytearray(aws_frame(b"{}") + b"more"))
     [b'{}']
     """
-    lengths = struct.pack(">II", len(payload) + _FRAME_BYTES_MIN, 0)
-    frame = lengths + struct.pack(">I", zlib.crc32(lengths)) + payload
+    head = b"".join(_text_header(name, value) for name, value in (headers or {}).items())
+    lengths = struct.pack(">II", len(head) + len(payload) + _FRAME_BYTES_MIN, len(head))
+    frame = lengths + struct.pack(">I", zlib.crc32(lengths)) + head + payload
     return frame + struct.pack(">I", zlib.crc32(frame))
+
+
+def _text_header(name: str, value: str) -> bytes:
+    """Return a header of a frame; 7 is the type of a text."""
+    packed = struct.pack(">B", len(name)) + name.encode("ascii")
+    return packed + struct.pack(">BH", 7, len(value)) + value.encode("ascii")
 
 
 def unpacked(payload: bytes) -> bytes:

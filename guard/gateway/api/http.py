@@ -182,20 +182,27 @@ async def send_answer(
         out.append((b"idempotency-replayed", b"true"))
     if headers:
         out += headers
-    extensions = scope.get("extensions")
-    if extensions is not None and ONE_WRITE in extensions:
-        extensions[ONE_WRITE](status, out, answer.body)
-        return
-    await send({"type": "http.response.start", "status": status, "headers": out})
-    await send({"type": "http.response.body", "body": answer.body})
+    await send_whole(scope, send, status, out, answer.body)
 
 
-def in_one_write(scope: Scope, send: Send) -> Send:
-    """Wrap ``send`` so that an answer whose body is one message goes out as by `send_answer`.
+async def send_whole(
+    scope: Scope, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """Send a whole answer: in one write where the server offers it, else by ASGI messages.
 
     An answer may come before its request has arrived. In one write the server tells the client
     then that the connection ends, and the client does not use it again.
     """
+    extensions = scope.get("extensions")
+    if extensions is not None and ONE_WRITE in extensions:
+        extensions[ONE_WRITE](status, headers, body)
+        return
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def in_one_write(scope: Scope, send: Send) -> Send:
+    """Wrap ``send`` so that an answer whose body is one message goes out as by `send_whole`."""
     one_write = (scope.get("extensions") or {}).get(ONE_WRITE)
     if one_write is None:
         return send
