@@ -11,7 +11,7 @@ from __future__ import annotations
 import dis
 import socket
 import sys
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, CancelledError
 from types import FrameType
 from typing import Any, Final, Literal
 
@@ -116,15 +116,22 @@ def is_inside(frame: FrameType, body: object) -> bool:
     return False
 
 
-def handles_kill(thread_id: int) -> bool:
-    """Return whether a thread is in a handler, or a ``finally``, that a kill has led to."""
+def handles_kill(thread_id: int, *, in_loop: bool) -> bool:
+    """Return whether a thread is in a handler, or a ``finally``, that a kill has led to.
+
+    Args:
+        thread_id: of the thread.
+        in_loop: whether the kill has cancelled the task of a loop in it, which ended with that
+            cancellation: the plain code around the loop sees a ``CancelledError``.
+    """
+    kinds = (WorkflowKilledInterrupt, CancelledError) if in_loop else WorkflowKilledInterrupt
     found: Any = sys._current_exceptions().get(thread_id)
     exc: BaseException | None = found[1] if isinstance(found, tuple) else found  # 3.11: a triple
     for _ in range(_CONTEXTS_MAX):
-        if exc is None or isinstance(exc, WorkflowKilledInterrupt):
+        if exc is None or isinstance(exc, kinds):
             break
         exc = exc.__context__
-    return isinstance(exc, WorkflowKilledInterrupt)
+    return isinstance(exc, kinds)
 
 
 def _root(frame: FrameType) -> str:

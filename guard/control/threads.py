@@ -137,7 +137,8 @@ class ThreadBody(Struct, eq=False):
                 return True
             if carrier.pending is not None and carrier.pending is not self:
                 return False  # the body of another workflow in the same thread is being stopped
-            if not kill.grace.is_over and handles_kill(carrier.ident):
+            in_loop = kill.loop_kill is not None
+            if not kill.grace.is_over and handles_kill(carrier.ident, in_loop=in_loop):
                 return True
             return self._post(kill)
 
