@@ -6,6 +6,7 @@ The agent talks to a stand-in of its vendor, which answers like it and is slow e
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import http.server
 import io
@@ -22,6 +23,7 @@ import tempfile
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from rich.text import Text
 
 HERE = Path(__file__).parent
 COLUMNS = 100
+TITLE = "guard run stops an agent at its limit, and before a tool that is blocked"
 COMMANDS = [
     "guard run --limit '$0.05' --watch -- python agent.py",
     "guard run --limit '$0.05' --block-tool 'delete_*' -- python agent.py",
@@ -53,7 +56,7 @@ FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monos
 # Without the web fonts of rich's own: the picture asks nobody for anything.
 SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<title>guard run stops an agent at its limit, and before a tool that is blocked</title>
+<title>TITLE</title>
 <style>
 text {{ font-family: FONT; }}
 .{unique_id}-matrix {{ font-size: {char_height}px; line-height: {line_height}px; }}
@@ -125,8 +128,20 @@ class Screen:
         self.lines += [(self.now_s, line) for line in whole]
 
 
-def record(screen: Screen, command: str, env: dict[str, str], folder: Path) -> None:
-    """Type a command and show what it writes, as it does."""
+def record(
+    screen: Screen, command: str, env: dict[str, str], folder: Path, *, before: str = ""
+) -> None:
+    """Type a command and show what it writes, as it does.
+
+    Args:
+        screen: that shows it.
+        command: for a shell.
+        env: its environment.
+        folder: where it runs.
+        before: what was typed before it, and writes nothing.
+    """
+    if before:
+        screen.add(f"{PROMPT}{before}\n", KEY_S * len(before))
     screen.add(f"{PROMPT}{command}\n", KEY_S * len(command))
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
@@ -153,7 +168,31 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def rendered(screen: Screen) -> str:
+@contextlib.contextmanager
+def local_gateway(env: dict[str, str]) -> Iterator[None]:
+    """Have the local gateway there before the recording begins."""
+    holding = subprocess.Popen(
+        ["guard", "gateway", "local"], env=env, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert holding.stdout is not None
+        holding.stdout.readline()
+        yield
+    finally:
+        holding.send_signal(signal.SIGINT)
+        holding.communicate(timeout=30)
+        time.sleep(6)  # the gateway ends, and its directory can go
+
+
+def write(screen: Screen, target: Path, title: str) -> None:
+    """Write the picture, and print what it shows."""
+    target.write_text(rendered(screen, title))
+    for at_s, line in screen.lines:
+        print(f"{at_s:6.2f}  {Text.from_ansi(line).plain}")
+
+
+def rendered(screen: Screen, title: str) -> str:
     """Return the animated SVG."""
     console = Console(
         record=True,
@@ -167,7 +206,8 @@ def rendered(screen: Screen) -> str:
         for row in wrapped:
             console.print(row, no_wrap=True, highlight=False)
             rows.append(at_s)
-    svg = console.export_svg(title="guard run", theme=THEME, code_format=SVG, unique_id="run")
+    layout = SVG.replace("TITLE", title)
+    svg = console.export_svg(title="guard run", theme=THEME, code_format=layout, unique_id="run")
     return _animated(svg, rows, screen.now_s + END_S)
 
 
@@ -201,24 +241,12 @@ def main() -> None:
             "OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1",
             "OPENAI_API_KEY": "sk-none",
         }
-        holding = subprocess.Popen(  # the gateway is there before the recording begins
-            ["guard", "gateway", "local"], env=env, stdout=subprocess.PIPE, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            assert holding.stdout is not None
-            holding.stdout.readline()
-            screen = Screen()
+        screen = Screen()
+        with contextlib.closing(server), local_gateway(env):
             for command in COMMANDS:
                 record(screen, command, env, folder)
-        finally:
-            holding.send_signal(signal.SIGINT)
-            holding.communicate(timeout=30)
             server.shutdown()
-            time.sleep(6)  # the gateway ends, and its directory can go
-    target.write_text(rendered(screen))
-    for at_s, line in screen.lines:
-        print(f"{at_s:6.2f}  {Text.from_ansi(line).plain}")
+    write(screen, target, TITLE)
 
 
 if __name__ == "__main__":

@@ -168,13 +168,18 @@ class Courier:
         now_s = self._look()
         self.carry_out(self._desk.room(call_ids, now_s))
 
-    def give_back(self, grant: Grant) -> None:
-        """Give back what a grant has set aside and no call uses."""
+    def give_back(self, grant: Grant, *, stays: bool = False) -> None:
+        """Give back what a grant has set aside and no call uses.
+
+        Args:
+            grant: the grant.
+            stays: a person who is asked for it may still answer, for the same call again.
+        """
         session = self._link.session
         if grant.hold is not None:
             grant.hold.give_back()
         elif session is not None and grant.reply is not None:
-            session.give_back(grant.reply)
+            session.give_back(grant.reply, stays=stays)
 
     # -- what the desk decides --------------------------------------------------------------------
 

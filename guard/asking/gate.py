@@ -13,6 +13,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Final
 
 from msgspec import structs
@@ -39,6 +40,10 @@ _RESTART_S: Final = 20.0
 """How long a local gateway may take to be started again; one that nobody starts stays away."""
 
 _Submit = Callable[[Question, Ticket[Grant]], None]
+
+questions_stay: Final[ContextVar[bool]] = ContextVar("guard_questions_stay", default=False)
+"""Whether a person may still answer when a call is cancelled that waits for them, because it comes
+again: a program behind a proxy repeats its request."""
 
 
 class Gate:
@@ -300,8 +305,11 @@ class Gate:
             yield
         except GuardBlockedException:
             raise
-        except BaseException:
-            self._background.call_soon(self.give_back, Grant(pending))
+        except BaseException as exc:
+            # A kill or a deadline is no CancelledError here: such a call does not come again.
+            stays = questions_stay.get() and isinstance(exc, asyncio.CancelledError)
+            give_back = functools.partial(self._courier.give_back, stays=stays)
+            self._background.call_soon(give_back, Grant(pending))
             raise
 
     def release(self, grant: Grant) -> None:

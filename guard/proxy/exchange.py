@@ -10,6 +10,7 @@ from typing import Final
 
 import httpx
 
+from guard.asking.gate import questions_stay
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal, unwrap
 from guard.breaker.rejection import CallerRejectedError
@@ -107,6 +108,7 @@ class Exchange:
 
     async def run(self) -> None:
         """Forward it, or tell the program why not."""
+        questions_stay.set(True)  # of this task, which ends with the exchange
         earlier = self._earlier_refusal()
         if earlier is not None:  # it has ended the run: nothing of it goes upstream any more
             await self._tell(told_of(unwrap(earlier)))

@@ -253,29 +253,33 @@ class Session:
             with contextlib.suppress(GuardError):  # the status shows it
                 self._health.capable(await self.client.capabilities())
 
-    def give_back(self, reply: wire.GateReply) -> None:
+    def give_back(self, reply: wire.GateReply, *, stays: bool = False) -> None:
         """Release what a reply granted, or withdraw its approval request, without waiting.
 
         Call it on the background loop when no caller waits for the reply.
+
+        Args:
+            reply: the reply.
+            stays: leave the approval request open for the same call, should it come again.
         """
         if reply.approval_id is not None:
             self.approvals.dropped(reply.approval_id)
         granted = reply.reservation_id or reply.approval_id
         if granted is not None:
-            self.release_soon(granted)
+            self.release_soon(granted, stays=stays)
 
-    def release_soon(self, granted: str) -> None:
+    def release_soon(self, granted: str, *, stays: bool = False) -> None:
         """Release a reservation, an approval request or a call's place in line, without waiting."""
         task = asyncio.get_running_loop().create_task(
-            self._release(granted), context=contextvars.Context()
+            self._release(granted, stays), context=contextvars.Context()
         )
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _release(self, granted: str) -> None:
+    async def _release(self, granted: str, stays: bool) -> None:
         try:
             async with self._releasing:
-                await self.client.release(granted, "the call waits no longer")
+                await self.client.release(granted, "the call waits no longer", stays=stays)
         except GuardError as exc:  # the gateway lets it expire
             logger.debug("releasing what a call does not need: %s", exc)
 

@@ -120,16 +120,21 @@ class GatewayClient:
             )
         return reply
 
-    async def release(self, reservation_id: str, reason: str) -> None:
+    async def release(self, reservation_id: str, reason: str, *, stays: bool = False) -> None:
         """Release an unused reservation, or withdraw an approval (``POST /gate/release``).
+
+        Args:
+            reservation_id: of either.
+            reason: for the gateway's log.
+            stays: leave the approval open for the same call, should it come again.
 
         Raises:
             GuardError: refused, or no usable answer within the deadline.
         """
-        body = wire.encode(wire.ReleaseRequest(reservation_id, reason))
-        await self._call(
-            HttpRequest.of("POST", wire.RELEASE_PATH, body, f"{reservation_id}-release"), dict
-        )
+        body = wire.encode(wire.ReleaseRequest(reservation_id, reason, stays))
+        # Several callers can leave one approval, one after the other.
+        key = f"{reservation_id}-left-{time.time_ns()}" if stays else f"{reservation_id}-release"
+        await self._call(HttpRequest.of("POST", wire.RELEASE_PATH, body, key), dict)
 
     async def update_lease(self, update: wire.LeaseUpdate, key: str) -> wire.LeaseState:
         """Renew a lease, or give back what is unused in it (``POST /gate/lease``).

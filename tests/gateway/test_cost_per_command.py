@@ -224,8 +224,16 @@ class Tenants:
 
     def withdrawn(self) -> None:
         _, reply = self.gate(approval=ApprovalNeed(tool_name="t", timeout_ms=60_000))
-        arguments = self.own, "k", reply.approval_id
-        assert self.run(within(self.own), approvals.withdraw, *arguments)
+        assert self.run(within(self.own), approvals.leave, self.request(), reply.approval_id,
+                        stays=False)  # fmt: skip
+
+    def left_and_taken_over(self) -> None:
+        need = ApprovalNeed(tool_name=f"left{next(_numbers)}", timeout_ms=60_000)
+        _, reply = self.gate(approval=need)
+        assert self.run(within(self.own), approvals.leave, self.request(), reply.approval_id,
+                        stays=True)  # fmt: skip
+        _, again = self.gate(approval=need)
+        assert again.approval_id == reply.approval_id
 
     def budget_life(self) -> None:
         name = f"new{next(_numbers)}"
@@ -296,6 +304,7 @@ class Tenants:
             "price": self.price,
             "approval": self.approval,
             "withdrawn approval": self.withdrawn,
+            "approval that is taken over": self.left_and_taken_over,
             "webhook": self.webhook_life,
             "deliveries": self.sending,
             "settings": self.settings,

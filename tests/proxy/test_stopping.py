@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -26,7 +27,7 @@ from tests.guard.instrumentation.standin.server import StandIn
 from tests.support import tool_answers
 from tests.support.llm_vendor import vendor_process
 from tests.support.run_proxy import RunProxy, run_proxy
-from tests.support.waiting import WAIT_S, until
+from tests.support.waiting import WAIT_S, until, until_async
 
 CHAT = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
 TINY = 1000
@@ -423,3 +424,44 @@ def test_a_stream_is_kept_alive_while_a_person_decides(
     else:
         assert tool_answers.ARGUMENT.encode() not in rest
         assert b"an operator refused the call" in rest
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_person_may_answer_after_the_program_has_given_up(
+    gateway: Gateway, vendor: StandIn, tmp_path: Path, workflow: str, stream: bool
+) -> None:
+    """What they said counts for the next request of the session that names the tool; once."""
+    vendor.instead = tool_answers.answer("chat", ["pay"], stream=stream)
+    body = CHAT | {"stream": stream}
+    headers = {"x-session-id": "s-1"}
+
+    def pending() -> list[Any]:
+        return list(gateway.admin.approvals("pending"))
+
+    async def give_up(url: str) -> None:
+        """Ask, and leave once a person has been asked."""
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+            asking = asyncio.create_task(client.post(url, json=body, headers=headers))
+            await until_async(lambda: asking.done() or pending(), WAIT_S)
+            asking.cancel()
+            await asyncio.wait([asking])
+        await until_async(lambda: pending()[0].get("present_until_ms") is None, WAIT_S)
+
+    with run_proxy(gateway, tmp_path, to(vendor), workflow=workflow) as proxy:
+        gateway.admin.set_policy(
+            f"p-{proxy.key_id}", scope_kind="key", scope_id=proxy.key_id,
+            approval_tools=["pay"],
+        )  # fmt: skip
+        url = f"{proxy.url}/openai/v1/chat/completions"
+        asyncio.run(give_up(url))
+        (question,) = pending()
+        gateway.admin.answer_approval(question["approval_id"], approved=True)
+        repeated = httpx.post(url, json=body, headers=headers, timeout=WAIT_S)
+        assert repeated.status_code == 200
+        assert tool_answers.ARGUMENT in repeated.text
+        asyncio.run(give_up(url))  # it is another call, so a person is asked again
+        (question,) = pending()
+        gateway.admin.answer_approval(question["approval_id"], approved=False)
+        repeated = httpx.post(url, json=body, headers=headers, timeout=WAIT_S)
+        assert tool_answers.ARGUMENT not in repeated.text
+        assert "operator refused the call" in repeated.text

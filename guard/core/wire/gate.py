@@ -175,11 +175,13 @@ class GateReply(Struct, omit_defaults=True, weakref=True):
 class ReleaseRequest(Struct, omit_defaults=True):
     """Body of ``POST /gate/release``: releases a reservation that was not used.
 
-    The id may also be that of an approval whose caller has given up.
+    The id may also be that of an approval whose caller has given up. ``stays`` says that the same
+    call may come again: a person can still answer, and the answer is then for that one.
     """
 
     reservation_id: Name
     reason: LongText = ""
+    stays: bool = False
 
 
 class Problem(Struct, omit_defaults=True):

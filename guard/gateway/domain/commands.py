@@ -152,10 +152,11 @@ class IngestCommand(Struct, kw_only=True, frozen=True):
 
 
 class ReleaseCommand(Struct, kw_only=True, frozen=True):
-    """Release a reservation."""
+    """Release a reservation, or leave an approval: for good, or until the same call comes again."""
 
     request: RequestOrigin
     reservation_id: str
+    stays: bool = False
 
 
 class LeaseCommand(Struct, kw_only=True, frozen=True):

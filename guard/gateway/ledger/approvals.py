@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Final
 
@@ -35,6 +36,7 @@ _REASONS: Final = {
 }
 
 _OTHER_CALL: Final = "approved for another call"
+_LEFT: Final = "left:"
 
 
 def required(
@@ -46,6 +48,8 @@ def required(
     # than what the operator is shown must not use it.
     subject = json.dumps([call.kind, call.function, need.tool_name, call.workflow_id])
     found = unit.approval_of_call(own, command.request.key_id, call.call_id)
+    if found is None:
+        found = _taken_over(unit, command, subject)
     if found is None:
         return _request(unit, own, command, need, subject)
     known, known_subject = found
@@ -168,19 +172,80 @@ def answer(
     return answered
 
 
-def withdraw(unit: UnitOfWork, organisation_id: str, key_id: str, approval_id: str) -> bool:
+def leave(unit: UnitOfWork, request: RequestOrigin, approval_id: str, *, stays: bool) -> bool:
     """Close the approval of a call that no longer waits; only the key that asked may.
 
     One that a person has approved meanwhile, and no call has used, is withdrawn all the same.
 
+    Args:
+        unit: the transaction.
+        request: who asks for it.
+        approval_id: which.
+        stays: leave it open for the same call, should it come again, as far as no other is.
+
     Returns:
         Whether there was something to withdraw.
     """
-    asked = _own(unit, organisation_id, key_id, approval_id)
+    asked = _own(unit, request.organisation_id, request.key_id, approval_id)
     if asked is None or asked.status not in ("pending", "approved"):
         return False
-    _end(unit, asked, "withdrawn", LEFT)
+    if not (stays and _is_left_open(unit, request, asked)):
+        _end(unit, asked, "withdrawn", LEFT)
     return True
+
+
+# A question that outlives its caller is filed under what it asks for, in place of its call's id:
+# one for each key and subject. Whoever asks the same next takes it over, answered or not.
+
+
+def _is_left_open(unit: UnitOfWork, request: RequestOrigin, asked: records.Approval) -> bool:
+    own, key_id = request.organisation_id, request.key_id
+    found = unit.approval_of_call(own, key_id, asked.call_id)
+    if found is None or asked.call_id.startswith(_LEFT):
+        return False
+    filed = _filed_under(found[1], _shown_caller(asked))
+    other = unit.approval_of_call(own, key_id, filed)
+    if other is not None:
+        if _is_valid(other[0], unit.now_ms):
+            return False
+        _file(unit, other[0], _LEFT + other[0].approval_id)
+    _file(unit, asked, filed)
+    return True
+
+
+def _taken_over(
+    unit: UnitOfWork, command: GateCommand, subject: str
+) -> tuple[records.Approval, str] | None:
+    """Return what was asked for this call before, by a caller that has left."""
+    call, request = command.call, command.request
+    filed = _filed_under(subject, _shown_caller(call))
+    found = unit.approval_of_call(request.organisation_id, request.key_id, filed)
+    if found is None or not _is_valid(found[0], unit.now_ms):
+        return None
+    present_until_ms = unit.now_ms + PRESENCE_MS if call.renews else None
+    return _file(unit, found[0], call.call_id, present_until_ms), subject
+
+
+def _file(
+    unit: UnitOfWork, asked: records.Approval, call_id: str, present_until_ms: int | None = None
+) -> records.Approval:
+    filed = msgspec.structs.replace(asked, call_id=call_id, present_until_ms=present_until_ms)
+    unit.save_approval(filed)
+    return filed
+
+
+def _filed_under(subject: str, shown_caller: tuple[str | None, ...]) -> str:
+    asked_for = json.dumps([subject, *shown_caller]).encode()
+    return _LEFT + hashlib.sha256(asked_for).hexdigest()
+
+
+def _is_valid(asked: records.Approval, now_ms: int) -> bool:
+    """Whether it can still be answered, or its answer has not become older than a question may."""
+    if asked.status == "pending":
+        return now_ms < asked.deadline_ms
+    if asked.status not in ("approved", "refused") or asked.answered_at_ms is None:
+        return False
+    return now_ms < asked.answered_at_ms + asked.deadline_ms - asked.requested_at_ms
 
 
 def expire(unit: UnitOfWork) -> None:

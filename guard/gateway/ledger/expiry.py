@@ -105,7 +105,7 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
             "spent_nanousd": reservation.spent,
         }
         answer = EncodedAnswer(200, wire.encode(body), own_lease=own_lease)
-    elif approvals.withdraw(unit, request.organisation_id, request.key_id, command.reservation_id):
+    elif approvals.leave(unit, request, command.reservation_id, stays=command.stays):
         answer = render.withdrawn(command.reservation_id)
     else:
         return render.not_found("no such reservation")

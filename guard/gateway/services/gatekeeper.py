@@ -215,7 +215,9 @@ class Gatekeeper:
         """Release a reservation, or a call's place in line."""
         if self._line.left(request, body.reservation_id):
             return render.withdrawn(body.reservation_id)
-        command = ReleaseCommand(request=request, reservation_id=body.reservation_id)
+        command = ReleaseCommand(
+            request=request, reservation_id=body.reservation_id, stays=body.stays
+        )
         answer = await self._write(expiry.release, command)
         if answer.own_lease is not None:
             self._recalls.answered(answer.own_lease)

@@ -151,12 +151,12 @@ class ControlTables(Tables):
         )  # fmt: skip
 
     def save_approval(self, approval: records.Approval) -> None:
-        """Write an approval's status, answer and presence."""
+        """Write an approval's status, answer, presence and call."""
         self.write(
             "UPDATE approvals SET status = ?, answered_at_ms = ?, answered_by = ?, reason = ?,"
-            " present_until_ms = ? WHERE approval_id = ?",
+            " present_until_ms = ?, call_id = ? WHERE approval_id = ?",
             (approval.status, approval.answered_at_ms, approval.answered_by, approval.reason,
-             approval.present_until_ms, approval.approval_id),
+             approval.present_until_ms, approval.call_id, approval.approval_id),
         )  # fmt: skip
 
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
