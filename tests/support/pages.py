@@ -45,7 +45,9 @@ _KINDS: Final[dict[str, Kind]] = {
 _SHOWN: Final = frozenset({"text", "toml", "json", "yaml", "ini", "nginx"})
 """Languages of what is only looked at. A block without a language, or of another, is a mistake."""
 
-_SERVER: Final = re.compile(r"(?:\w+=\S+ +)*(?P<name>guard gateway|guard proxy|spamdetect) (?:serve|local)\b")
+_SERVER: Final = re.compile(
+    r"(?:\w+=\S+ +)*(?P<name>guard gateway|guard proxy|spamdetect) (?:serve|local)\b"
+)
 _URL: Final = re.compile(r"https?://(?:127\.0\.0\.1|0\.0\.0\.0|localhost):\d+")
 _KEY: Final = re.compile(r"\b(?P<kind>gdk|gda|gdp|spam)_[\w.-]{16,}")
 _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
