@@ -111,7 +111,9 @@ def status(as_json: bool) -> None:
             click.echo(
                 f"{name.replace('_', ' '):<{width}}  {'-' if shown in (None, '') else shown}"
             )
-    raise SystemExit(0 if snapshot.state in ("ok", "degraded") else 1)
+    if snapshot.state not in ("ok", "degraded"):
+        click.echo(f"guard: {snapshot.state}; `guard doctor` says why", err=True)
+        raise SystemExit(1)
 
 
 @cli.command()
