@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from guard.version import installs
+
 
 def main() -> None:
     """Run the command line; say what to install when its parts are missing."""
@@ -14,7 +16,7 @@ def main() -> None:
             raise
         sys.stderr.write(
             f"guard: the command line needs the package {exc.name!r}, which is not installed.\n"
-            'Install the extra from a checkout: pip install ".[gateway]" (or ".[all]")\n'
+            f"Install the extra: {installs('gateway')}, or all of them: {installs('all')}\n"
         )
         raise SystemExit(1) from None
     cli(prog_name="guard")

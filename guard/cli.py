@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from guard.core.catalogue import CATALOGUE
-from guard.version import __version__
+from guard.version import __version__, installs
 
 _LAZY: Final = {
     "demo": ("guard.demo.command", "demo", "Watch an agent under guard, from triage to kill."),
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
                 raise
             raise click.ClickException(
                 f"`guard {cmd_name}` needs the package {exc.name!r}, which is not installed. "
-                'Install everything from a checkout: pip install ".[all]"'
+                f"Install everything: {installs('all')}"
             ) from None
         assert isinstance(command, click.Command)
         return command

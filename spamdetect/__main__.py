@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from spamdetect.version import installs
+
 
 def main() -> None:
     """Run the command line."""
@@ -12,7 +14,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in {"click", "rich"}:
             raise
-        sys.exit("spamdetect: the command line needs its extra: pip install 'guard[spam]'")
+        sys.exit(f"spamdetect: the command line needs its extra: {installs('spam')}")
     sys.exit(run())
 
 

@@ -21,6 +21,7 @@ from spamdetect.cli.options import Whole, model_option, threshold_option
 from spamdetect.engine import Engine, ModelError
 from spamdetect.errors import SpamConfigError
 from spamdetect.thresholds import Threshold
+from spamdetect.version import installs
 
 _DATA = click.argument(
     "data",
@@ -135,7 +136,7 @@ def _training() -> ModuleType:
         if error.name not in {"joblib", "scipy", "sklearn", "threadpoolctl"}:
             raise
         raise SpamConfigError(
-            f"Training needs its extra: pip install 'guard[spam-train]' ({error.name} is missing)."
+            f"Training needs its extra: {installs('spam-train')} ({error.name} is missing)."
         ) from error
     return training
 
