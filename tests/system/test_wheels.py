@@ -162,14 +162,16 @@ def test_it_installs_from_a_folder_of_wheels(extra: str, index: Path, tmp_path: 
     if has_gateway:
         assert __version__ in run(programs / "guard", "--version")
         assert "serve" in run(programs / "guard", "gateway", "--help")
-    elif not has_spam:
-        said = run(programs / "guard", "gateway", "--help", code=1)
+    else:
+        said = run(programs / "guard", "gateway", "serve", "--port", "0", code=1)
         assert f"pip install '{DISTRIBUTION}[" in said
+        assert "Traceback" not in said
     if has_spam:
         assert "SPAM" in run(programs / "spamdetect", "predict", "WIN a FREE prize now, claim it!")
-    elif not has_gateway:
+    else:
         said = run(programs / "spamdetect", "predict", "x", code=1)
         assert f"pip install '{DISTRIBUTION}[spam]'" in said
+        assert "Traceback" not in run(programs / "spamdetect", "doctor", code=1)
     module = BRINGS.get(extra, "click")
     run(programs / "python", "-c", f"import {module}", code=0 if extra else 1)
 
