@@ -191,7 +191,8 @@ def test_files_are_used_later_on_their_page() -> None:
         for number, block in enumerate(blocks):
             if block.marker == "file":
                 later = "".join(each.text for each in blocks[number + 1 :])
-                assert Path(block.value).stem in later, block
+                taken = "pytest" if block.value == "conftest.py" else Path(block.value).stem
+                assert taken in later, block
 
 
 # -- the reader itself -----------------------------------------------------------------------------
