@@ -46,7 +46,7 @@ def plain(detail: str) -> str:
 
 
 def _place(path: str) -> str:
-    steps = []
+    steps: list[str] = []
     for step in _STEP.finditer(path):
         if step["number"] is not None:
             is_known = step["number"].isdigit()
