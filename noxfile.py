@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -307,6 +309,21 @@ def docs(session: nox.Session) -> None:
     """Build the documentation; warnings are errors."""
     install(session)
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build what is published into ``dist``: sdist, wheel, components and checksums."""
+    session.install("--quiet", "build", "cyclonedx-bom>=7")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", "dist")
+    session.run(
+        "cyclonedx-py", "requirements", LOCK, "--pyproject", "pyproject.toml",
+        "--output-reproducible", "--output-format", "JSON", "--output-file", "dist/sbom.json",
+    )  # fmt: skip
+    built = sorted(path for path in Path("dist").iterdir() if path.is_file())
+    lines = [f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}\n" for each in built]
+    Path("dist", "SHA256SUMS").write_text("".join(lines))
 
 
 @nox.session

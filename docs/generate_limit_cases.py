@@ -32,6 +32,7 @@ wrong, or how the program is started or ends. *Share* is how much of the limit w
 than all of it where a program has what it wants, or where the next request does not fit. Figures
 are in dollars, of the round with the largest bill.
 
+<!-- not run: takes about an hour -->
 ```bash
 python -m benchmarks.hard_stop --all --rounds 3
 ```

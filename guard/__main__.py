@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sys
 
+from guard.version import installs
+
 
 def main() -> None:
     """Run the command line; say what to install when its parts are missing."""
     try:
         from guard.cli import cli
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] == "guard":
+
+        cli(prog_name="guard")
+    except ModuleNotFoundError as exc:  # also of a command that imports as it runs
+        if exc.name is None or exc.name.partition(".")[0] in ("guard", "spamdetect"):
             raise
         sys.stderr.write(
-            f"guard: the command line needs the package {exc.name!r}, which is not installed.\n"
-            'Install the extra from a checkout: pip install ".[gateway]" (or ".[all]")\n'
+            f"guard: this command needs the package {exc.name!r}, which is not installed.\n"
+            f"Install the extra: {installs('gateway')}, or all of them: {installs('all')}\n"
         )
         raise SystemExit(1) from None
-    cli(prog_name="guard")
 
 
 if __name__ == "__main__":

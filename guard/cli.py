@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from guard.core.catalogue import CATALOGUE
-from guard.version import __version__
+from guard.version import __version__, installs
 
 _LAZY: Final = {
     "demo": ("guard.demo.command", "demo", "Watch an agent under guard, from triage to kill."),
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
                 raise
             raise click.ClickException(
                 f"`guard {cmd_name}` needs the package {exc.name!r}, which is not installed. "
-                'Install everything from a checkout: pip install ".[all]"'
+                f"Install everything: {installs('all')}"
             ) from None
         assert isinstance(command, click.Command)
         return command
@@ -111,7 +111,9 @@ def status(as_json: bool) -> None:
             click.echo(
                 f"{name.replace('_', ' '):<{width}}  {'-' if shown in (None, '') else shown}"
             )
-    raise SystemExit(0 if snapshot.state in ("ok", "degraded") else 1)
+    if snapshot.state not in ("ok", "degraded"):
+        click.echo(f"guard: {snapshot.state}; `guard doctor` says why", err=True)
+        raise SystemExit(1)
 
 
 @cli.command()

@@ -24,6 +24,7 @@ from guard.breaker.exceptions import (
     GuardConfigError,
     GuardError,
     GuardProtocolError,
+    GuardTransportError,
     InsecureTransportError,
 )
 from guard.core import wire
@@ -154,13 +155,12 @@ def _mode(settings: Settings) -> Check:
 def _connected(runtime: GuardRuntime, *, is_local: bool) -> Iterator[Check]:
     settings = runtime.settings
     yield _address(settings, is_local=is_local)
-    yield _tls(settings)
     try:
         capabilities, offset_ms = asyncio.run(_probe(settings))
     except GuardError as exc:
-        text = f"no answer: {exc}"
-        yield Check("gateway", "fail", text, exc.user_action)
+        yield from _unanswered(settings, exc)
     else:
+        yield _tls(settings)
         yield Check("gateway", "ok", f"{capabilities.server} answers; the key is accepted")
         yield Check("protocol", "ok", f"v{capabilities.protocol}")
         yield _clock(offset_ms)
@@ -177,6 +177,21 @@ def _address(settings: Settings, *, is_local: bool = False) -> Check:
         advice = "Set GUARD_API_URL, unless the gateway runs on this machine."
         return Check("GUARD_API_URL", "ok", f"{settings.api_url}{chosen}", advice)
     return Check("GUARD_API_URL", "ok", settings.api_url)
+
+
+def _unanswered(settings: Settings, exc: GuardError) -> Iterator[Check]:
+    """Report a gateway that gave no answer; nothing is said of a certificate that none has seen."""
+    text = str(exc)
+    if settings.api_url.startswith("https:"):
+        if "CERTIFICATE" in text or "certificate" in text:
+            yield Check("TLS", "fail", text, exc.user_action)
+            yield Check("gateway", "fail", "no answer, because of TLS", "See TLS above.")
+            return
+        elif not isinstance(exc, GuardTransportError) or exc.source != "NETWORK_ERROR":
+            yield _tls(settings)
+    else:
+        yield _tls(settings)
+    yield Check("gateway", "fail", f"no answer: {text}", exc.user_action)
 
 
 def _tls(settings: Settings) -> Check:

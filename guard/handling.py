@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from guard.breaker.exceptions import GuardError
 from guard.breaker.refusals import unwrap
 from guard.hooks import ErrorContext, fire
+from guard.last_words import end_in_two_lines, last_words, note_chain
 from guard.messages import format_user_message
 from guard.runtime.active import active_account
 from guard.scope.callables import require_callable
@@ -74,6 +75,7 @@ def _exit_of(exc: BaseException | None, exit_code: int) -> SystemExit | None:
         fire(error, ErrorContext("call"))
     else:
         account.reports.error(error, "call", scope)
+    note_chain(error if exc is None else exc)
     print(format_user_message(error), file=sys.stderr)  # noqa: T201  # what it is for
     end = SystemExit(exit_code)
     end.__cause__ = exc  # for hooks and debuggers; the interpreter prints nothing of it
@@ -95,7 +97,12 @@ class _HandledCall(Edge):
     def leave(
         self, exc: BaseException | None = None, *, yields: bool = False
     ) -> BaseException | None:
-        """Return the ``SystemExit`` of a GuardError, or what the body raised."""
+        """Return the ``SystemExit`` of a GuardError, or what the body raised.
+
+        A kill that nothing around catches ends the program without a traceback.
+        """
+        if exc is not None and last_words(exc) is not None:
+            end_in_two_lines()
         return _exit_of(exc, 1) or exc
 
 

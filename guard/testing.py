@@ -1,7 +1,8 @@
 """A pytest plugin: test your agent's limits against a real gateway in the test's own process.
 
 Load it with ``pytest_plugins = ["guard.testing"]`` in the top ``conftest.py`` (or ``-p
-guard.testing``), and ask for the ``guard_sandbox`` fixture. Needs the extra ``guard[gateway]``.
+guard.testing``), and ask for the ``guard_sandbox`` fixture. Needs the extra
+``agent-hard-stop[gateway]``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,13 @@
-"""The version of the distribution, in one place."""
+"""The version and the name of the distribution, in one place."""
 
 from __future__ import annotations
 
 __version__ = "0.7.0"
+
+DISTRIBUTION = "agent-hard-stop"
+"""The name on a package index; the packages are `guard` and `spamdetect`."""
+
+
+def installs(extras: str) -> str:
+    """Return the command that installs extras, such as ``gateway`` or ``gateway,redis``."""
+    return f"pip install '{DISTRIBUTION}[{extras}]'"

@@ -82,9 +82,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from spamdetect.version import __version__
 
-        value: Any = version("guard")
+        value: Any = __version__
     elif name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
     else:

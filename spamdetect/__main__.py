@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 
+from spamdetect.version import installs
+
 
 def main() -> None:
     """Run the command line."""
     try:
         from spamdetect.cli.main import run
+
+        code = run()
     except ModuleNotFoundError as error:
-        if error.name not in {"click", "rich"}:
+        if error.name is None or error.name.partition(".")[0] in ("guard", "spamdetect"):
             raise
-        sys.exit("spamdetect: the command line needs its extra: pip install 'guard[spam]'")
-    sys.exit(run())
+        sys.exit(f"spamdetect: the command line needs its extra: {installs('spam')}")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from spamdetect.models import (
 )
 from spamdetect.settings import DEFAULT_MAX_TEXT_CHARS
 from spamdetect.thresholds import Threshold
+from spamdetect.version import installs
 
 if TYPE_CHECKING:
     from spamdetect.engine import Analysis, Engine
@@ -48,9 +49,7 @@ class LocalBackend:
         try:
             from spamdetect.engine import Engine, ModelError
         except ImportError as error:
-            raise SpamConfigError(
-                "Local mode needs the engine: pip install 'guard[spam]'."
-            ) from error
+            raise SpamConfigError(f"Local mode needs the engine: {installs('spam')}.") from error
         try:
             return cls(Engine.load(model_path, threshold=threshold))
         except (ModelError, OSError) as error:

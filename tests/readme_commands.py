@@ -107,6 +107,10 @@ def main() -> None:
         clone, environment = Path(folder) / "clone", Path(folder) / "venv"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         venv.create(environment, with_pip=True)
+        # The name to install leads to this checkout's wheel.
+        wheels = Path(folder) / "wheels"
+        pip = environment / "bin" / "python", "-m", "pip", "wheel", "--quiet", "--no-deps"
+        subprocess.run([*pip, "--wheel-dir", wheels, clone], check=True)
         env = {
             name: value
             for name, value in os.environ.items()
@@ -114,6 +118,7 @@ def main() -> None:
         }
         env["PATH"] = f"{environment / 'bin'}{os.pathsep}{env['PATH']}"
         env["HOME"] = env["XDG_DATA_HOME"] = folder
+        env["PIP_FIND_LINKS"] = f"{wheels} {env.get('PIP_FIND_LINKS', '')}".strip()
         servers: list[Server] = []
         vendor = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Vendor)
         threading.Thread(target=vendor.serve_forever, daemon=True).start()

@@ -14,6 +14,7 @@ import click
 
 from guard.breaker.exceptions import BreakerError
 from guard.demo.inbox import MESSAGES_MAX, InboxError, read_inbox
+from guard.version import installs
 
 if TYPE_CHECKING:
     from guard.gateway.settings import DatabaseUrl
@@ -73,7 +74,7 @@ def demo(inbox: str | None, database: DatabaseUrl | None, as_json: bool) -> None
     if missing:
         raise click.ClickException(
             f"`guard demo` needs the extra {' and '.join(map(repr, missing))}, which is not "
-            f'installed. From a checkout: pip install ".[{",".join(_EXTRAS)}]"'
+            f"installed: {installs(','.join(_EXTRAS))}"
         )
     from guard.demo.narrator import Narrator
 

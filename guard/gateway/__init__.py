@@ -1,5 +1,5 @@
 """The self-hosted gateway: budgets, kill switch and tool policy over protocol v3."""
 
-from importlib import metadata
+from guard.version import __version__
 
-__version__ = metadata.version("guard")
+__all__ = ["__version__"]

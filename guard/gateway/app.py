@@ -57,6 +57,7 @@ from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
+from guard.version import installs
 
 if TYPE_CHECKING:
     from guard.gateway.storage.redis.connection import RedisConnection
@@ -79,7 +80,7 @@ def _connection(url: str) -> RedisConnection:
     except ModuleNotFoundError as exc:
         if exc.name is None or not exc.name.startswith("redis"):
             raise
-        raise StoreError("--redis needs a package: pip install 'guard[redis]'") from None
+        raise StoreError(f"--redis needs a package: {installs('redis')}") from None
     return RedisConnection(url)
 
 

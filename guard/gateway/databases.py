@@ -20,6 +20,7 @@ from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.version import installs
 
 if TYPE_CHECKING:
     from guard.gateway.storage.postgres.copying import Copied
@@ -143,7 +144,7 @@ def _driver() -> Iterator[None]:
     except ModuleNotFoundError as exc:
         if exc.name is None or not exc.name.startswith("psycopg"):
             raise
-        raise StoreError("PostgreSQL needs a package: pip install 'guard[postgres]'") from None
+        raise StoreError(f"PostgreSQL needs a package: {installs('postgres')}") from None
 
 
 def storage_of(settings: GatewaySettings, clock_ms: Callable[[], int]) -> Storage:

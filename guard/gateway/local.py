@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from guard.local_gateway import Files, Identity, is_at, read_identity, try_lock, write_json
 from guard.local_runs import abandoned, policy_of
+from guard.version import installs
 
 if TYPE_CHECKING:  # imported when the process has left its parent
     from guard.gateway.app import GatewayApp
@@ -47,7 +48,7 @@ def main() -> None:
     try:
         _run(Files(Path(sys.argv[1])))
     except ModuleNotFoundError as exc:
-        _report(f"it needs the package {exc.name!r}: install guard with its extra 'gateway'")
+        _report(f"it needs the package {exc.name!r}: {installs('gateway')}")
         raise SystemExit(1) from None
     except Exception as exc:  # whatever it is, the starter has to hear of it
         logger.debug("start", exc_info=True)

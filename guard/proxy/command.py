@@ -13,6 +13,7 @@ import click
 
 import guard
 from guard.breaker.exceptions import BreakerError
+from guard.gateway.cli.numbers import Whole
 from guard.gateway.server import PortInUseError, base_url, bind
 from guard.gateway.services import logs
 from guard.proxy.admission import OwnKey, RequestAdmission
@@ -55,7 +56,7 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 
 @proxy.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65535),
+@click.option("--port", default=PORT, show_default=True, type=Whole(0, 65535),
               help="0 for a free one.")  # fmt: skip
 @click.option("--local", is_flag=True,
               help="For one person: charge this user's local gateway, without keys.")  # fmt: skip
@@ -63,9 +64,7 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
               help="A vendor's other address, or custom/NAME for one more. Repeats.")  # fmt: skip
 @click.option("--allow-unseen", is_flag=True,
               help="Let requests pass that no model is known to answer.")  # fmt: skip
-@click.option(
-    "--connections-max", default=4096, show_default=True, type=click.IntRange(1, 1_000_000)
-)
+@click.option("--connections-max", default=4096, show_default=True, type=Whole(1, 1_000_000))
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Serve TLS with this certificate chain (PEM).")  # fmt: skip
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path),

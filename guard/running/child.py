@@ -22,6 +22,7 @@ from guard.breaker.exceptions import (
 from guard.breaker.refusals import unwrap
 from guard.control.enforcement import refusal_in
 from guard.instrumentation import own_proxy
+from guard.last_words import end_in_two_lines, note_chain
 from guard.running import reports, routes
 from guard.running.children import RunEnvironment, keep_in_run
 from guard.scope.scope import Entry, Scope, set_process_entry
@@ -152,11 +153,13 @@ def _end_by_ctrl_c() -> None:
 
 def _end_quietly(directory: Path) -> None:
     """Let an uncaught refusal end the program with its exit code and without a traceback."""
+    end_in_two_lines()
     before, thread_before = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
         error = unwrap(exc)
         if isinstance(error, GuardError | WorkflowKilledInterrupt):
+            note_chain(exc)
             _report(directory, error)
             raise SystemExit(reports.REFUSED_CODE)
         before(kind, exc, trace)

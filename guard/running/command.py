@@ -16,7 +16,7 @@ import click
 
 from guard.core.wire import require_name
 from guard.gateway.cli.admin_client import AdminClient, AdminError
-from guard.gateway.cli.numbers import Finite
+from guard.gateway.cli.numbers import Finite, Whole
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
 from guard.running import plan, reports, words
@@ -58,7 +58,7 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.option("--wait", "wait_s", type=Finite(0, 86_400), metavar="SECONDS",
               help="How long a request waits for money that is only set aside, from the last time "
                    "that some came back (120); 0 refuses it at once.")  # fmt: skip
-@click.option("--max-output-tokens", type=click.IntRange(1, 2**31),
+@click.option("--max-output-tokens", type=Whole(1, 2**31),
               help="Put into requests that have no limit of their own.")  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse models whose price is not known.")
 @click.option("--allow-unseen", is_flag=True,

@@ -12,12 +12,24 @@ from typing import Final, TypeVar
 from urllib.parse import urlencode
 
 from guard.breaker.circuit import CircuitBreaker
-from guard.breaker.exceptions import GuardTransportError, RateLimitError, WorkflowKilledInterrupt
+from guard.breaker.exceptions import (
+    GuardAuthError,
+    GuardTransportError,
+    RateLimitError,
+    WorkflowKilledInterrupt,
+)
 from guard.core import wire
+from guard.core.mistaken import mistaken_key
 from guard.core.retry import Backoff, RetryAfter, RetryQuota, retry_after_s
 from guard.settings import Settings
 from guard.transport.http import GatewayHttp, HttpRequest
-from guard.transport.replies import BodyRefusedError, Reply, exception_for, not_a_gateway
+from guard.transport.replies import (
+    BodyRefusedError,
+    NotAGatewayError,
+    Reply,
+    exception_for,
+    not_a_gateway,
+)
 from guard.transport.signer import Signer
 
 T = TypeVar("T")
@@ -275,7 +287,7 @@ class GatewayClient:
         problem = None if reply.status == also_ok else exception_for(reply)
         if problem is not None:
             self._note_wait(reply)
-            raise _refined(reply, problem)
+            raise self._explained(reply, _refined(reply, problem))
         if self._retry_after.until_s:
             self._retry_after.clear(reply.endpoint)
         if signed_reply:
@@ -284,12 +296,30 @@ class GatewayClient:
             return reply.status, wire.decode(reply.body, kind)
         except wire.WireError as exc:
             if kind is wire.Capabilities:
-                raise not_a_gateway(reply) from None
+                raise not_a_gateway(reply, self._settings.api_url) from None
             raise GuardTransportError(
                 f"{reply.endpoint} answered something else than the protocol says: {exc}",
                 source="GATEWAY_ERROR",
                 endpoint=reply.endpoint,
             ) from None
+
+    def _explained(self, reply: Reply, problem: BaseException) -> BaseException:
+        """Say what to type, where the address or the key is a mistake that can be told."""
+        if isinstance(problem, NotAGatewayError):
+            return not_a_gateway(reply, self._settings.api_url)
+        address = self._settings.api_url
+        if reply.status == 404 and reply.endpoint == wire.CAPABILITIES_PATH and "/" in address[8:]:
+            return not_a_gateway(reply, address)  # a gateway, but not below this path
+        if isinstance(problem, GuardAuthError):
+            mistake = mistaken_key(self._settings.api_key, "gdk_")
+            if mistake is not None:
+                text = f"{mistake}: set GUARD_API_KEY to one of `guard gateway keys create NAME`"
+                return GuardAuthError(
+                    f"{text} ({problem.message})",
+                    error_code=problem.error_code,
+                    status_code=problem.status_code,
+                )
+        return problem
 
     async def _with_retries(
         self, endpoint: str, attempt: Callable[[], Awaitable[T]], attempts: int, ends_s: float

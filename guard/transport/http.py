@@ -13,6 +13,7 @@ import attrs
 
 from guard.breaker.exceptions import GuardTransportError, was_shut_down
 from guard.core import wire
+from guard.core.mistaken import why_unreached
 from guard.core.plaintext import is_loopback
 from guard.scope.scope import OWN_TRAFFIC
 from guard.settings import Settings, require_secure
@@ -156,7 +157,8 @@ class GatewayHttp:
             if self._client.is_closed:
                 raise was_shut_down() from None
             text = f"{endpoint}: {_why(exc)}"
-            if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
+            failed = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
+            if failed or why_unreached(self._address, _why(exc)) is not None:
                 text = unreachable(self._address, _why(exc), restarts=self._restarts())
             raise GuardTransportError(text, source="NETWORK_ERROR", endpoint=endpoint) from None
         return Reply(
@@ -175,8 +177,8 @@ def unreachable(address: str, why: str, *, restarts: bool = False) -> str:
     text = f"no gateway can be reached at {address} ({why})"
     if restarts:
         return f"{text}: this user's local gateway has ended, and is started again by itself"
-    if "CERTIFICATE" in why:
-        return f"{text}: pin a self-signed certificate with GUARD_TLS_FINGERPRINT"
+    if (mistake := why_unreached(address, why)) is not None:
+        return f"{text}: {mistake}"
     if is_loopback(urlsplit(address).hostname or ""):
         return (
             f"{text}: start one with `guard gateway serve`, or set GUARD_API_URL=local for a "

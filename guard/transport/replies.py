@@ -28,6 +28,7 @@ from guard.breaker.exceptions import (
     WorkflowPausedException,
 )
 from guard.breaker.rejection import CallerRejectedError
+from guard.core import mistaken
 from guard.core.retry import RETRY_AFTER_MAX_S, retry_after_s
 from guard.core.wire import CAPABILITIES_PATH, CONTROL_PATH, EVENTS_PATH, Problem, salvage
 
@@ -72,11 +73,18 @@ class NotAGatewayError(GuardTransportError):
 Row = Callable[[Reply, Problem], BaseException]
 
 
-def not_a_gateway(reply: Reply) -> NotAGatewayError:
-    """Return the error for a reply to the first request that no gateway would give."""
+def not_a_gateway(reply: Reply, address: str = "") -> NotAGatewayError:
+    """Return the error for a reply to the first request that no gateway would give.
+
+    Args:
+        reply: to the request.
+        address: that the request went to.
+    """
+    advice = "check the address, and what stands before the gateway"
+    if address:
+        advice = f"{mistaken.not_a_gateway(address)}, or look at what stands before the gateway"
     return NotAGatewayError(
-        f"{reply.endpoint} answered {reply.status}, but not as a guard gateway does: check the "
-        "address, and what stands before the gateway",
+        f"{reply.endpoint} answered {reply.status}, but not as a guard gateway does: {advice}",
         source="GATEWAY_ERROR",
         endpoint=reply.endpoint,
         retryable=False,

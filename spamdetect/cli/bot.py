@@ -14,6 +14,7 @@ from spamdetect.service.app import load_engine, open_limits, open_store
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.server import serving_app
 from spamdetect.service.settings import read_service_settings
+from spamdetect.version import installs
 
 
 @click.command()
@@ -50,7 +51,7 @@ def bot_command(
         from spamdetect.service.webhook import webhook_app
     except ModuleNotFoundError as error:
         raise SpamConfigError(
-            f"The bot needs its extra: pip install 'guard[spam]' ({error.name} is missing)."
+            f"The bot needs its extra: {installs('spam')} ({error.name} is missing)."
         ) from None
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")

@@ -27,7 +27,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from spamdetect.cli.options import model_option, threshold_option
+from spamdetect.cli.options import Whole, model_option, threshold_option
 from spamdetect.engine import Engine, ModelError
 from spamdetect.errors import SpamConfigError
 from spamdetect.files.journal import OUTPUT_FORMATS, Journal, Origin, Verdict
@@ -70,7 +70,7 @@ class _Tally:
 @click.option("--with-text", is_flag=True, help="Repeat the texts in the output.")
 @threshold_option
 @model_option
-@click.option("--processes", type=click.IntRange(1), help="[default: all cores]")
+@click.option("--processes", type=Whole(1), help="[default: all cores]")
 @click.option("--restart", is_flag=True, help="Throw away what an interrupted run left.")
 def classify_command(
     path: Path,

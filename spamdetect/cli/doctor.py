@@ -18,6 +18,7 @@ from rich.text import Text
 from spamdetect.errors import SpamError
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.settings import read_client_settings
+from spamdetect.version import installs
 
 _COLOURS: Final = {"ok": "green", "note": "yellow", "wrong": "red"}
 _PROBE_TIMEOUT_S: Final = 3.0
@@ -64,7 +65,7 @@ def _engine() -> _Finding:
     try:
         from spamdetect.engine import Engine, ModelError
     except ImportError as error:
-        return _Finding(subject, "wrong", f"{error.name} is missing: pip install 'guard[spam]'.")
+        return _Finding(subject, "wrong", f"{error.name} is missing: {installs('spam')}.")
     started_s = time.perf_counter()
     try:
         engine = Engine.load()

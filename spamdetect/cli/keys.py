@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from spamdetect.cli.options import Whole
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_store
 from spamdetect.service.keys import KeyRecord, KeySpec, KeyStore, StoreError, parse_key
@@ -35,8 +36,8 @@ def keys_command() -> None:
 
 @keys_command.command("create")
 @click.option("--label", default="", help="What the key is for, to recognise it in the list.")
-@click.option("--rate-per-minute", type=click.IntRange(0), help="0: no limit.")
-@click.option("--quota-per-day", type=click.IntRange(0), help="0: no limit.")
+@click.option("--rate-per-minute", type=Whole(0), help="0: no limit.")
+@click.option("--quota-per-day", type=Whole(0), help="0: no limit.")
 @_DATABASE
 def create(
     label: str, rate_per_minute: int | None, quota_per_day: int | None, database_url: str | None
@@ -84,6 +85,8 @@ def _with_store(database_url: str | None, use: Callable[[KeyStore], Awaitable[R]
             return await use(store)
         except StoreError as error:
             raise SpamConfigError(str(error)) from error
+        except UnicodeEncodeError:
+            raise SpamConfigError("What was given is not text in UTF-8.") from None
         finally:
             await store.close()
 

@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from spamdetect.errors import SpamError
+from spamdetect.version import __version__
 
 _COMMANDS: Final[dict[str, str]] = {
     "predict": "spamdetect.cli.predict",
@@ -45,7 +46,7 @@ class _LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog="Start here: spamdetect predict 'You won! Claim your prize now'",
 )
-@click.version_option(package_name="guard", prog_name="spamdetect")
+@click.version_option(__version__, prog_name="spamdetect")
 def cli() -> None:
     """Tell spam from ham: here, on files, or as a service."""
 

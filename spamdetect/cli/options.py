@@ -26,6 +26,22 @@ class ThresholdType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  #
             self.fail(f"{value!r} is neither {', '.join(PROFILE_NAMES)} nor a number from 0 to 1.")
 
 
+class Whole(click.IntRange):
+    """A whole number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See :class:`click.ParamType`."""
+        low, high = self.min, self.max
+        try:
+            found = int(value)
+            if (low is not None and found < low) or (high is not None and found > high):
+                raise ValueError
+        except (TypeError, ValueError):
+            bounds = f", {low} or more" if high is None else f" from {low} to {high}"
+            self.fail(f"{str(value)[:40]!r} is not a whole number{bounds}.", param, ctx)
+        return found
+
+
 Option = Callable[[Any], Any]
 
 threshold_option: Final[Option] = click.option(

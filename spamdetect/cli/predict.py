@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spamdetect.cli.options import model_option, threshold_option
+from spamdetect.cli.options import Whole, model_option, threshold_option
 from spamdetect.files.records import check_is_text
 from spamdetect.models import PredictResult, Reason
 from spamdetect.thresholds import Threshold
@@ -90,7 +90,7 @@ def _show(result: PredictResult) -> None:
 
 @click.command()
 @click.argument("text")
-@click.option("--top", default=10, show_default=True, type=click.IntRange(1, 100))
+@click.option("--top", default=10, show_default=True, type=Whole(1, 100))
 @model_option
 @threshold_option
 def explain_command(

@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spamdetect.cli.options import model_option, threshold_option
+from spamdetect.cli.options import Whole, model_option, threshold_option
 from spamdetect.engine import Engine, ModelError
 from spamdetect.errors import SpamConfigError
 from spamdetect.thresholds import Threshold
+from spamdetect.version import installs
 
 _DATA = click.argument(
     "data",
@@ -47,14 +48,14 @@ _DATA = click.argument(
     "--notices",
     default=0,
     show_default=True,
-    type=click.IntRange(min=0),
+    type=Whole(min=0),
     help="Add so many made notices of each template; the shipped model has 2.",
 )
 @click.option(
     "--jobs",
     default=1,
     show_default=True,
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     help="Processes that share the fits.",
 )
 def train_command(
@@ -135,7 +136,7 @@ def _training() -> ModuleType:
         if error.name not in {"joblib", "scipy", "sklearn", "threadpoolctl"}:
             raise
         raise SpamConfigError(
-            f"Training needs its extra: pip install 'guard[spam-train]' ({error.name} is missing)."
+            f"Training needs its extra: {installs('spam-train')} ({error.name} is missing)."
         ) from error
     return training
 

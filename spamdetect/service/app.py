@@ -27,6 +27,7 @@ from spamdetect.service.rule_book import RuleBook
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.service.state import HotState
 from spamdetect.service.work import WorkerPool
+from spamdetect.version import installs
 
 
 class SpamService:
@@ -199,7 +200,7 @@ async def open_store(database_url: str) -> KeyStore:
                 from spamdetect.service.postgres_store import PostgresKeyStore
             except ImportError:
                 raise SpamConfigError(
-                    "A PostgreSQL key store needs psycopg: pip install 'guard[postgres]'."
+                    f"A PostgreSQL key store needs psycopg: {installs('postgres')}."
                 ) from None
             return await PostgresKeyStore.open(database_url)
     except StoreError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 
 from spamdetect._exchange import (
     BATCH_PATH,
@@ -15,6 +14,7 @@ from spamdetect._exchange import (
 )
 from spamdetect.service.openapi_schemas import REFUSALS, Schema, schemas
 from spamdetect.service.settings import ServiceSettings
+from spamdetect.version import __version__
 
 
 def openapi_document(settings: ServiceSettings) -> bytes:
@@ -100,7 +100,7 @@ def openapi_document(settings: ServiceSettings) -> bytes:
         "openapi": "3.1.0",
         "info": {
             "title": "Spam detection",
-            "version": version("guard"),
+            "version": __version__,
             "description": "Tells spam from ham, with calibrated scores and the language.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

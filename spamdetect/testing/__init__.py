@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from spamdetect.errors import SpamConfigError
+from spamdetect.version import installs
 
 if TYPE_CHECKING:
     from spamdetect.service.analysis import TextEngine
@@ -52,7 +53,7 @@ async def run_service_async(
         from spamdetect.service.server import serving
         from spamdetect.service.settings import read_service_settings
     except ImportError as error:
-        raise SpamConfigError("The service needs its extra: pip install 'guard[spam]'.") from error
+        raise SpamConfigError(f"The service needs its extra: {installs('spam')}.") from error
     with tempfile.TemporaryDirectory(prefix="spamdetect-") as folder:
         chosen: dict[str, object] = {
             "port": 0,

@@ -199,5 +199,5 @@ def test_the_package_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch
     missing: Any = None
     for name in ("redis", "redis.asyncio"):
         monkeypatch.setitem(sys.modules, name, missing)
-    with pytest.raises(StoreError, match=r"pip install 'guard\[redis\]'"):
+    with pytest.raises(StoreError, match=r"pip install 'agent-hard-stop\[redis\]'"):
         GatewayApp(GatewaySettings(redis=NOWHERE))

@@ -299,7 +299,7 @@ def test_a_database_without_its_driver_is_one_clear_line(run: Run, tmp_path: Pat
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = run("-m", "guard", "demo", "--database", url, env=env)
     assert len(done.stderr.strip().splitlines()) == 1
-    _fails(done, 1, "pip install 'guard[postgres]'")
+    _fails(done, 1, "pip install 'agent-hard-stop[postgres]'")
 
 
 def test_a_user_who_may_make_no_schema_is_told(run: Run, database: str) -> None:

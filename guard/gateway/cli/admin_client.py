@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import json
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
+from guard.core.mistaken import mistaken_key, not_a_gateway, why_unreached
+from guard.gateway.cli.plain import plain
 from guard.tls import client_context
 
 _Json = dict[str, Any]
@@ -79,6 +81,11 @@ class AdminClient:
         tls_fingerprint: str | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
+        mistaken = mistaken_key(admin_key, "gda_")
+        self._mistaken_key = mistaken and (
+            f"{mistaken}: give one with --admin-key or GUARD_ADMIN_KEY; the gateway's first run "
+            "printed it"
+        )
         self._http = httpx.Client(
             base_url=f"{self.base_url}/api/v1/admin",
             headers={
@@ -130,18 +137,39 @@ class AdminClient:
         except (httpx.InvalidURL, UnicodeError):
             raise AdminError(0, _NO_TEXT) from None
         except httpx.HTTPError as exc:
-            where = self._http.base_url.netloc.decode()
-            raise AdminError(
-                0, f"the gateway at {where} does not answer: {type(exc).__name__}"
-            ) from None
-        if response.is_success:
-            return response.json() if response.content else None
+            raise AdminError(0, self._unreached(exc)) from None
         try:
-            problem = response.json()
-        except ValueError:
-            problem = {}
-        detail = problem.get("detail") or problem.get("title") or "no details"
-        raise AdminError(response.status_code, f"{response.status_code}: {detail}", problem)
+            said = response.json() if response.content else None
+        except ValueError:  # also what is no text
+            raise AdminError(0, not_a_gateway(self.base_url)) from None
+        if response.is_success:
+            return said
+        raise AdminError(response.status_code, self._refused(response.status_code, said), said)
+
+    def _unreached(self, exc: httpx.HTTPError) -> str:
+        failure = f"{type(exc).__name__}: {exc}"
+        found = why_unreached(self.base_url, failure, "--tls-fingerprint or GUARD_TLS_FINGERPRINT")
+        if found is not None:
+            return found
+        where = self._http.base_url.netloc.decode()
+        if isinstance(exc, httpx.TimeoutException):
+            return f"the gateway at {where} does not answer in time"
+        if isinstance(exc, httpx.ConnectError) and "CERT" in str(exc):
+            return f"the gateway at {where} shows another certificate: {exc}"
+        return (
+            f"the gateway at {where} does not answer: start one with `guard gateway serve`, or "
+            "give another address with --url or GUARD_API_URL"
+        )
+
+    def _refused(self, status: int, said: Any) -> str:
+        if not isinstance(said, dict) or "error_code" not in said:
+            return not_a_gateway(self.base_url)
+        if status == 404 and said.get("detail") in (None, "") and urlsplit(self.base_url).path:
+            return not_a_gateway(self.base_url)
+        detail = said.get("detail") or said.get("title") or "no details"
+        if status == 401:
+            return self._mistaken_key or f"{detail}: give one with --admin-key or GUARD_ADMIN_KEY"
+        return plain(str(detail)) if status == 400 else f"{status}: {detail}"
 
     # -- organisations and keys ----------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from guard.gateway.cli.copy import copy
 from guard.gateway.cli.database import backup, migrate, restore
 from guard.gateway.cli.directives import directives
 from guard.gateway.cli.local import local
-from guard.gateway.cli.numbers import Finite
+from guard.gateway.cli.numbers import Finite, Whole
 from guard.gateway.cli.output import note, show, where, with_client
 from guard.gateway.cli.password import password, sign_in_link
 from guard.gateway.cli.policies import policies
@@ -37,7 +37,7 @@ def gateway() -> None:
 
 
 @gateway.command()
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--limit", default=100, show_default=True, type=Whole(1, 1000))
 @click.option("--after", default="", help="Start after this workflow id.")
 @with_client
 def workflows(client: AdminClient, limit: int, after: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import click
+
+_EXAMPLES: Final = (10, 1, 100, 0.5, 0)
 
 
 class Finite(click.FloatRange):
@@ -13,7 +15,42 @@ class Finite(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read the number."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        try:
+            found = float(value)
+            if not math.isfinite(found) or not _is_within(self, found):
+                raise ValueError
+        except (TypeError, ValueError):
+            self.fail(_wanted(self, value, "a number"), param, ctx)
         return found
+
+
+class Whole(click.IntRange):
+    """A whole number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the number."""
+        try:
+            found = int(value)
+            if not _is_within(self, found):
+                raise ValueError
+        except (TypeError, ValueError):
+            self.fail(_wanted(self, value, "a whole number"), param, ctx)
+        return found
+
+
+def _is_within(kind: click.FloatRange | click.IntRange, value: float) -> bool:
+    return (kind.min is None or value >= kind.min) and (kind.max is None or value <= kind.max)
+
+
+def _wanted(kind: click.FloatRange | click.IntRange, value: Any, noun: str) -> str:
+    """Return what to type instead."""
+    low, high = kind.min, kind.max
+    if low is not None and high is not None:
+        which = f"{noun} from {low:g} to {high:.15g}"
+    elif low is not None:
+        which = f"{noun}, {low:g} or more"
+    else:
+        which = noun
+    example = next((each for each in _EXAMPLES if _is_within(kind, each)), low)
+    shown = value if len(str(value)) <= 40 else f"{str(value)[:40]}..."
+    return f"{shown!r} is not {which}; for example {example}."

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -133,6 +134,11 @@ def _require_secure(url: str) -> None:
         allowed = hosts_in(os.environ.get(HOSTS_VARIABLE, ""))
     except ValueError as exc:
         raise click.ClickException(f"{HOSTS_VARIABLE} takes {exc}") from None
+    if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+        raise click.ClickException(
+            f"{safe(url)!r} is no address; write one such as http://127.0.0.1:8787, "
+            "https://guard.example.com, or local"
+        )
     flaw = flaw_in_address(url, allowed)
     if flaw is not None:
         raise click.ClickException(safe(flaw))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.numbers import Whole
 from guard.gateway.cli.output import note, show, with_client
 
 
@@ -14,8 +15,8 @@ from guard.gateway.cli.output import note, show, with_client
     type=click.Choice(["workflow", "run", "agent", "chain", "user", "key", "model", "provider",
                        "type", "hour", "day", "total"]),
 )  # fmt: skip
-@click.option("--since-ms", type=click.IntRange(min=0), help="Unix milliseconds.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--since-ms", type=Whole(min=0), help="Unix milliseconds.")
+@click.option("--limit", default=100, show_default=True, type=Whole(1, 1000))
 @with_client
 def usage(client: AdminClient, group_by: str, since_ms: int | None, limit: int) -> None:
     """Sum usage by group, most expensive first.
@@ -44,8 +45,8 @@ def audit() -> None:
 
 
 @audit.command("list")
-@click.option("--after", default=0, type=click.IntRange(min=0), help="Start after this number.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--after", default=0, type=Whole(min=0), help="Start after this number.")
+@click.option("--limit", default=100, show_default=True, type=Whole(1, 1000))
 @with_client
 def audit_list(client: AdminClient, after: int, limit: int) -> None:
     """List what operators did, oldest first.

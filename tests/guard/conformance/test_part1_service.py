@@ -11,6 +11,7 @@ import pytest
 
 import guard
 from guard.runtime.runtime import GuardRuntime
+from guard.version import DISTRIBUTION
 from tests.support.waiting import until
 
 COMPLETION = {
@@ -46,14 +47,17 @@ def _with_vendor_client(url: str) -> str:
 
 class TestPackage:
     def test_is_a_python_package_named_guard_with_the_three_extras(self) -> None:
-        """Part 1: installed as a package named ``guard``; extras langgraph, agents, all."""
-        metadata = importlib.metadata.metadata("guard")
-        assert metadata["Name"] == "guard"
+        """Part 1: installed as a package named ``guard``; extras langgraph, agents, all.
+
+        On an index the distribution has another name (docs/decisions/0043).
+        """
+        metadata = importlib.metadata.metadata(DISTRIBUTION)
+        assert guard.__name__ == "guard"
         assert {"langgraph", "agents", "all"} <= set(metadata.get_all("Provides-Extra") or ())
 
     def test_the_framework_extras_bring_the_frameworks_and_all_brings_both(self) -> None:
         """Part 1: ``guard[langgraph]``, ``guard[agents]`` (agents framework), ``guard[all]``."""
-        required = importlib.metadata.requires("guard") or []
+        required = importlib.metadata.requires(DISTRIBUTION) or []
 
         def brought(extra: str) -> str:
             return " ".join(r for r in required if f'"{extra}"' in r.replace("'", '"'))

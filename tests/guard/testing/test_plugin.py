@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.pages import blocks_of
+
 DOCUMENT = Path(__file__).parents[3] / "docs" / "testing.md"
 
 
 def example() -> str:
-    text = DOCUMENT.read_text().split("<!-- example: test_agent.py -->")[1]
-    return text.split("```python\n")[1].split("```")[0]
+    text = DOCUMENT.read_text()
+    found = {
+        each.value: each.text for each in blocks_of("testing.md", text) if each.marker == "file"
+    }
+    return found["test_agent.py"]
 
 
 def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,61 @@
+"""What guard's own exceptions print where nothing catches them: two lines and not a traceback.
+
+The whole chain is in the debug log (``GUARD_DEBUG=1``).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import TracebackType
+from typing import Final
+
+from guard.breaker.exceptions import BreakerTransportError, GuardError
+from guard.breaker.exceptions import WorkflowKilledInterrupt as Killed
+from guard.breaker.refusals import unwrap
+
+logger: Final = logging.getLogger("guard.uncaught")
+
+_OWN: Final = (GuardError, Killed, BreakerTransportError)
+
+
+def last_words(exc: BaseException) -> str | None:
+    """Return the two lines of an exception of guard's own: what happened, and what to do.
+
+    Returns:
+        None for any other exception, whose traceback is its writer's concern.
+
+    >>> print(last_words(Killed(workflow_id="w", reason="too dear")))
+    guard: [GD-W002] too dear
+    Ask the operator; only a revive lets the workflow run again. (guard explain GD-W002)
+    """
+    error = unwrap(exc)
+    if not isinstance(error, _OWN):
+        return None
+    code = error.error_code
+    what = " ".join(str(error).removeprefix(f"[{code}]").split())
+    action = " ".join(error.user_action.split())
+    return f"guard: [{code}] {what}\n{action} (guard explain {code})"
+
+
+def note_chain(exc: BaseException) -> None:
+    """Write the traceback and all causes to the debug log."""
+    logger.debug("ended by", exc_info=exc)
+
+
+def end_in_two_lines() -> None:
+    """Have an uncaught exception of guard's own end this program with two lines. Idempotent.
+
+    What another hook does with uncaught exceptions, such as reporting them, is left to it.
+    """
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _hook
+
+
+def _hook(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+    said = last_words(exc)
+    if said is None:
+        sys.__excepthook__(kind, exc, trace)
+        return
+    note_chain(exc)
+    print(said, file=sys.stderr)  # noqa: T201  # what it is for
