@@ -136,8 +136,9 @@ def run(
     name = workflow or f"{plan.name_of(program)}-{secrets.token_hex(3)}"
     wait_ms = None if wait_s is None else round(wait_s * 1000)
     limits = plan.RunLimits(
-        limit, limit_tokens, max_calls, block_tools, allow_models, rate, max_output_tokens, strict,
-        wait_ms, seen_only=not (limit is limit_tokens is None or allow_unseen or dry_run),
+        limit, block_tools, allow_models, rate, max_output_tokens, strict, wait_ms,
+        seen_only=not (limit is limit_tokens is None or allow_unseen or dry_run),
+        limit_tokens=limit_tokens, max_calls=max_calls,
     )  # fmt: skip
     routing = Routing.of(command, os.environ)
     if routing.unroutable is not None:

@@ -41,9 +41,6 @@ class RunLimits:
 
     Attributes:
         limit_nanousd: what it may spend; None for no limit.
-        limit_tokens: how many tokens it may use; None for no limit.
-        max_calls: how many calls it may make of the tools and models that match a glob; of all
-            under an empty one.
         block_tools: globs of tools that are refused.
         allow_models: globs of the only models that may be used; empty for all.
         rate: maximum requests and calls, and in how many milliseconds; None for no limit.
@@ -52,11 +49,12 @@ class RunLimits:
         wait_ms: how long a request waits for money that is only set aside; None for the
             environment's, else two minutes.
         seen_only: whether LLM requests that cannot be held end the run.
+        limit_tokens: how many tokens it may use; None for no limit.
+        max_calls: how many calls it may make of the tools and models that match a glob; of all
+            under an empty one.
     """
 
     limit_nanousd: int | None = None
-    limit_tokens: int | None = None
-    max_calls: tuple[tuple[str, int], ...] = ()
     block_tools: tuple[str, ...] = ()
     allow_models: tuple[str, ...] = ()
     rate: tuple[int, int] | None = None
@@ -64,6 +62,8 @@ class RunLimits:
     strict: bool = False
     wait_ms: int | None = None
     seen_only: bool = False
+    limit_tokens: int | None = None
+    max_calls: tuple[tuple[str, int], ...] = ()
 
     def policy(self) -> dict[str, Any]:
         """Return the rules as a policy document; empty where there are none."""
