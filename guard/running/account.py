@@ -26,7 +26,7 @@ _LOCAL: Final = "local"
 
 
 @attrs.frozen
-class Counted:
+class RunCount:
     """What a run has used of one limit of tokens or calls.
 
     Attributes:
@@ -65,7 +65,7 @@ class RunSpend:
     cut_short: int = 0
     unpriced: dict[str, int] = attrs.Factory(dict[str, int])
     local: dict[str, int] = attrs.Factory(dict[str, int])
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[RunCount, ...] = ()
 
 
 class RunAccount:
@@ -173,11 +173,11 @@ class RunAccount:
             counted=tuple(self._counted()) if self._has_counted else (),
         )
 
-    def _counted(self) -> Iterator[Counted]:
+    def _counted(self) -> Iterator[RunCount]:
         """Yield what the run has used of its limits of tokens and calls."""
         for row in self._admin.ledger():
             if row["budget_id"] in self._budget_ids and row["unit"] != "usd":
-                yield Counted(
+                yield RunCount(
                     str(row["unit"]),
                     ", ".join(row["counts"]),
                     int(row["committed_nanousd"]),

@@ -84,6 +84,10 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     if "BudgetBody" in components:
         components["BudgetBody"]["allOf"] = _BUDGET_RULES
+    if "ApplyBody" in components:  # the names and values that `setting_table` takes
+        known = components["OrganisationSettings"]["properties"]
+        settings = components["ApplyBody"]["properties"]["settings"]
+        settings.update(properties=known, additionalProperties=False)
     by_kind = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths = _sdk_paths(by_kind)
     for operation in operations:
