@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +50,52 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+NAMES = """
+import sys, httpx
+def search():  # what the agent runs itself, past guard's eyes
+    print("searched", flush=True)
+for number in range(5):
+    body = {"model": "gpt-4o", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
+    for call in reply.json()["choices"][0]["message"]["tool_calls"]:
+        search()
+"""
+
+
+class ToolVendor(BaseHTTPRequestHandler):
+    """Each of its answers asks for a search."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:  # its base names it
+        self.rfile.read(int(self.headers["content-length"]))
+        call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        answer = {
+            "id": f"chatcmpl-{id(self)}-{time.monotonic_ns()}", "object": "chat.completion",
+            "created": 1, "model": "gpt-4o",
+            "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+            "usage": {"prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9},
+        }  # fmt: skip
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def tool_vendor() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ToolVendor) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def facts_of(done: Any) -> dict[str, Any]:
@@ -96,6 +146,17 @@ def test_gathered_calls_are_exactly_as_many_as_the_limit(guard: Runs, tmp_path: 
     assert facts["counted"] == [{"unit": "calls", "of": "search", "used": 20, "limit": 20}]
     assert done.stdout.splitlines()[0] == "20 80"
     assert done.returncode == 0, "the program has dealt with its refusals"
+
+
+def test_tools_are_counted_as_answers_name_them(
+    guard: Runs, tool_vendor: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text(NAMES)
+    done = guard("run", "--max-calls", "search=3", "--", str(script), tool_vendor)
+    assert (done.stdout, done.returncode) == ("searched\n" * 3, 77), done.stderr
+    assert "3 of 3 calls of search" in done.stderr
+    assert "this run's --max-calls of 3 calls of search is reached" in done.stderr
 
 
 def test_all_calls_are_counted_without_a_name(guard: Runs, vendor: str, tmp_path: Path) -> None:
