@@ -86,7 +86,7 @@ class ToolVendor(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # its base's name
         """Say nothing."""
 
 
