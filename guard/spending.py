@@ -48,6 +48,31 @@ class SpendLimit:
 
 
 @attrs.frozen
+class CountedLimit:
+    """One budget of tokens, or limit of calls, over a workflow, in its current period.
+
+    Attributes:
+        unit: ``tokens`` or ``calls``.
+        scope: what it is of: ``workflow support (day)``.
+        limit: how many.
+        used: how many were used: of tokens input, output and cached ones.
+        set_aside: how many the calls under way may use.
+        left: how many calls still to come may use; negative above the limit.
+        counts: of calls: globs of the tools and models whose calls are counted; empty for all.
+        resets_at_ms: when its period ends, in Unix milliseconds; None for one that never does.
+    """
+
+    unit: str
+    scope: str
+    limit: int
+    used: int
+    set_aside: int
+    left: int
+    counts: tuple[str, ...] = ()
+    resets_at_ms: int | None = None
+
+
+@attrs.frozen
 class Spend:
     """What a workflow has spent.
 
@@ -64,6 +89,7 @@ class Spend:
         uncertain_nanousd: what of it was charged in doubt, for answers that were lost: at most so
             much was not billed.
         run_uncertain_nanousd: the same of the run.
+        counted: the budgets of tokens and the limits of calls over the workflow.
     """
 
     workflow_id: str
@@ -76,6 +102,7 @@ class Spend:
     limits: tuple[SpendLimit, ...] = ()
     uncertain_nanousd: int = 0
     run_uncertain_nanousd: int = 0
+    counted: tuple[CountedLimit, ...] = ()
 
     @property
     def spent_dollars(self) -> float:
@@ -203,4 +230,17 @@ def _spend(account: KeyAccount, reply: wire.SpendReply) -> Spend:
         tuple(sorted(limits, key=lambda limit: limit.left_nanousd)),
         reply.uncertain_nanousd,
         reply.run_uncertain_nanousd,
+        tuple(
+            CountedLimit(
+                each.unit,
+                each.scope or "",
+                each.limit,
+                each.used,
+                each.set_aside,
+                each.left,
+                tuple(each.counts),
+                each.resets_at_ms,
+            )
+            for each in reply.counted
+        ),
     )

@@ -122,7 +122,7 @@ CATALOGUE: Final[dict[str, CatalogueEntry]] = {
         "Budget exhausted",
         "The usage limit has been reached. Please try again later, or ask for a higher limit.",
         "The gate refused the call because a hard budget over it is used up. "
-        "details holds the budget.",
+        "details holds the budget; one of tokens or calls as counted, with what was used.",
     ),
     "GD-B005": CatalogueEntry(
         "Circuit open",

@@ -191,6 +191,13 @@ def _sentence(error: BaseException, code: str) -> str:
 
 
 def _budget(error: GuardBudgetError) -> str:
+    counted = error.details.get("counted")
+    if isinstance(counted, Mapping):
+        of = ", ".join(map(str, counted.get("counts") or ()))
+        amount = (
+            f"{int(counted.get('limit', 0)):,} {counted.get('unit')}{f' of {of}' if of else ''}"
+        )
+        return f"the limit of {amount} is reached; ask for a higher one, or start again with one"
     budget = error.details.get("budget")
     known = budget if isinstance(budget, Mapping) else None
     limit = known.get("limit_nanousd") if known else getattr(budget, "limit_nanousd", None)

@@ -26,6 +26,26 @@ _LOCAL: Final = "local"
 
 
 @attrs.frozen
+class RunCount:
+    """What a run has used of one limit of tokens or calls.
+
+    Attributes:
+        unit: ``tokens`` or ``calls``.
+        of: the glob of the tools and models whose calls are counted; empty for all.
+        used, limit: so many.
+    """
+
+    unit: str
+    of: str
+    used: int
+    limit: int
+
+    def __str__(self) -> str:
+        of = f" of {self.of}" if self.of else ""
+        return f"{self.used:,} of {self.limit:,} {self.unit}{of}"
+
+
+@attrs.frozen
 class RunSpend:
     """What a run has used.
 
@@ -36,6 +56,7 @@ class RunSpend:
         cut_short: how many answers ended at a limit that was put in because of the budget.
         local: the models that were not charged, because they are on this machine, likewise.
         unpriced: the models that were charged at fallback prices, and how many requests each.
+        counted: what it has used of its limits of tokens and calls, as far as it has used any.
     """
 
     nanousd: int = 0
@@ -44,6 +65,7 @@ class RunSpend:
     cut_short: int = 0
     unpriced: dict[str, int] = attrs.Factory(dict[str, int])
     local: dict[str, int] = attrs.Factory(dict[str, int])
+    counted: tuple[RunCount, ...] = ()
 
 
 class RunAccount:
@@ -79,7 +101,7 @@ class RunAccount:
         self._mark = mark
         mark.name(self.key_id, str(made["key"]["organisation_id"]), workflow)
         # Set once they exist, so that `close` removes what was made.
-        self._budget_id: str | None = None
+        self._budget_ids: list[str] = []
         self._policy: str | None = None
         try:
             self._limit(limits)
@@ -89,11 +111,17 @@ class RunAccount:
             raise
 
     def _limit(self, limits: RunLimits) -> None:
+        wanted: list[dict[str, Any]] = []
         if limits.limit_nanousd is not None:
-            budget = self._admin.set_budget(
-                limit_nanousd=limits.limit_nanousd, scope_kind="key", scope_id=self.key_id
-            )
-            self._budget_id = str(budget["budget_id"])
+            wanted.append({"limit_nanousd": limits.limit_nanousd})
+        if limits.limit_tokens is not None:
+            wanted.append({"limit_tokens": limits.limit_tokens})
+        for glob, calls in limits.max_calls:
+            wanted.append({"limit_calls": calls, "counts": [glob] if glob else []})
+        for limit in wanted:
+            budget = self._admin.set_budget(scope_kind="key", scope_id=self.key_id, **limit)
+            self._budget_ids.append(str(budget["budget_id"]))
+        self._has_counted = limits.limit_tokens is not None or bool(limits.max_calls)
         document = limits.policy()
         if document:
             self._policy = policy_of(self.key_id)
@@ -142,7 +170,19 @@ class RunAccount:
             sum(int(row["cost_nanousd"]) for row in rows),
             sum(int(row["llm_calls"]) for row in rows),
             sum(int(row["uncertain_nanousd"]) for row in rows),
+            counted=tuple(self._counted()) if self._has_counted else (),
         )
+
+    def _counted(self) -> Iterator[RunCount]:
+        """Yield what the run has used of its limits of tokens and calls."""
+        for row in self._admin.ledger():
+            if row["budget_id"] in self._budget_ids and row["unit"] != "usd":
+                yield RunCount(
+                    str(row["unit"]),
+                    ", ".join(row["counts"]),
+                    int(row["committed_nanousd"]),
+                    int(row["limit_nanousd"]),
+                )
 
     def spend_in_full(self) -> RunSpend:
         """Return what the run has used, and what was special about it: that takes longer."""
@@ -183,6 +223,6 @@ class RunAccount:
         self._admin.revoke_key(self.key_id)
         if self._policy is not None:
             self._admin.delete_policy(self._policy)
-        if self._budget_id is not None:
-            self._admin.delete_budget(self._budget_id)
+        for budget_id in self._budget_ids:
+            self._admin.delete_budget(budget_id)
         self._mark.done()

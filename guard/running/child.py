@@ -114,6 +114,7 @@ def _report(directory: Path, error: BaseException) -> None:
         str(code),
         str(error),
         budget=_plain(details.get("budget")),
+        counted=details.get("counted"),
         tool_name=getattr(error, "tool_name", None),
     )
 

@@ -46,9 +46,24 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
     return callback
 
 
+def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
+    read_one = _read_by(read)
+
+    def callback(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> Any:
+        return tuple(read_one(context, option, text) for text in texts)
+
+    return callback
+
+
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @click.option("--limit", metavar="AMOUNT", callback=_read_by(plan.read_limit),
               help="The most that the run may spend, in dollars: '$2', 0.50.")  # fmt: skip
+@click.option("--limit-tokens", metavar="N", callback=_read_by(plan.read_tokens),
+              help="The most tokens, input, output and cached: 20k, 2M.")  # fmt: skip
+@click.option("--max-calls", metavar="[GLOB=]N", multiple=True,
+              callback=_read_each(plan.read_calls),
+              help="The most calls of tools or models of this name, or of all; may be "
+                   "repeated.")  # fmt: skip
 @click.option("--block-tool", "block_tools", multiple=True, metavar="GLOB",
               help="Refuse tools of this name; may be repeated.")  # fmt: skip
 @click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
@@ -62,7 +77,7 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
               help="Put into requests that have no limit of their own.")  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse models whose price is not known.")
 @click.option("--allow-unseen", is_flag=True,
-              help="With --limit: let go, uncounted, what guard cannot see.")  # fmt: skip
+              help="With a limit: let go, uncounted, what guard cannot see.")  # fmt: skip
 @click.option("--workflow", metavar="NAME", help="The run's workflow; a new one by default.")
 @click.option("--json", "as_json", is_flag=True,
               help="Report as JSON: the last line of standard output.")  # fmt: skip
@@ -71,6 +86,8 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def run(
     limit: int | None,
+    limit_tokens: int | None,
+    max_calls: tuple[tuple[str, int], ...],
     block_tools: tuple[str, ...],
     allow_models: tuple[str, ...],
     rate: tuple[int, int] | None,
@@ -97,6 +114,7 @@ def run(
     Examples:
       guard run --limit '$2' -- python agent.py
       guard run --limit '$5' -- claude
+      guard run --limit-tokens 2M --max-calls search=20 -- python agent.py
       guard run --limit 0.50 --block-tool 'delete_*' -- python -m my_agent
       guard run --limit '$5' --allow-model 'gpt-*-mini' --watch -- pytest tests
       guard run --dry-run --rate 60/min -- uvicorn app:app
@@ -119,7 +137,8 @@ def run(
     wait_ms = None if wait_s is None else round(wait_s * 1000)
     limits = plan.RunLimits(
         limit, block_tools, allow_models, rate, max_output_tokens, strict, wait_ms,
-        seen_only=limit is not None and not allow_unseen and not dry_run,
+        seen_only=not (limit is limit_tokens is None or allow_unseen or dry_run),
+        limit_tokens=limit_tokens, max_calls=max_calls,
     )  # fmt: skip
     routing = Routing.of(command, os.environ)
     if routing.unroutable is not None:

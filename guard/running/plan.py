@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 
 from guard.core.wire import NANOUSD_PER_DOLLAR
+from guard.gateway.cli.numbers import read_count
 from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
 
 SPOOL: Final = "spool"
@@ -48,6 +49,9 @@ class RunLimits:
         wait_ms: how long a request waits for money that is only set aside; None for the
             environment's, else two minutes.
         seen_only: whether LLM requests that cannot be held end the run.
+        limit_tokens: how many tokens it may use; None for no limit.
+        max_calls: how many calls it may make of the tools and models that match a glob; of all
+            under an empty one.
     """
 
     limit_nanousd: int | None = None
@@ -58,6 +62,8 @@ class RunLimits:
     strict: bool = False
     wait_ms: int | None = None
     seen_only: bool = False
+    limit_tokens: int | None = None
+    max_calls: tuple[tuple[str, int], ...] = ()
 
     def policy(self) -> dict[str, Any]:
         """Return the rules as a policy document; empty where there are none."""
@@ -93,6 +99,33 @@ def read_limit(text: str) -> int:
             "(in single quotes, because the shell replaces $2)"
         ) from None
     return int(nanousd)
+
+
+def read_tokens(text: str) -> int:
+    """Return a number of tokens such as ``20k`` or ``2M``.
+
+    Raises:
+        ValueError: it is none above zero; the text says what is.
+    """
+    found = read_count(text)
+    if not found:
+        raise ValueError("a run needs some tokens; write --limit-tokens 20k or 2M")
+    return found
+
+
+def read_calls(text: str) -> tuple[str, int]:
+    """Return a limit of calls such as ``search=20``, or ``20`` for all, as a glob and a number.
+
+    Raises:
+        ValueError: it is none; the text says what is.
+    """
+    name, _, count = text.rpartition("=")
+    try:
+        return name.strip(), read_count(count)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no limit of calls; write --max-calls search=20, or --max-calls 20"
+        ) from None
 
 
 def read_rate(text: str) -> tuple[int, int]:

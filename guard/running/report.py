@@ -32,7 +32,10 @@ def spent(spend: RunSpend, limits: plan.RunLimits) -> str:
     unsure = ""
     if spend.uncertain_nanousd:
         unsure = f" (of it up to {_dollars(spend.uncertain_nanousd)} uncertain)"
-    return f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}{unsure}"
+    counted = "".join(f", {each}" for each in spend.counted)
+    return (
+        f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}{unsure}{counted}"
+    )
 
 
 def _dollars(nanousd: int) -> str:
@@ -99,6 +102,9 @@ class RunReport:
                 "local_models": spend.local,
                 "undelivered": self.undelivered,
                 "limit_nanousd": self.limits.limit_nanousd,
+                "limit_tokens": self.limits.limit_tokens,
+                "max_calls": dict(self.limits.max_calls),
+                "counted": [attrs.asdict(each) for each in spend.counted],
                 "seen": is_seen,
                 "guarded_processes": processes,
                 "unroutable": self.unroutable,

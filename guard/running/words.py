@@ -132,6 +132,8 @@ def _lowered(title: str) -> str:
 
 
 def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
+    if (counted := refusal.get("counted")) is not None:
+        return _counted(counted, facts)
     budget = refusal.get("budget") or {}
     label = _LABEL.fullmatch(str(budget.get("scope", "")))
     if label is None:
@@ -159,6 +161,26 @@ def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
     over = {"total": "budget"}.get(window, f"{window} budget")
     headline = f"the local gateway's {over}{whose}, {amount} for all runs, is reached"
     return Words(headline, ", ".join(lifts))
+
+
+def _counted(counted: Mapping[str, Any], facts: RunFacts) -> Words:
+    """Return what to say of a limit of tokens or calls."""
+    unit, limit = str(counted.get("unit", "")), int(counted.get("limit") or 0)
+    of = ", ".join(map(str, counted.get("counts") or ()))
+    amount = f"{limit:,} {unit}{f' of {of}' if of else ''}"
+    label = _LABEL.fullmatch(str(counted.get("scope", "")))
+    kind, scope_id = ("", "") if label is None else (label["kind"], label["id"] or "")
+    if kind == "key" and scope_id in lineage(facts.key_id):
+        option = "--limit-tokens" if unit == "tokens" else "--max-calls"
+        value = str(2 * limit) if unit == "tokens" or not of else f"'{of}={2 * limit}'"
+        whose = "this run's" if scope_id == facts.key_id else "the outer run's"
+        advice = f"for more, start it with a higher one: guard run {option} {value} -- ..."
+        return Words(f"{whose} {option} of {amount} is reached", advice)
+    whose = "" if kind in ("", "organisation") else f" of {kind} {scope_id}".rstrip()
+    return Words(
+        f"the local gateway's limit{whose}, {amount} for all runs, is reached",
+        f"see it with: {_BUDGETS}",
+    )
 
 
 def _chain(_: Mapping[str, Any], __: RunFacts) -> Words:

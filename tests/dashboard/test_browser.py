@@ -162,7 +162,7 @@ def test_a_budget_is_previewed_edited_and_in_force(
         tenant.spend("shopper", 2 * 10**9)
     page = signed_in("/budgets")
     page.get_by_role("main").get_by_role("link", name="Set the first budget").click()
-    page.get_by_label("Limit in dollars").fill("4.00")
+    page.get_by_label("Limit", exact=True).fill("4.00")
     page.get_by_role("button", name="Preview").click()
     preview = page.get_by_role("region", name="What it would have done")
     expect(preview).to_contain_text("2 of 4 calls")

@@ -101,6 +101,51 @@ def test_keys(invoke: Invoke, tenant: Any) -> None:
     invoke("keys", "revoke", "nothing", expect=1)
 
 
+def test_budgets_of_tokens_and_calls(invoke: Invoke, tenant: Any) -> None:
+    invoke("budgets", "set", "--limit-tokens", "2M", "--scope", "user", "--id", "*")
+    invoke("budgets", "set", "--limit-calls", "20", "--of", "search", "--of", "web_*")
+    for wrong in (
+        ["--limit-calls", "20", "--limit-tokens", "5"], [], ["--limit-tokens", "5", "--of", "a"],
+        ["--limit-tokens", "2.5"], ["--limit-calls", "many"],
+    ):  # fmt: skip
+        invoke("budgets", "set", *wrong, expect=2)
+    found = {each["unit"]: each for each in tenant.admin.budgets()}
+    assert found["tokens"]["limit_nanousd"] == 2_000_000
+    assert found["calls"]["counts"] == ["search", "web_*"]
+    tenant.allowed(tool_name="search")
+    head, *rows = invoke("budgets", "list").output.splitlines()
+    assert head.split()[3:8] == ["counted", "limit", "used", "set", "aside"]
+    calls = next(row.split() for row in rows if "search" in row)
+    assert calls[:10] == [
+        "organisation", "total", "hard", "calls", "of", "search,", "web_*", "20", "1", "0",
+    ]  # fmt: skip
+    invoke("budgets", "set", "--limit-cents", "5")
+    output = invoke("budgets", "list").output
+    assert "limit ct" in output
+    assert "calls of search, web_*" in output
+    rows = json.loads(invoke("budgets", "list", "--json").output)
+    (shown,) = [row for row in rows if row["unit"] == "calls"]
+    assert (shown["used"], shown["left"]) == (1, 19)
+    assert "limit_cents" not in shown or not shown["limit_cents"]
+
+
+def test_a_file_of_rules_has_all_units(invoke: Invoke, tenant: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        "[[budgets]]\nlimit_tokens = 5\n[[budgets]]\nlimit_calls = 6\n[[budgets]]\n"
+        'limit_calls = 7\ncounts = ["b", "a"]\n[[budgets]]\nlimit_cents = 8\n'
+    )
+    invoke("apply", str(path))
+    assert len(tenant.admin.budgets()) == 4
+    output = invoke("apply", str(path)).output
+    assert "organisation total calls of a, b" in output
+    assert "create" not in output
+    path.write_text('[[budgets]]\nlimit_calls = 9\ncounts = ["a", "b"]\n')
+    invoke("apply", str(path), "--prune")
+    (left,) = tenant.admin.budgets()
+    assert (left["unit"], left["counts"], left["limit_nanousd"]) == ("calls", ["a", "b"], 9)
+
+
 def test_budgets_usage_audit(invoke: Invoke, tenant: Any) -> None:
     invoke("budgets", "set", "--limit-cents", "10", "--window", "day")
     invoke("budgets", "set", "--scope", "workflow", expect=2)

@@ -84,7 +84,7 @@ class Watch(threading.Thread):
         self.admin.close()
 
 
-def _agent(
+def agent_process(
     url: str, key: str, vendor: str, rounds: int, seed: int, **settings: str
 ) -> subprocess.Popen[str]:
     kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
@@ -95,7 +95,7 @@ def _agent(
     )  # fmt: skip
 
 
-def _settings(admin: AdminClient) -> None:
+def storm_settings(admin: AdminClient) -> None:
     admin.update_settings(lease_ttl_ms=TTL_MS, reservation_ttl_ms=TTL_MS)
     admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=2 * 10**9)
 
@@ -107,7 +107,7 @@ def _llm_events(admin: AdminClient) -> list[dict[str, Any]]:
     return found
 
 
-def _answered(vendor: str) -> int:
+def answered_by(vendor: str) -> int:
     return int(httpx.get(f"{vendor}/stats").json()["answered"])
 
 
@@ -126,14 +126,14 @@ def _check(watch: Watch, admin: AdminClient) -> None:
 def test_no_budget_is_passed(serve: Any, vendor: str, proof_scale: float) -> None:
     served = serve()
     watch = Watch(served.base_url, served.admin_key)
-    _settings(watch.admin)
+    storm_settings(watch.admin)
     watch.raise_limits()
     watch.start()
     rounds = max(1, round(8 * proof_scale))
     # Nothing dies here: on a machine that is too slow for its default, no deadline passes either.
     patient = {"GUARD_TIMEOUT_MS": "30000"}
     agents = [
-        _agent(served.base_url, served.api_key, vendor, rounds, seed, **patient)
+        agent_process(served.base_url, served.api_key, vendor, rounds, seed, **patient)
         for seed in range(PROCESSES)
     ]
     outcomes: Counter[str] = Counter()
@@ -142,7 +142,7 @@ def test_no_budget_is_passed(serve: Any, vendor: str, proof_scale: float) -> Non
         assert agent.returncode == 0, err
         outcomes.update(json.loads(out.splitlines()[-1]))
     watch.end()
-    answered = _answered(vendor)
+    answered = answered_by(vendor)
     print(f"{sum(outcomes.values())} requests: {dict(outcomes)}; {watch.looks} looks")
     assert outcomes["ran"]
     assert outcomes["GuardBudgetError"] + outcomes["call: GuardBudgetError"]
@@ -161,19 +161,20 @@ def test_no_budget_is_passed_while_everything_dies(
     served = serve()
     port = int(served.base_url.rsplit(":", 1)[1])
     watch = Watch(served.base_url, served.admin_key)
-    _settings(watch.admin)
+    storm_settings(watch.admin)
     watch.raise_limits()
     proxy = ChaosProxy(served.base_url)
     watch.start()
     rng = random.Random(5)
     seeds = iter(range(10_000))
     agents = [
-        _agent(proxy.url, served.api_key, vendor, 10_000, next(seeds)) for _ in range(PROCESSES)
+        agent_process(proxy.url, served.api_key, vendor, 10_000, next(seeds))
+        for _ in range(PROCESSES)
     ]
     deaths: Counter[str] = Counter()
     ends = time.monotonic() + 600 * max(1.0, proof_scale)
-    while _answered(vendor) < 600 * proof_scale or len(deaths) < 3:
-        assert time.monotonic() < ends, (_answered(vendor), deaths)
+    while answered_by(vendor) < 600 * proof_scale or len(deaths) < 3:
+        assert time.monotonic() < ends, (answered_by(vendor), deaths)
         time.sleep(rng.uniform(0.5, 2.5))  # a random moment is the point
         fate = rng.choice(("holder", "holder", "sockets", "gateway"))
         deaths[fate] += 1
@@ -181,7 +182,7 @@ def test_no_budget_is_passed_while_everything_dies(
             victim = rng.randrange(PROCESSES)
             agents[victim].kill()
             agents[victim].communicate()
-            agents[victim] = _agent(proxy.url, served.api_key, vendor, 10_000, next(seeds))
+            agents[victim] = agent_process(proxy.url, served.api_key, vendor, 10_000, next(seeds))
         elif fate == "sockets":
             proxy.cut()
         else:
@@ -193,12 +194,12 @@ def test_no_budget_is_passed_while_everything_dies(
         agent.kill()
         agent.communicate()
     watch.end()
-    print(f"{_answered(vendor)} requests answered; deaths: {dict(deaths)}; {watch.looks} looks")
+    print(f"{answered_by(vendor)} requests answered; deaths: {dict(deaths)}; {watch.looks} looks")
     _check(watch, watch.admin)
     proxy.close()
     # What dead holders had set aside is free again: each budget has its room.
     watch.raise_limits()
-    last = _agent(served.base_url, served.api_key, vendor, 5, next(seeds))
+    last = agent_process(served.base_url, served.api_key, vendor, 5, next(seeds))
     out, err = last.communicate(timeout=120)
     assert last.returncode == 0, err
     assert json.loads(out.splitlines()[-1]).get("ran"), out

@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 from guard.core import wire
 from guard.core.tool_rules import CompiledToolRules
 from guard.gateway.domain import policy as policies
-from guard.gateway.domain.records import Policy, PolicyDocument
+from guard.gateway.domain.records import BudgetRule, Policy, PolicyDocument
 from guard.gateway.domain.tool_rules import RULES_BYTES_MAX, rules_for
 from tests.gateway.test_control import next_message
 
@@ -187,3 +187,23 @@ def test_the_sdk_judges_as_the_gateway_does(
         assert here.kind == "ask"
     else:
         assert here is None
+
+
+def test_limits_of_calls_have_the_gateway_asked_about_their_tools() -> None:
+    limits = [
+        BudgetRule(budget_id="", organisation_id="o", scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
+                   window="total", limit_nanousd=5, unit="calls", counts=counts)
+        for kind, scope_id, counts in (
+            ("workflow", "w-*", ["search*"]), ("key", "k1", ["pay"]), ("user", "*", []),
+        )
+    ]  # fmt: skip
+
+    def asked(key_id: str) -> list[tuple[str, str, list[str]]]:
+        rules = rules_for([], key_id, None, limits).rules
+        return [(rule.scope_kind, rule.scope_id, rule.ask) for rule in rules]
+
+    everywhere = ("organisation", "*", ["*"])
+    assert asked("k2") == [("workflow", "w-*", ["search*"]), everywhere]
+    assert ("organisation", "*", ["pay"]) in asked("k1")
+    assert ("organisation", "*", ["pay"]) in asked("k1.below")
+    assert rules_for([], "k2", None).rules == []

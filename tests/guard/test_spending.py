@@ -123,6 +123,27 @@ class TestLimits:
         assert guard.spend("w1").limits[0].scope == "workflow w1 (day)"
 
     @pytest.mark.usefixtures("runtime", "priced")
+    def test_tokens_and_calls_stand_apart(self, tenant: Tenant) -> None:
+        tenant.admin.set_budget(limit_tokens=1000)
+        tenant.admin.set_budget(
+            limit_calls=3, counts=["search*"], scope_kind="workflow", scope_id="*", window="day"
+        )
+
+        @guard.protect
+        def search() -> None:
+            use(500)
+
+        with guard.workflow("w"):
+            search()
+            now = guard.spend()
+        assert now.limits == ()
+        tokens, calls = sorted(now.counted, key=lambda each: each.unit, reverse=True)
+        assert (tokens.scope, tokens.used, tokens.left) == ("organisation (total)", 500, 500)
+        assert (calls.scope, calls.used, calls.left) == ("workflow w (day)", 1, 2)
+        assert (tokens.counts, calls.counts) == ((), ("search*",))
+        assert calls.resets_at_ms is not None
+
+    @pytest.mark.usefixtures("runtime", "priced")
     def test_a_budget_that_no_call_has_met_counts_what_was_spent_before(
         self, tenant: Tenant
     ) -> None:

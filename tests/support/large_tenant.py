@@ -14,12 +14,12 @@ _FAR: Final = 2**52
 _FILL: Final = (
     # A budget for each workflow, with its balance, under one for all that is nearly used up.
     ("INSERT INTO budgets {numbers} 'b' || n, '{own}', 'workflow', 'w' || n, 'total', 1000000,"
-    " 'hard', 0, '[0.5]', 1, 1, 1 FROM n"),
+    " 'hard', 0, '[0.5]', 1, 1, 1, '' FROM n"),
     ("INSERT INTO balances (budget_id, scope_id, period_start_ms, opening, committed, reserved,"
     " overspend, authorized_max, level, exhausted, leases) {numbers} 'b' || n, 'w' || n, 0, 0, 0,"
     " 1000, 0, 1000000, 0, 0, 1 FROM n"),
     ("INSERT INTO budgets VALUES ('all', '{own}', 'organisation', '', 'total', {rows} * 1000"
-    " + 100000, 'hard', 0, '[]', 1, 1, 1)"),
+    " + 100000, 'hard', 0, '[]', 1, 1, 1, '')"),
     ("INSERT INTO balances (budget_id, scope_id, period_start_ms, opening, committed, reserved,"
     " overspend, authorized_max, level, exhausted, leases) VALUES ('all', '', 0, 0, 0,"
     " {rows} * 1000, 0, {rows} * 1000 + 100000, 0, 0, {rows})"),
@@ -28,7 +28,7 @@ _FILL: Final = (
     " '[' || (SELECT balance_id FROM balances WHERE budget_id = 'all') || ', '"
     "  || (SELECT balance_id FROM balances WHERE budget_id = 'b' || n) || ']',"
     " 1000, 1000, {now}, {now} + 3600000, 0, 'open', 'lease', 'w' || n, NULL, NULL, NULL, NULL,"
-    " 'f', NULL, 0, 0, 0 FROM n"),
+    " 'f', NULL, 0, 0, 0, NULL FROM n"),
     "INSERT INTO workflows {numbers} '{own}', 'w' || n, 1, 1, 0, 0, 0 FROM n",
     "INSERT INTO runs {numbers} '{own}', 'r' || n, 'w' || n, 1, 1, 0 FROM n",
     # Approvals that wait, and as many that were used.

@@ -70,12 +70,20 @@ def paid_output(rates: ModelRates | None, bound: RequestBound, amount: int) -> i
     return min(largest, max(1, paid))
 
 
-def fitting_output(rates: ModelRates, bound: RequestBound, amount: int) -> int | None:
+def fitting_output(
+    rates: ModelRates, bound: RequestBound, amount: int, most_tokens: int | None = None
+) -> int | None:
     """Return the limit on each answer with which a request costs an amount at most.
 
     It is a power of two, so that a retry has the same; or the request's own limit, or the largest
     answer of the model, or the least that is of use. None when no such limit can be put in, or the
     amount does not pay for the least.
+
+    Args:
+        rates: of the model.
+        bound: of the request.
+        amount: nano-dollars.
+        most_tokens: the most output tokens of all answers, whatever they cost; None for any number.
 
     >>> rates = ModelRates(1, 2, 1, 1, 2, 2, 1_000_000, 2_000_000, largest_output_tokens=4096)
     >>> bound = RequestBound("openai", "m", 10, least_output=256)
@@ -93,6 +101,8 @@ def fitting_output(rates: ModelRates, bound: RequestBound, amount: int) -> int |
     paid = _affordable_output(rates, bound, amount)
     if paid is None:
         paid = NANOUSD_MAX
+    if most_tokens is not None:
+        paid = min(paid, most_tokens)
     each = (paid - bound.beside_output) // bound.answers
     if most is not None and each >= most:
         return most

@@ -7,7 +7,7 @@ milliseconds; money is integer nano-dollars (``*_nanousd``), accompanied by deci
 
 from __future__ import annotations
 
-from guard.core.wire.budget import Budget
+from guard.core.wire.budget import Budget, CountedBudget
 from guard.core.wire.codec import WireError, convert, decode, encode, salvage
 from guard.core.wire.control import (
     NO_TOOL_RULES,
@@ -147,6 +147,7 @@ __all__ = [
     "ControlMessage",
     "ControlReply",
     "ControlSettings",
+    "CountedBudget",
     "Event",
     "EventBatch",
     "EventsOutcome",

@@ -45,3 +45,24 @@ class Budget(Struct):
             resets_at_ms=resets_at_ms,
             scope=scope,
         )
+
+
+class CountedBudget(Struct, omit_defaults=True):
+    """A budget of tokens or of calls over a call.
+
+    Args:
+        unit: ``tokens`` or ``calls``; older SDKs meet none, newer gateways may know more.
+        limit, used, set_aside, left: in that unit; ``left`` is negative above the limit.
+        counts: of calls: globs of the tools and models whose calls are counted; empty for all.
+        resets_at_ms: when its period ends; None for one that never does.
+        scope: what it is of.
+    """
+
+    unit: str
+    limit: int
+    used: int
+    set_aside: int = 0
+    left: int = 0
+    counts: list[str] = []
+    resets_at_ms: int | None = None
+    scope: str | None = None

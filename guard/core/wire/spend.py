@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from guard.core.wire.budget import Budget
+from guard.core.wire.budget import Budget, CountedBudget
 from guard.core.wire.fields import Name
 
 
@@ -23,9 +23,10 @@ class SpendReply(Struct, omit_defaults=True):
         spent_nanousd: what it has cost in all.
         run_id: the run, if one was asked for.
         run_spent_nanousd: what the run has cost; None unless one was asked for.
-        budgets: every budget over it, in the current periods.
+        budgets: every budget of money over it, in the current periods.
         uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
         run_uncertain_nanousd: the same of the run.
+        counted: every budget of tokens and of calls over it, in the current periods.
     """
 
     workflow_id: Name
@@ -36,3 +37,4 @@ class SpendReply(Struct, omit_defaults=True):
     budgets: list[SpentBudget] = []
     uncertain_nanousd: int = 0
     run_uncertain_nanousd: int = 0
+    counted: list[CountedBudget] = []

@@ -19,17 +19,24 @@ _JSON: Final = "application/json"
 _PROBLEM: Final = "application/problem+json"
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
 
+_LIMITS: Final = ("limit_nanousd", "limit_cents", "limit_tokens", "limit_calls")
 _BUDGET_RULES: Final = [
     {
         "oneOf": [
             {
                 "required": [given],
-                "properties": {given: {"type": kind}, other: {"type": "null"}},
+                "properties": {
+                    given: {"type": "number" if given == "limit_cents" else "integer"},
+                    **{other: {"type": "null"} for other in _LIMITS if other != given},
+                    **({} if given == "limit_calls" else {"counts": {"maxItems": 0}}),
+                    **(
+                        {"epsilon_nanousd": {"const": 0}}
+                        if given in ("limit_tokens", "limit_calls")
+                        else {}
+                    ),
+                },
             }
-            for given, kind, other in (
-                ("limit_nanousd", "integer", "limit_cents"),
-                ("limit_cents", "number", "limit_nanousd"),
-            )
+            for given in _LIMITS
         ]
     },
     {
@@ -77,6 +84,10 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     if "BudgetBody" in components:
         components["BudgetBody"]["allOf"] = _BUDGET_RULES
+    if "ApplyBody" in components:  # the names and values that `setting_table` takes
+        known = components["OrganisationSettings"]["properties"]
+        settings = components["ApplyBody"]["properties"]["settings"]
+        settings.update(properties=known, additionalProperties=False)
     by_kind = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths = _sdk_paths(by_kind)
     for operation in operations:

@@ -214,7 +214,8 @@ class AdminClient:
         """Set a budget, hard and of the whole organisation unless ``fields`` say otherwise.
 
         They are ``scope_kind``, ``scope_id``, ``window``, ``mode``, ``thresholds``,
-        ``epsilon_nanousd``, and ``limit_nanousd`` in place of the cents.
+        ``epsilon_nanousd``, and in place of the cents ``limit_nanousd``, ``limit_tokens``, or
+        ``limit_calls`` with the globs ``counts`` of what is counted.
         """
         body = _given({"limit_cents": limit_cents, **fields})
         return dict(self.request("PUT", "/budgets", body))

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.numbers import Finite
-from guard.gateway.cli.output import note, scope_of, show, where, with_client
+from guard.gateway.cli.numbers import Count, Finite
+from guard.gateway.cli.output import note, scope_of, show, wants_json, where, with_client
 
 
 @click.group()
@@ -39,20 +39,49 @@ def budgets_list(client: AdminClient) -> None:
                "uncertain_cents", "reserved_cents", "left_cents", "exhausted",
                "budget_id"]  # fmt: skip
     rows = client.ledger()
-    for row in rows:
-        row["left_cents"] = max(0, row["remaining_nanousd"]) / 1e7
     known = {row["budget_id"] for row in rows}
     rows += [
-        {**b, "limit_cents": b["limit_nanousd"] / 1e7, "committed_cents": 0.0,
-         "uncertain_cents": 0.0, "reserved_cents": 0.0, "exhausted": False,
-         "left_cents": b["limit_nanousd"] / 1e7}
+        {**b, "committed_nanousd": 0, "uncertain_nanousd": 0, "reserved_nanousd": 0,
+         "remaining_nanousd": b["limit_nanousd"], "exhausted": False}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
-    show([{**row, "scope": scope_of(row)} for row in rows], columns)
+    shown = [{**row, **_figures(row), "scope": scope_of(row)} for row in rows]
+    money = [row for row in shown if row["unit"] == "usd"]
+    if wants_json() or len(money) == len(shown):
+        show(shown, columns)
+        return
+    if money:
+        show(money, columns)
+    counted = [row for row in shown if row["unit"] != "usd"]
+    show(counted, ["scope", "window", "mode", "counted", "limit", "used", "set_aside", "left",
+                   "exhausted", "budget_id"])  # fmt: skip
+
+
+def _figures(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a balance's figures in cents, or as so many tokens or calls."""
+    left = max(0, row["remaining_nanousd"])
+    if row["unit"] == "usd":
+        names = ("limit", "committed", "uncertain", "reserved")
+        cents = {f"{name}_cents": row[f"{name}_nanousd"] / 1e7 for name in names}
+        return {**cents, "left_cents": left / 1e7}
+    of = f" of {', '.join(row['counts'])}" if row["counts"] else ""
+    return {
+        "counted": f"{row['unit']}{of}",
+        "limit": row["limit_nanousd"],
+        "used": row["committed_nanousd"],
+        "set_aside": row["reserved_nanousd"],
+        "left": left,
+    }
 
 
 @budgets.command("set")
-@click.option("--limit-cents", type=Finite(min=0), required=True)
+@click.option("--limit-cents", type=Finite(min=0), help="In cents.")
+@click.option("--limit-tokens", type=Count(), metavar="N",
+              help="In tokens, input, output and cached ones: 20k, 2M.")  # fmt: skip
+@click.option("--limit-calls", type=Count(), metavar="N", help="In calls of tools and models.")
+@click.option("--of", "counts", multiple=True, metavar="GLOB",
+              help="With --limit-calls: the tools or models whose calls are counted; may be "
+                   "repeated. All by default.")  # fmt: skip
 @click.option(
     "--scope",
     "scope_kind",
@@ -69,7 +98,9 @@ def budgets_list(client: AdminClient) -> None:
 )  # fmt: skip
 @click.option("--soft", is_flag=True, help="Warn instead of refusing.")
 @with_client
-def budgets_set(client: AdminClient, limit_cents: float, soft: bool, **scope: Any) -> None:
+def budgets_set(
+    client: AdminClient, soft: bool, counts: tuple[str, ...], **limit_and_scope: Any
+) -> None:
     """Set the budget of a scope and window.
 
     \b
@@ -77,8 +108,17 @@ def budgets_set(client: AdminClient, limit_cents: float, soft: bool, **scope: An
       guard gateway budgets set --limit-cents 5000 --window month
       guard gateway budgets set --scope workflow --id '*' --window day --limit-cents 200
       guard gateway budgets set --scope user --id '*' --window month --limit-cents 500
+      guard gateway budgets set --scope workflow --id '*' --window day --limit-tokens 2M
+      guard gateway budgets set --scope workflow --id research --limit-calls 20 --of search
     """
-    made = client.set_budget(limit_cents, mode="soft" if soft else "hard", **scope)
+    given = [limit_and_scope[name] for name in ("limit_cents", "limit_tokens", "limit_calls")]
+    if sum(each is not None for each in given) != 1:
+        raise click.UsageError("give one of --limit-cents, --limit-tokens and --limit-calls")
+    if counts and limit_and_scope["limit_calls"] is None:
+        raise click.UsageError("--of belongs to --limit-calls")
+    made = client.set_budget(
+        mode="soft" if soft else "hard", counts=list(counts) or None, **limit_and_scope
+    )
     note(f"budget {made['budget_id']} version {made['version']} on {where()}", made)
 
 

@@ -3,11 +3,47 @@
 from __future__ import annotations
 
 import math
+import re
+from decimal import Decimal
 from typing import Any, Final
 
 import click
 
 _EXAMPLES: Final = (10, 1, 100, 0.5, 0)
+COUNT_MAX: Final = 10**15
+
+
+def read_count(text: str) -> int:
+    """Return a number that may be written short.
+
+    Raises:
+        ValueError: it is none; the text says what is.
+
+    >>> read_count("2M"), read_count("20k"), read_count("1_500"), read_count("1.5k")
+    (2000000, 20000, 1500, 1500)
+    """
+    match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?)\s*([kmb]?)\s*", text.lower())
+    if match is not None:
+        times = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]]
+        found = Decimal(re.sub("[_,]", "", match[1])) * times
+        if found == int(found) and found <= COUNT_MAX:
+            return int(found)
+    raise ValueError(f"{text!r} is no whole number; write 20000, 20k or 2M")
+
+
+class Count(click.ParamType[Any]):
+    """A whole number from 0 on, which may be written short: ``20k``, ``2M``."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the number."""
+        if isinstance(value, int):
+            return value
+        try:
+            return read_count(str(value))
+        except ValueError as exc:
+            self.fail(f"{exc}.", param, ctx)
 
 
 class Finite(click.FloatRange):

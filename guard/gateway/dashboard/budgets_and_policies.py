@@ -94,6 +94,9 @@ class BudgetsAndPolicies:
                 context, known, error=f"Nothing was saved: {exc}.", status=400
             )
         wanted.budget_id = budget_id
+        if context.form.text("do") == "preview" and wanted.unit != "usd":
+            error = "A preview replays what calls have cost, so there is none for this unit."
+            return await self._budget_form(context, wanted, error=error)
         if context.form.text("do") == "preview":
             charges = await self._storage.newest_charges(
                 context.org(), wanted.scope_kind, budget_preview.CHARGES_MAX

@@ -35,6 +35,15 @@ def money(nanousd: int | None) -> str:
     return f"{sign}${digits[: first + 3].rstrip('0')}"
 
 
+def amount(number: int | None, unit: str) -> str:
+    """Return an amount of a budget: dollars, or so many tokens or calls.
+
+    >>> amount(2_000_000, "usd"), amount(2_000_000, "tokens")
+    ('$0.002', '2,000,000')
+    """
+    return money(number) if unit == "usd" else count(number)
+
+
 def in_doubt(nanousd: int) -> str:
     """Return what to say beside a sum of which so much is uncertain; nothing for nothing.
 

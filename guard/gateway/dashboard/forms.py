@@ -79,13 +79,24 @@ def budget(form: Form) -> bodies.BudgetBody:
             "scope_kind": kind,
             "scope_id": "" if kind == "organisation" else form.text("scope_id"),
             "window": form.text("window", "day"),
-            "limit_nanousd": nanousd(form.text("limit"), "the limit"),
             "mode": form.text("mode", "hard"),
-            "epsilon_nanousd": nanousd(form.text("epsilon") or "0", "the tolerance"),
             "thresholds": thresholds,
+            **_limit(form),
         },
         bodies.BudgetBody,
     )
+
+
+def _limit(form: Form) -> dict[str, Any]:
+    """Read a budget's limit in its unit, and what belongs to that."""
+    unit, text = form.text("unit", "usd"), form.text("limit")
+    if unit == "usd":
+        epsilon = nanousd(form.text("epsilon") or "0", "the tolerance")
+        return {"limit_nanousd": nanousd(text, "the limit"), "epsilon_nanousd": epsilon}
+    limit = whole(text.replace(",", ""), "the limit")
+    if unit == "tokens":
+        return {"limit_tokens": limit}
+    return {"limit_calls": limit, "counts": form.text("counts").replace(",", " ").split()}
 
 
 def policy(form: Form) -> bodies.PolicyBody:

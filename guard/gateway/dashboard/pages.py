@@ -313,7 +313,8 @@ def _capped(number: int, looked_at: int) -> str:
 
 
 def _watched(balances: list[BalanceView], wanted: str) -> BalanceView | None:
-    drawn = [b for b in balances if b.scope_kind in ("organisation", "workflow")]
+    money = [b for b in balances if b.unit == "usd"]
+    drawn = [b for b in money if b.scope_kind in ("organisation", "workflow")]
     for balance in drawn:
         if wanted == str(balance.balance_id):
             return balance

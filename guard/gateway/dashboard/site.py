@@ -123,8 +123,8 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        names = ("money", "count", "compact", "duration", "iso", "moment", "clock", "span",
-                 "dollars_input", "visible", "detail", "in_doubt",
+        names = ("money", "amount", "count", "compact", "duration", "iso", "moment", "clock",
+                 "span", "dollars_input", "visible", "detail", "in_doubt",
                  "said")  # fmt: skip
         self._jinja.filters.update({name: getattr(formatting, name) for name in names})
         self._jinja.globals.update(asset=self.assets.address, navigation=NAVIGATION)

@@ -1,5 +1,7 @@
 """The money rules: what fits, what is reserved, what is charged. Pure functions over balances.
 
+They hold for budgets of tokens and of calls as well, whose balances count these.
+
 Everything here keeps ``committed + reserved <= authorized_max + overspend`` for each hard balance.
 ``authorized_max`` is the highest total that a grant was ever allowed to reach (the limit, or an
 open chain's ceiling); ``overspend`` is how far reported costs went over it. A reported cost is
@@ -16,10 +18,19 @@ from msgspec import Struct
 from guard.core import wire
 from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.lineage import root_of
-from guard.gateway.domain.records import BudgetRule
+from guard.gateway.domain.records import BudgetRule, BudgetUnit
 
 EVENT_NANOUSD_MAX: Final = 10**15
 """Maximum cost of one event (a million dollars)."""
+
+_BUDGETS: Final[dict[BudgetUnit, str]] = {
+    "usd": "budget",
+    "tokens": "budget of tokens",
+    "calls": "limit of calls",
+}
+
+_OPTION: Final = "--limit"
+_OPTIONS: Final[dict[BudgetUnit, str]] = {"tokens": "--limit-tokens", "calls": "--max-calls"}
 
 LEASE_NANOUSD_MAX: Final = 10**12
 """Maximum of one grant of a lease (a thousand dollars)."""
@@ -105,22 +116,43 @@ class BudgetAccount(Struct):
             key_limit: what the caller calls its key's own budget.
         """
         kind, scope_id = self.rule.scope_kind, self.balance.scope_id
+        budget = _BUDGETS[self.rule.unit]
         if kind == "organisation":
-            found = "the organisation's budget"
+            found = f"the organisation's {budget}"
         elif kind == "key" and scope_id == key_id:
-            found = key_limit or "this key's budget"
+            found = f"this key's {budget}"
+            if key_limit is not None and self.rule.unit == "usd":
+                found = key_limit
+            elif key_limit is not None and key_limit.endswith(_OPTION):  # of `guard run`
+                found = key_limit.removesuffix(_OPTION) + _OPTIONS[self.rule.unit]
         else:
-            found = f"the budget of {kind} {scope_id}"
+            found = f"the {budget} of {kind} {scope_id}"
         return found if self.rule.window == "total" else f"{found} of the {self.rule.window}"
 
     def state(self) -> str:
-        """Say for a person what became of the money: ``$1.2 of $2 spent, $0.5 set aside``."""
-        balance = self.balance
-        spent, limit = wire.dollars(balance.committed), wire.dollars(self.rule.limit_nanousd)
-        text = f"{spent} of {limit} spent"
+        """Say for a person what became of the money: ``$1.2 of $2 spent, $0.5 set aside``.
+
+        Or of what else is counted: ``20 of 20 calls of search made``.
+        """
+        balance, rule = self.balance, self.rule
+        if rule.unit == "calls":
+            called = f" of {', '.join(rule.counts)}" if rule.counts else ""
+            text = f"{balance.committed:,} of {rule.limit_nanousd:,} calls{called} made"
+            return f"{text}, {balance.reserved:,} under way" if balance.reserved else text
+        done = "used" if rule.unit == "tokens" else "spent"
+        text = f"{self.shown(balance.committed)} of {self.limit_shown()} {done}"
         if balance.reserved:
-            text += f", {wire.dollars(balance.reserved)} set aside for what is under way"
+            text += f", {self.shown(balance.reserved)} set aside for what is under way"
         return text
+
+    def shown(self, amount: int) -> str:
+        """Return an amount in the budget's unit for a person, without the unit if not money."""
+        return wire.dollars(amount) if self.rule.unit == "usd" else f"{amount:,}"
+
+    def limit_shown(self) -> str:
+        """Return the limit with its unit: ``$2``, ``20,000 tokens``, ``20 calls``."""
+        limit = self.shown(self.rule.limit_nanousd)
+        return limit if self.rule.unit == "usd" else f"{limit} {self.rule.unit}"
 
     def view(self) -> wire.Budget:
         """Return the balance as the protocol shows it."""
@@ -131,6 +163,38 @@ class BudgetAccount(Struct):
             resets_at_ms=self.balance.ends_ms,
             scope=self.label(),
         )
+
+    def counted(self) -> wire.CountedBudget:
+        """Return the balance of a budget of tokens or calls as the protocol shows it."""
+        rule, balance = self.rule, self.balance
+        return wire.CountedBudget(
+            unit=rule.unit,
+            limit=rule.limit_nanousd,
+            used=balance.committed,
+            set_aside=balance.reserved,
+            left=rule.limit_nanousd - balance.committed - balance.reserved,
+            counts=rule.counts,
+            resets_at_ms=balance.ends_ms,
+            scope=self.label(),
+        )
+
+
+class MeteredHold(Struct, frozen=True, array_like=True):
+    """What a reservation holds of budgets of tokens, or of calls.
+
+    Attributes:
+        unit: what is held.
+        balance_ids: the balances that it is reserved on, and charged to.
+        amount: how much was reserved.
+        held: how much is reserved now.
+        prepaid: what was charged when the reservation expired, and pays for events that come after.
+    """
+
+    unit: BudgetUnit
+    balance_ids: tuple[int, ...]
+    amount: int
+    held: int
+    prepaid: int = 0
 
 
 class Reservation(Struct, gc=False):
@@ -165,6 +229,8 @@ class Reservation(Struct, gc=False):
     renewed: bool = False
     under_way: int = 0
     closing: bool = False
+    metered: tuple[MeteredHold, ...] = ()
+    """What it holds of budgets that are not of money."""
     answered_by: str | None = None
     """The model that was reported last; not stored."""
 
@@ -356,10 +422,7 @@ def charge(
         balance, rule = account.balance, account.rule
         if balance.refused_nanousd:
             account.forget_refused()
-        balance.committed += cost
-        total = balance.committed + balance.reserved
-        balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)
-        balance.overspend = max(balance.overspend, total - balance.authorized_max, 0)
+        total = _commit(account, cost)
         if rule.mode != "hard":
             continue
         ceiling = account.ceiling(chain_over_permille)
@@ -371,6 +434,31 @@ def charge(
     for account in accounts:
         _note_levels(account, outcome)
     return outcome
+
+
+def commit(accounts: Sequence[BudgetAccount], amount: int) -> Charge:
+    """Commit tokens or calls, of which nothing is set aside any more.
+
+    No event has them as its cost, so they stand in the opening, too: each balance is its opening
+    and the costs of its events.
+    """
+    outcome = Charge(exhausted=[], crossed=[])
+    for account in accounts:
+        account.forget_refused()
+        account.balance.opening += amount
+        _commit(account, amount)
+        _note_levels(account, outcome)
+    return outcome
+
+
+def _commit(account: BudgetAccount, amount: int) -> int:
+    """Add to what is committed; return what is committed and reserved then."""
+    balance = account.balance
+    balance.committed += amount
+    total = balance.committed + balance.reserved
+    balance.authorized_max = max(balance.authorized_max, account.rule.limit_nanousd)
+    balance.overspend = max(balance.overspend, total - balance.authorized_max, 0)
+    return total
 
 
 def _note_levels(account: BudgetAccount, outcome: Charge) -> None:

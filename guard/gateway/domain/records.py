@@ -12,6 +12,7 @@ from guard.gateway.domain.windows import Window
 ScopeKind = Literal["organisation", "workflow", "agent", "chain", "user", "key", "model"]
 PolicyScope = Literal["organisation", "workflow", "agent", "key"]
 BudgetMode = Literal["hard", "soft"]
+BudgetUnit = Literal["usd", "tokens", "calls"]
 ApprovalStatus = Literal["pending", "approved", "used", "refused", "expired", "withdrawn"]
 
 Label = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -93,6 +94,10 @@ class BudgetRule(Struct, kw_only=True):
     each id. Of the budgets with the same kind and window an exact one takes the place of globs for
     its id, and matching globs that of ``"*"``; all globs that match apply. It is empty for the
     organisation.
+
+    Its limit is in its unit: nano-dollars, tokens (input, output and cached, as the vendor reports
+    them) or calls. One of calls counts LLM requests by their model and other calls by their tool's
+    name: those that match a glob of ``counts``, or all.
     """
 
     budget_id: str
@@ -107,6 +112,8 @@ class BudgetRule(Struct, kw_only=True):
     version: int = 1
     created_at_ms: int = 0
     updated_at_ms: int = 0
+    unit: BudgetUnit = "usd"
+    counts: list[str] = field(default_factory=list)
 
 
 class RateCap(Struct, kw_only=True):
@@ -321,7 +328,10 @@ _EXHAUSTED: Final = (
 
 
 class BalanceView(Struct, kw_only=True):
-    """What one scope has spent and reserved in one window."""
+    """What one scope has spent and reserved in one window.
+
+    Of a budget of tokens or calls, what is called ``nanousd`` counts these, and cents are 0.
+    """
 
     balance_id: int
     budget_id: str
@@ -342,6 +352,8 @@ class BalanceView(Struct, kw_only=True):
     exhausted: Annotated[bool, Meta(description=_EXHAUSTED)]
     uncertain_nanousd: int = 0
     uncertain_cents: float = 0.0
+    unit: BudgetUnit = "usd"
+    counts: list[str] = []
 
 
 class StoredEvent(Struct, kw_only=True):

@@ -119,7 +119,10 @@ def _named(rules: RuleSet) -> Sequence[tuple[RuleKind, str, BudgetRule | Policy 
 
 
 def _budget_name(budget: BudgetRule) -> str:
-    return " ".join(filter(None, (budget.scope_kind, budget.scope_id, budget.window)))
+    unit = "" if budget.unit == "usd" else budget.unit
+    counted = f"of {', '.join(budget.counts)}" if budget.counts else ""
+    parts = (budget.scope_kind, budget.scope_id, budget.window, unit, counted)
+    return " ".join(filter(None, parts))
 
 
 def _content(record: BudgetRule | Policy | Price) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from guard.core import globs, wire
-from guard.gateway.domain.records import Policy
+from guard.gateway.domain.lineage import lineage
+from guard.gateway.domain.records import BudgetRule, Policy
 
 RULES_BYTES_MAX: Final = 64 * 1024
 """Larger rules are not sent: the SDK asks the gateway about every tool instead."""
@@ -16,14 +17,18 @@ _NO_RULES: Final = wire.ToolRules()
 
 
 def rules_for(
-    policies: Iterable[Policy], key_id: str, key_workflow_id: str | None
+    policies: Iterable[Policy],
+    key_id: str,
+    key_workflow_id: str | None,
+    call_limits: Iterable[BudgetRule] = (),
 ) -> wire.ToolRules:
-    """Return the tool rules of the enabled policies that can concern a key.
+    """Return the tool rules of the enabled policies, and limits of calls, that can concern a key.
 
     Args:
         policies: of the organisation.
         key_id: the key.
         key_workflow_id: the only workflow of the key, if it has one.
+        call_limits: the organisation's: the gateway counts each call of their tools.
     """
     concerned = [
         policy
@@ -36,11 +41,12 @@ def rules_for(
         for policy in concerned
         if (rule := _rule(policy, key_workflow_id, acts_on_sensitive)) is not None
     ]
+    rules += [_counting(limit) for limit in call_limits if _limits(limit, key_id)]
     if not rules:
         return _NO_RULES
     encoded = wire.encode(rules)
     if len(encoded) > RULES_BYTES_MAX:
-        rules = _asking(concerned[0], rules)
+        rules = _asking(rules)
     # With the size, so that a rule set cannot be taken for another by a collision of short digests.
     version = f"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}-{len(encoded)}"
     return wire.ToolRules(version, rules)
@@ -80,9 +86,31 @@ def _rule(
     )
 
 
-def _asking(policy: Policy, rules: Sequence[wire.ToolRule]) -> list[wire.ToolRule]:
+def _limits(limit: BudgetRule, key_id: str) -> bool:
+    """Tell whether a limit of calls can be over calls of a key."""
+    if limit.scope_kind != "key":
+        return True
+    return any(globs.matches(limit.scope_id, name) for name in lineage(key_id))
+
+
+def _counting(limit: BudgetRule) -> wire.ToolRule:
+    """Return the rule that has the gateway asked about the tools whose calls are limited."""
+    is_of_scope = limit.scope_kind in ("workflow", "agent")
+    return wire.ToolRule(
+        policy="limit of calls",
+        policy_version=limit.version,
+        scope_kind=limit.scope_kind if is_of_scope else "organisation",
+        scope_id=limit.scope_id if is_of_scope else "*",
+        ask=limit.counts or ["*"],
+    )
+
+
+def _asking(rules: Sequence[wire.ToolRule]) -> list[wire.ToolRule]:
     """Return the one rule that stands for rules that are too many to send."""
+    first = rules[0]
     blocks_sensitive = any(rule.blocks_sensitive for rule in rules)
     return [
-        wire.ToolRule(policy.name, policy.version, ask=["*"], blocks_sensitive=blocks_sensitive)
+        wire.ToolRule(
+            first.policy, first.policy_version, ask=["*"], blocks_sensitive=blocks_sensitive
+        )
     ]

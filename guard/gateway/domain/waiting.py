@@ -23,7 +23,8 @@ class Waiter(Struct, frozen=True):
         since_ms: when it was asked first.
         blocks_from_ms: from then on smaller calls behind it wait as well.
         amount: what it needs, in nano-dollars.
-        balance_ids: the balances that have less room than that.
+        balance_ids: the balances that have less room than it needs.
+        others: by balance, what it needs of those of other units.
     """
 
     call_id: str
@@ -31,6 +32,7 @@ class Waiter(Struct, frozen=True):
     blocks_from_ms: int
     amount: int
     balance_ids: frozenset[int]
+    others: dict[int, int] = {}
 
     @property
     def turn(self) -> tuple[int, str]:
@@ -56,10 +58,17 @@ class Place(Struct, frozen=True):
         """When its wait is over, unless money comes back before."""
         return self.from_ms + self.wait_ms
 
-    def waiter(self, call_id: str, amount: int, balance_ids: Iterable[int]) -> Waiter:
+    def waiter(
+        self,
+        call_id: str,
+        amount: int,
+        balance_ids: Iterable[int],
+        others: dict[int, int] | None = None,
+    ) -> Waiter:
         """Return the call as those see it who come after it."""
         blocks_from_ms = self.since_ms + self.wait_ms // BLOCKS_AFTER
-        return Waiter(call_id, self.since_ms, blocks_from_ms, amount, frozenset(balance_ids))
+        ids = frozenset(balance_ids)
+        return Waiter(call_id, self.since_ms, blocks_from_ms, amount, ids, others or {})
 
 
 def promised(
@@ -87,5 +96,6 @@ def promised(
             continue
         if waiter.amount <= amount or now_ms >= waiter.blocks_from_ms:
             for balance_id in waiter.balance_ids:
-                found[balance_id] = found.get(balance_id, 0) + waiter.amount
+                amount_there = waiter.others.get(balance_id, waiter.amount)
+                found[balance_id] = found.get(balance_id, 0) + amount_there
     return found

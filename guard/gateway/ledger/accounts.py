@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from guard.core import globs
 from guard.gateway.domain import models, records, windows
@@ -11,12 +12,16 @@ from guard.gateway.domain.ledger import Balance, BudgetAccount
 from guard.gateway.domain.lineage import lineage
 from guard.gateway.ledger.state import (
     SCOPE_KINDS,
+    AccountKeys,
     BudgetIndex,
     BudgetsOfKind,
+    Meter,
     OrganisationState,
     ScopeKeys,
 )
 from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+_METERED: Final[tuple[records.BudgetUnit, ...]] = ("tokens", "calls")
 
 
 def organisation(unit: UnitOfWork, organisation_id: str) -> OrganisationState:
@@ -32,13 +37,43 @@ def organisation(unit: UnitOfWork, organisation_id: str) -> OrganisationState:
 
 
 def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> list[BudgetAccount]:
-    """Return every balance over a call or an event, in the current periods."""
+    """Return every balance over a call or an event of budgets of money, in the current periods."""
     cached = unit.cached_accounts(org, keys)
     if cached is not None:
         return cached
+    return _open(unit, org, keys, applying(_budgets_over(unit, org, keys), keys))
+
+
+def metered_accounts_of(
+    unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys
+) -> Iterator[tuple[Meter, list[BudgetAccount]]]:
+    """Yield the other balances over a call or an event, by what they count."""
+    if org.budgets is None:
+        _read_budgets(unit, org)
+    if not org.is_metered:
+        return
+    metered = org.metered
+    if org.many:
+        named = unit.budgets_for(org.organisation_id, _names(keys), _METERED)
+        metered = _with_several(metered_index(named), metered)
+    for meter, index in metered.items():
+        own = meter, keys
+        cached = unit.cached_accounts(org, own)
+        found = _open(unit, org, own, applying(index, keys)) if cached is None else cached
+        if found:
+            yield meter, found
+
+
+def _open(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    keys: AccountKeys,
+    budgets: Iterable[tuple[records.BudgetRule, str]],
+) -> list[BudgetAccount]:
+    """Return the balances of budgets in the current periods, and cache them."""
     accounts: list[BudgetAccount] = []
     valid_until_ms = float("inf")
-    for budget, scope_id in applying(_budgets_over(unit, org, keys), keys):
+    for budget, scope_id in budgets:
         start_ms, end_ms = windows.period_of(budget.window, unit.now_ms)
         if end_ms is not None:
             valid_until_ms = min(valid_until_ms, end_ms)
@@ -54,26 +89,60 @@ def _budgets_over(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> 
 
     Few budgets are read once. Of many, those that name a scope are looked up for each call.
     """
-    own = org.organisation_id
-    if org.budgets is None:
-        found = unit.few_budgets(own)
-        org.many = found is None
-        org.budgets = index_of(unit.budgets_for_several(own) if found is None else found)
+    budgets = _read_budgets(unit, org) if org.budgets is None else org.budgets
     if not org.many:
-        return org.budgets
+        return budgets
+    index = index_of(unit.budgets_for(org.organisation_id, _names(keys)))
+    _add_several(index, budgets)
+    return index
+
+
+def _read_budgets(unit: UnitOfWork, org: OrganisationState) -> BudgetIndex:
+    own = org.organisation_id
+    found = unit.few_budgets(own)
+    org.many = found is None
+    rules = unit.budgets_for_several(own) if found is None else found
+    org.budgets = index_of(rule for rule in rules if rule.unit == "usd")
+    org.metered = metered_index(rules)
+    org.is_metered = bool(org.metered) or (org.many and unit.has_metered_budgets(own))
+    return org.budgets
+
+
+def _names(keys: ScopeKeys) -> dict[str, Sequence[str]]:
+    """Return what an exact budget may be of, by kind of scope."""
     names: dict[str, Sequence[str]] = {
         kind: lineage(scope_id) if kind == "key" else (scope_id,)
         for kind, scope_id in zip(SCOPE_KINDS, keys[:-1], strict=True)
         if scope_id is not None
     }
     names["model"] = keys[-1]
-    index = index_of(unit.budgets_for(own, names))
-    for kind, several in org.budgets.items():
+    return names
+
+
+def _add_several(index: BudgetIndex, several: BudgetIndex) -> None:
+    """Add those for several scopes each, and those of the organisation, to exact ones."""
+    for kind, each in several.items():
         of_kind = index.setdefault(kind, BudgetsOfKind())
-        of_kind.globs, of_kind.each = several.globs, several.each
+        of_kind.globs, of_kind.each = each.globs, each.each
         if kind == "organisation":
-            of_kind.exact = several.exact
-    return index
+            of_kind.exact = each.exact
+
+
+def _with_several(
+    named: dict[Meter, BudgetIndex], several: dict[Meter, BudgetIndex]
+) -> dict[Meter, BudgetIndex]:
+    for meter, index in several.items():
+        _add_several(named.setdefault(meter, {}), index)
+    return named
+
+
+def metered_index(budgets: Iterable[records.BudgetRule]) -> dict[Meter, BudgetIndex]:
+    """Return the budgets that are not of money, by what they count: each kind is for itself."""
+    found: dict[Meter, list[records.BudgetRule]] = {}
+    for budget in budgets:
+        if budget.unit != "usd":
+            found.setdefault(Meter(budget.unit, tuple(budget.counts)), []).append(budget)
+    return {meter: index_of(rules) for meter, rules in found.items()}
 
 
 def index_of(budgets: Iterable[records.BudgetRule]) -> BudgetIndex:
@@ -142,10 +211,13 @@ def balance_of(
     found = unit.find_balance(budget.budget_id, scope_id, start_ms)
     if found is not None:
         return found
-    # A budget that is set in the middle of a period counts what was spent in it before.
-    opening = unit.spent_before(
-        budget.organisation_id, budget.scope_kind, scope_id, start_ms, end_ms
-    )
+    # A budget that is set in the middle of a period counts what was spent in it before. Tokens and
+    # calls are counted from the first call under their budget on.
+    opening = 0
+    if budget.unit == "usd":
+        opening = unit.spent_before(
+            budget.organisation_id, budget.scope_kind, scope_id, start_ms, end_ms
+        )
     return unit.add_balance(
         Balance(
             balance_id=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -129,6 +129,38 @@ def payable(
         return amount
     cost, tokens = limited
     return Amount(cost, "worst_case", cost, tokens)
+
+
+def tokens_of(
+    decision: GateDecision, accounts: Sequence[BudgetAccount], amount: Amount
+) -> tuple[Amount, int]:
+    """Return what to reserve of a call under budgets of tokens: money, and tokens.
+
+    Where not all unspent tokens would do for its bound, its output is limited to those that do.
+
+    Args:
+        decision: the decision.
+        accounts: the balances of tokens over the call.
+        amount: what to reserve of money.
+    """
+    call, rates = decision.command.call, decision.rates
+    if call.kind != "llm" or rates is None:
+        return amount, (call.max_input_tokens or 0) + (call.max_output_tokens or 0)
+    unit, org, command = decision.unit, decision.org, decision.command
+    limit = amount.output_tokens or call.max_output_tokens
+    tokens_in, tokens_out = requests.tokens_of(unit, org, command, rates, limit)
+    hard = [each for each in accounts if each.rule.mode == "hard"]
+    unspent = min((each.unspent(decision.allowance) for each in hard), default=None)
+    if unspent is None or tokens_in + tokens_out <= unspent or call.least_output_tokens is None:
+        return amount, tokens_in + tokens_out
+    most_tokens = min(unspent - tokens_in, tokens_out)
+    limited = requests.limited(
+        unit, org, command, rates, wire.NANOUSD_MAX, call.least_output_tokens, most_tokens
+    )
+    if limited is None:
+        return amount, tokens_in + tokens_out
+    cost, tokens_out = limited
+    return Amount(cost, "worst_case", cost, tokens_out), tokens_in + tokens_out
 
 
 def within_room(decision: GateDecision, accounts: list[BudgetAccount], amount: Amount) -> Amount:

@@ -37,8 +37,14 @@ def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.BudgetRule) -> re
     audit.record(
         unit, actor, "budget.put", new.budget_id, msgspec.to_builtins(new), new.organisation_id
     )
-    control.announce_rules(unit, new.organisation_id, "budget changed")
+    _announce(unit, new)
     return new
+
+
+def _announce(unit: UnitOfWork, budget: records.BudgetRule) -> None:
+    """Tell SDKs; a limit of calls changes about which tools they ask, too."""
+    tell = control.announce_catalogue if budget.unit == "calls" else control.announce_rules
+    tell(unit, budget.organisation_id, "budget changed")
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -58,7 +64,7 @@ def delete_budget(unit: UnitOfWork, actor: Actor, organisation_id: str, budget_i
     unit.delete_budget(old)
     control.budget_changed(unit, organisation(unit, organisation_id), old, None)
     audit.record(unit, actor, "budget.delete", budget_id, {}, organisation_id)
-    control.announce_rules(unit, organisation_id, "budget changed")
+    _announce(unit, old)
 
 
 def put_policy(unit: UnitOfWork, actor: Actor, wanted: records.Policy) -> records.Policy:

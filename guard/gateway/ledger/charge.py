@@ -11,7 +11,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import EncodedAnswer, IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.ledger import chains, control, expiry, idempotency, requests
+from guard.gateway.ledger import chains, control, expiry, idempotency, metered, requests
 from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.state import OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -226,6 +226,8 @@ def _record(
     charged = ledger.Charge()
     if cost:
         charged = _commit_cost(unit, org, request, event, cost, accounts, reservation)
+    if event.type == "llm":
+        metered.charge(unit, org, keys, priced, reservation)
     # After the charge, so that the event that ends a chain still has the chain's allowance.
     if event.type == "chain":
         data = event.data

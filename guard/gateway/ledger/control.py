@@ -114,7 +114,9 @@ def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Ch
             "budget_id": account.rule.budget_id,
             "scope": account.label(),
             "threshold": share,
-            "budget": msgspec.to_builtins(account.view()),
+            "budget": msgspec.to_builtins(
+                account.view() if account.rule.unit == "usd" else account.counted()
+            ),
         }
         webhooks.enqueue(unit, org.organisation_id, "budget.threshold", body)
 
@@ -125,10 +127,10 @@ def _announce_budget(
     """Push a budget's state to the workflows that it stops.
 
     Budgets of an agent, a chain, a user or a model stop some calls of a workflow and not others,
-    so they are left to the gate.
+    and so do those of tokens and calls; they are left to the gate.
     """
     kind, scope_id = account.rule.scope_kind, account.balance.scope_id
-    if kind not in ("organisation", "workflow", "key"):
+    if kind not in ("organisation", "workflow", "key") or account.rule.unit != "usd":
         return
     draft = wire.ControlMessage(
         seq=0,

@@ -12,7 +12,8 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.domain.lineage import lineage
-from guard.gateway.ledger import approvals, estimates, idempotency
+from guard.gateway.ledger import approvals, estimates, idempotency, metered
+from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -30,6 +31,8 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     unit.change_balances(balances)
     unit.change_reservation(reservation)
     left = ledger.release(reservation, balances, state)
+    if reservation.metered:
+        metered.close(unit, organisation(unit, reservation.organisation_id), reservation, state)
     reservation.under_way = 0
     if left:
         _announce_room(unit, reservation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -24,12 +24,13 @@ from guard.gateway.ledger import (
     lease_sizes,
     leases,
     line,
+    metered,
     requests,
 )
 from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.amounts import Amount, GateDecision
 from guard.gateway.ledger.estimates import function_of, last_model
-from guard.gateway.ledger.state import NO_SCOPES, OrganisationState
+from guard.gateway.ledger.state import NO_SCOPES, OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 RETURNS_MS: Final = 3000
@@ -163,7 +164,8 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     amount = amounts.bound_of(decision)
     if isinstance(amount, CallRefusal):
         return amount
-    accounts, model = _accounts(decision), _model(call)
+    keys, model = _keys(decision), _model(call)
+    accounts = accounts_of(decision.unit, decision.org, keys)
     if call.unnumbered:
         refused = requests.unnumbered(decision.org, command, accounts, decision.rates)
         if refused is not None:
@@ -177,19 +179,22 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     read = line.read_meanwhile(decision.unit, command)
     payable = amounts.payable(decision, accounts, amount, read)
     amount = amounts.within_room(decision, accounts, payable)
+    amount, needs = _needs(decision, keys, amount)
     around = line.calls_around(decision.unit, command, accounts)
     promised_room = line.promised_room(decision, accounts, amount, around)
-    judgement = _judge(decision, accounts, amount, promised_room)
+    judgement = _judge(decision, accounts, amount, promised_room, needs)
     # 4. It does not fit: it waits, or is refused, perhaps after a recall.
     if judgement.refused_by is not None:
-        waiter = line.place_in_line(decision, accounts, amount, promised_room, read)
+        waiter = line.place_in_line(decision, accounts, amount, promised_room, read, needs)
         for outer in () if waiter is None else around:  # who waits holds nothing
             expiry.give_back(decision.unit, outer, outer.held)
         refusal = _over_budget(decision, accounts, judgement, amount)
         if waiter is not None and not refusal.recall:
             return waiter
         if not refusal.recall and not command.is_ahead:
-            _note_refused(decision.unit, judgement.refused_by, amount.needed)
+            is_money = judgement.refused_by.rule.unit == "usd"
+            needed = amount.needed if is_money else judgement.amount
+            _note_refused(decision.unit, judgement.refused_by, needed)
         return refusal
     # 5. An LLM request fits with less than is assumed of it: that is worth a recall as well.
     if decision.recalls and call.kind == "llm" and judgement.amount < amount.nanousd:
@@ -198,11 +203,11 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
             return CallRefusal(status=402, error_code="GD-B004", title="", reason="", recall=held)
     # 6. No call waits, and there is no lease that may be topped up: refused.
     lease = leases.current(decision.unit, decision.lease, accounts)
-    if command.is_ahead and (lease is None or not command.grants_lease):
+    if command.is_ahead and (lease is None or not command.grants_lease or needs):
         return _not_topped_up()
     # 7. It fits: reserved.
     line.give_back_drawn(decision.unit, around, judgement.amount)
-    return _granted(decision, accounts, lease, judgement, amount)
+    return _granted(decision, accounts, lease, judgement, amount, needs)
 
 
 def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None:
@@ -212,13 +217,29 @@ def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None
         account.balance.refused_nanousd = amount
 
 
-def _accounts(decision: GateDecision) -> list[BudgetAccount]:
-    """Return every balance over the call."""
+def _keys(decision: GateDecision) -> ScopeKeys:
+    """Return what decides which budgets are over the call."""
     call = decision.command.call
     named = models.names(decision.answered_by, _model(call))
-    keys = (call.workflow_id, call.agent, decision.chain_id, call.user,
+    return (call.workflow_id, call.agent, decision.chain_id, call.user,
             decision.command.request.key_id, named)  # fmt: skip
-    return accounts_of(decision.unit, decision.org, keys)
+
+
+def _needs(
+    decision: GateDecision, keys: ScopeKeys, amount: Amount
+) -> tuple[Amount, Sequence[metered.Need]]:
+    """Return what the call takes of budgets of tokens and calls, and its money after that."""
+    call = decision.command.call
+    found = metered.over_call(decision.unit, decision.org, call, keys)
+    if not found:
+        return amount, metered.NO_NEEDS
+    needs = []
+    for need in found:
+        if need.meter.unit == "tokens":
+            amount, tokens = amounts.tokens_of(decision, need.accounts, amount)
+            need = msgspec.structs.replace(need, amount=tokens)
+        needs.append(need)
+    return amount, needs
 
 
 def _model(call: wire.GateRequest) -> str | None:
@@ -230,11 +251,12 @@ def _judge(
     accounts: list[BudgetAccount],
     amount: Amount,
     promised: Mapping[int, int] = ledger.NOTHING_PROMISED,
+    needs: Sequence[metered.Need] = metered.NO_NEEDS,
 ) -> ledger.Judgement:
     """Judge the amount; what has expired, and no sweep has closed yet, must refuse nothing."""
 
     def judge() -> ledger.Judgement:
-        return ledger.judge(
+        found = ledger.judge(
             accounts,
             amount.nanousd,
             guess=amount.is_guess,
@@ -242,6 +264,9 @@ def _judge(
             chain_over_permille=decision.allowance,
             promised=promised,
         )
+        if needs and found.refused_by is None:
+            return metered.judge(needs, found, decision.allowance, promised)
+        return found
 
     judgement = judge()
     if judgement.refused_by is not None and lapse.expire_reservations(decision.unit):
@@ -255,6 +280,7 @@ def _granted(
     lease: Reservation | None,
     judgement: ledger.Judgement,
     amount: Amount,
+    needs: Sequence[metered.Need] = metered.NO_NEEDS,
 ) -> wire.GateReply:
     """Reserve what was judged to fit, for the call alone or with a lease's share on top.
 
@@ -264,13 +290,15 @@ def _granted(
         lease: the lease to top up; ``None``: a new one, if leases are granted.
         judgement: what fits.
         amount: what was to be reserved.
+        needs: what the call takes besides money; no lease holds that.
     """
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
     granted = judgement.amount
+    grants_lease = command.grants_lease and not needs
     # Who takes more than the call needs, or covers others with it, jumps the line.
     is_awaited = line.is_awaited(command, accounts)
-    if call.lease is not None and command.grants_lease and not (is_awaited or command.small_lease):
+    if call.lease is not None and grants_lease and not (is_awaited or command.small_lease):
         granted = lease_sizes.size(decision, accounts, granted, call.lease.demand_nanousd, lease)
     unit.change_balances([account.balance for account in accounts])
     ledger.reserve(accounts, granted, decision.allowance)
@@ -299,7 +327,9 @@ def _granted(
         judgement.amount if call.unjournaled and call.kind == "llm" and not command.is_ahead else 0,
     )
     granted_lease = None
-    if command.grants_lease:
+    if needs:
+        metered.reserve(unit, org, needs, reservation, decision.allowance)
+    if grants_lease:
         reservation = leases.grant(unit, org, reservation, accounts, lease, granted)
         granted_lease = wire.LeaseGrant(
             lease_id=reservation.reservation_id,
@@ -347,6 +377,8 @@ def _over_budget(
     call, account = decision.command.call, judgement.refused_by
     assert account is not None
     whose = account.whose(decision.command.request.key_id, call.key_limit)
+    if account.rule.unit != "usd":
+        return _over_metered(decision, account, whose, judgement.amount)
     fits = _fitting(decision, accounts)
     in_chain = judgement.refused_by_chain or account.rule.scope_kind == "chain"
     return CallRefusal(
@@ -360,6 +392,28 @@ def _over_budget(
         budget=account.view(),
         details={"requested_nanousd": amount.nanousd},
         recall=_holders(decision, accounts, amount.needed) if decision.recalls else {},
+    )
+
+
+def _over_metered(
+    decision: GateDecision, account: BudgetAccount, whose: str, needed: int
+) -> CallRefusal:
+    """Refuse a call for which a budget of tokens or calls has not enough left."""
+    call, rule = decision.command.call, account.rule
+    text = f"{whose}: {account.state()}"
+    if rule.unit == "tokens":
+        room = max(0, account.room(decision.allowance))
+        text += f"; it could use {needed:,}, and {room:,} would fit"
+    details = msgspec.to_builtins(account.counted())
+    return CallRefusal(
+        status=402,
+        error_code="GD-CH001" if rule.scope_kind == "chain" else "GD-B004",
+        title="Chain ceiling reached" if rule.scope_kind == "chain" else "Budget exhausted",
+        reason=f"budget exhausted: {text}",
+        action="budget",
+        workflow_id=call.workflow_id,
+        tool_name=call.tool_name,
+        details={"counted": details, f"requested_{rule.unit}": needed},
     )
 
 

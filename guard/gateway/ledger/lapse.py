@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.ledger import approvals, charge, control, expiry
+from guard.gateway.ledger import approvals, charge, control, expiry, metered
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 SWEEP_MAX: Final = 2000
@@ -21,6 +21,8 @@ def expire(unit: UnitOfWork, reservation: Reservation) -> None:
     expiry.close(unit, reservation, "expired")
     if amount:
         reservation.under_way = charge.charge_unreported(unit, reservation, amount)
+        if reservation.metered and reservation.under_way:
+            metered.prepay(reservation)
 
 
 def expire_reservations(unit: UnitOfWork) -> int:

@@ -9,7 +9,7 @@ from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.waiting import RETRY_MS, Waiter, promised
-from guard.gateway.ledger import expiry
+from guard.gateway.ledger import expiry, metered
 from guard.gateway.ledger.amounts import Amount, GateDecision
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -108,6 +108,7 @@ def place_in_line(
     amount: Amount,
     promised_to: Mapping[int, int],
     read: Mapping[int, int],
+    needs: Sequence[metered.Need] = metered.NO_NEEDS,
 ) -> Waiter | None:
     """Return the place of a call that does not fit; ``None`` where waiting would be in vain.
 
@@ -120,6 +121,7 @@ def place_in_line(
         amount: what does not fit.
         promised_to: by balance, the room that goes to others first.
         read: by balance, what the streams hold that the caller itself reads.
+        needs: what it takes besides money.
     """
     place, allowance = decision.command.place, decision.allowance
     if place is None:
@@ -128,18 +130,23 @@ def place_in_line(
     if decision.unit.now_ms >= min(place.until_ms, place.from_ms + longest_ms):
         return None
     short: list[int] = []
-    for account in accounts:
+    besides: dict[int, int] = {}
+    wanted = [(account, amount.needed) for account in accounts]
+    for need in needs:
+        wanted += [(account, need.amount) for account in need.accounts]
+        besides.update((account.balance.balance_id, need.amount) for account in need.accounts)
+    for account, needed in wanted:
         balance = account.balance
         others = promised_to.get(balance.balance_id, 0)
-        if account.rule.mode != "hard" or account.room(allowance) - others >= amount.needed:
+        if account.rule.mode != "hard" or account.room(allowance) - others >= needed:
             continue
         own = read.get(balance.balance_id, 0)
-        if account.unspent(allowance) - own < amount.needed:
+        if account.unspent(allowance) - own < needed:
             return None
         if balance.reserved - own + others <= 0:
             return None
         short.append(balance.balance_id)
-    return place.waiter(decision.command.call.call_id, amount.needed, short)
+    return place.waiter(decision.command.call.call_id, amount.needed, short, besides)
 
 
 def told_its_place(

@@ -6,7 +6,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.ledger import expiry
+from guard.gateway.ledger import expiry, metered
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -67,6 +67,8 @@ def _hold_again(unit: UnitOfWork, reservation: Reservation, until_ms: int) -> bo
     unit.change_balances([account.balance for account in accounts])
     unit.change_reservation(reservation)
     ledger.reserve(accounts, judgement.amount)
+    if reservation.metered:
+        metered.hold_again(unit, reservation)
     reservation.held = judgement.amount
     reservation.amount = reservation.spent + judgement.amount
     reservation.expires_at_ms = until_ms

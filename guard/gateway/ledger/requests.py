@@ -13,7 +13,7 @@ from guard.core import wire
 from guard.core.fees import by_the_piece
 from guard.core.input_ratios import OVERHEAD, raised
 from guard.core.leases.costs import fitting_output
-from guard.core.rates import PERMILLE, Terms, prompt_tokens
+from guard.core.rates import PERMILLE, Terms, most_input, prompt_tokens
 from guard.core.request_bound import RequestBound
 from guard.gateway.domain import estimates, models, request_cost
 from guard.gateway.domain.commands import CallRefusal, GateCommand, PricedEvent
@@ -88,11 +88,12 @@ def limited(
     rates: wire.ModelRates,
     unspent: int,
     least: int | None,
+    most_tokens: int | None = None,
 ) -> tuple[int, int] | None:
     """Return the cost and the output limit of a request that an amount pays for.
 
-    The limit is on all answers together; ``None`` where the amount does not even pay for the least
-    that the caller can put in, or there is none.
+    The limit is on all answers together, and no more than ``most_tokens``; ``None`` where the
+    amount does not even pay for the least that the caller can put in, or there is none.
     """
     call = command.call
     if least is None:
@@ -110,7 +111,7 @@ def limited(
         fees=call.fees,
         text_tokens=call.text_tokens,
     )
-    each = fitting_output(rates, bound, unspent)
+    each = fitting_output(rates, bound, unspent, most_tokens)
     if each is None:
         return None
     tokens = each * call.answers + call.beside_output_tokens
@@ -138,6 +139,32 @@ def _cost(
         fees=call.fees,
         answers=call.answers,
     )
+
+
+def tokens_of(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    command: GateCommand,
+    rates: wire.ModelRates,
+    max_output: int | None,
+) -> tuple[int, int]:
+    """Return the most tokens of a request's prompt, and of all its answers.
+
+    Args:
+        unit: the unit of work.
+        org: whose request it is.
+        command: the question.
+        rates: of the model, with its context and its largest answer.
+        max_output: the limit on all answers together, if there is one.
+    """
+    call = command.call
+    tokens_in = prompt_tokens(rates, call.max_input_tokens, call.text_tokens)
+    tokens_in = most_input(rates, tokens_in, call.answers)
+    if tokens_in is None:
+        tokens_in = command.input_max or _assumed_input(unit, org, command, rates)
+    if max_output is None:
+        max_output = _largest(command, rates) * call.answers + call.beside_output_tokens
+    return tokens_in, max_output
 
 
 def _assumed_input(

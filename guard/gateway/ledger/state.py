@@ -27,6 +27,22 @@ NO_SCOPES: Final = (None, None, None, None, None)
 """The first parts of ``ScopeKeys`` where only models count."""
 
 
+class Meter(NamedTuple):
+    """What budgets count that are not of money.
+
+    Args:
+        unit: tokens or calls.
+        counts: of calls: globs of the tools and models whose calls are counted; empty for all.
+    """
+
+    unit: records.BudgetUnit
+    counts: tuple[str, ...] = ()
+
+
+AccountKeys = ScopeKeys | tuple[Meter, ScopeKeys]
+"""Names accounts in a cache: those of money, or of a meter."""
+
+
 class BudgetsOfKind(Struct):
     """The budgets of one kind of scope.
 
@@ -170,7 +186,8 @@ class OrganisationState(Struct):
     """One organisation as a unit of work sees it.
 
     ``budgets`` is ``None`` until a rule needs it, and again after a change of a budget. It has all
-    of them, or, where they are ``many``, those for several scopes each.
+    of them that are of money, or, where they are ``many``, those for several scopes each;
+    ``metered`` has the others. ``is_metered`` says whether there are others.
     """
 
     organisation_id: str
@@ -179,5 +196,7 @@ class OrganisationState(Struct):
     directives: Directives
     budgets: BudgetIndex | None = None
     many: bool = False
-    accounts: dict[ScopeKeys, tuple[float, list[BudgetAccount]]] = {}
+    metered: dict[Meter, BudgetIndex] = {}
+    is_metered: bool = False
+    accounts: dict[AccountKeys, tuple[float, list[BudgetAccount]]] = {}
     compacted_seq: int = 0

@@ -28,6 +28,7 @@ from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import (
+    AccountKeys,
     AuditRow,
     ChainState,
     ChargedHour,
@@ -66,14 +67,14 @@ class MoneyStore(Protocol):
     """Balances, reservations, events and learned estimates."""
 
     def cached_accounts(
-        self, org: OrganisationState, keys: ScopeKeys
+        self, org: OrganisationState, keys: AccountKeys
     ) -> list[BudgetAccount] | None:
         """Return the cached accounts of these scopes, unless a period has ended."""
 
     def cache_accounts(
         self,
         org: OrganisationState,
-        keys: ScopeKeys,
+        keys: AccountKeys,
         valid_until_ms: float,
         found: list[BudgetAccount],
     ) -> None:
@@ -246,7 +247,7 @@ class CatalogueStore(Protocol):
         """Return a budget."""
 
     def find_budget(self, wanted: records.BudgetRule) -> records.BudgetRule | None:
-        """Return the budget of the same organisation, scope and window."""
+        """Return the budget of the same organisation, scope and window that counts the same."""
 
     def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of an organisation."""
@@ -258,9 +259,15 @@ class CatalogueStore(Protocol):
         """Return those that are for the organisation, or for several scopes each."""
 
     def budgets_for(
-        self, organisation_id: str, scopes: Mapping[str, Sequence[str]]
+        self,
+        organisation_id: str,
+        scopes: Mapping[str, Sequence[str]],
+        units: Sequence[records.BudgetUnit] = ("usd",),
     ) -> list[records.BudgetRule]:
-        """Return those that name one of these scopes, given by kind."""
+        """Return those of some units that name one of these scopes, given by kind."""
+
+    def has_metered_budgets(self, organisation_id: str) -> bool:
+        """Tell whether an organisation has budgets of tokens or calls."""
 
     def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""

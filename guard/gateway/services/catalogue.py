@@ -10,7 +10,7 @@ from msgspec import Struct
 from guard.core import wire
 from guard.gateway.domain import policy
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.records import OrganisationSettings, Rates
+from guard.gateway.domain.records import BudgetRule, OrganisationSettings, Rates
 from guard.gateway.domain.tool_rules import rules_for
 from guard.gateway.services.pricing import PriceBook
 from guard.gateway.storage.port import Storage
@@ -19,13 +19,14 @@ from guard.gateway.storage.port import Storage
 class OrgView(Struct):
     """One organisation's settings, policies and prices; ``version`` changes with each of them.
 
-    ``tool_rules`` caches those of each key.
+    ``call_limits`` are its limits of calls, and ``tool_rules`` caches the rules of each key.
     """
 
     settings: OrganisationSettings
     rules: list[policy.Rules]
     prices: PriceBook
     version: str = ""
+    call_limits: list[BudgetRule] = []
     tool_rules: dict[tuple[str, str | None], wire.ToolRules] = {}
 
 
@@ -63,11 +64,14 @@ class CatalogueCache:
             StoreError: the store cannot be read.
         """
         view = await self.view(organisation_id)
-        by_key = any(each.policy.scope_kind == "key" for each in view.rules)
+        by_key = any(each.policy.scope_kind == "key" for each in view.rules) or any(
+            each.scope_kind == "key" for each in view.call_limits
+        )
         key = (key_id if by_key else "", key_workflow_id)
         if key not in view.tool_rules:
             policies = [each.policy for each in view.rules]
-            view.tool_rules[key] = rules_for(policies, key_id, key_workflow_id)
+            limits = view.call_limits
+            view.tool_rules[key] = rules_for(policies, key_id, key_workflow_id, limits)
         return view.tool_rules[key]
 
     def forget(self, organisation_id: str | None) -> None:
@@ -83,7 +87,8 @@ class CatalogueCache:
             if organisation.organisation_id == organisation_id:
                 policies = await self._storage.policies(organisation_id)
                 prices = await self._storage.prices(organisation_id)
-                content = wire.encode([organisation.settings, policies, prices])
+                limits = await self._storage.call_budgets(organisation_id)
+                content = wire.encode([organisation.settings, policies, prices, *limits])
                 return OrgView(
                     organisation.settings,
                     policy.compiled(policies),
@@ -94,5 +99,6 @@ class CatalogueCache:
                         organisation.settings.default_tier,
                     ),
                     hashlib.blake2b(content, digest_size=8).hexdigest(),
+                    limits,
                 )
         raise NotFoundError("no such organisation")

@@ -85,29 +85,51 @@ class CreatedKey(Struct, kw_only=True):
 
 
 class BudgetBody(Strict, kw_only=True):
-    """A budget to set; give the limit in nano-dollars or in cents."""
+    """A budget to set; give its limit in one unit: nano-dollars, cents, tokens or calls.
+
+    A limit of calls counts LLM requests by their model, and other calls by their tool's name: all,
+    or those that match a glob of ``counts``.
+    """
 
     scope_kind: records.ScopeKind = "organisation"
     scope_id: Annotated[str, Meta(max_length=256)] = ""
     window: Literal["total", "hour", "day", "month"] = "total"
     limit_nanousd: NanoLimit | None = None
     limit_cents: CentsLimit | None = None
+    limit_tokens: NanoLimit | None = None
+    limit_calls: NanoLimit | None = None
+    counts: Annotated[list[records.Glob], Meta(max_length=100)] = []
     mode: records.BudgetMode = "hard"
     epsilon_nanousd: NanoLimit = 0
     thresholds: Thresholds = msgspec.field(default_factory=lambda: [0.8, 1.0])
 
+    @property
+    def unit(self) -> records.BudgetUnit:
+        """What the budget counts."""
+        if self.limit_tokens is not None:
+            return "tokens"
+        return "usd" if self.limit_calls is None else "calls"
+
     def limit(self) -> int:
-        """Return the limit in nano-dollars.
+        """Return the limit in the budget's unit; of money in nano-dollars.
 
         Raises:
-            ValueError: not exactly one of the two limits is given, or the scope is contradictory.
+            ValueError: not exactly one of the limits is given, or something is contradictory.
         """
-        if (self.limit_nanousd is None) == (self.limit_cents is None):
-            raise ValueError("give exactly one of limit_nanousd and limit_cents")
+        limits = (self.limit_nanousd, self.limit_cents, self.limit_tokens, self.limit_calls)
+        if sum(each is not None for each in limits) != 1:
+            raise ValueError(
+                "give exactly one of limit_nanousd, limit_cents, limit_tokens and limit_calls"
+            )
+        if self.counts and self.limit_calls is None:
+            raise ValueError("counts belongs to limit_calls")
+        if self.epsilon_nanousd and self.unit != "usd":
+            raise ValueError("epsilon_nanousd belongs to a limit of money")
         if (self.scope_kind == "organisation") != (self.scope_id == ""):
             raise ValueError("scope_id is empty for the organisation and set for all others")
-        if self.limit_nanousd is not None:
-            return self.limit_nanousd
+        for counted in (self.limit_nanousd, self.limit_tokens, self.limit_calls):
+            if counted is not None:
+                return counted
         assert self.limit_cents is not None
         return min(round(self.limit_cents * NANOUSD_PER_CENT), NANOUSD_MAX)
 

@@ -385,6 +385,8 @@ def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRu
         mode=body.mode,
         epsilon_nanousd=body.epsilon_nanousd,
         thresholds=body.thresholds,
+        unit=body.unit,
+        counts=sorted(set(body.counts)),
     )
 
 

@@ -123,6 +123,14 @@ _LEASES_OF_KEY: Final = (
 )
 """By the key at the top of a lineage (``domain/lineage.py``)."""
 
+_COUNTS: Final = """
+ALTER TABLE budgets ADD COLUMN counts TEXT NOT NULL DEFAULT '';
+ALTER TABLE budgets DROP CONSTRAINT budgets_organisation_id_scope_kind_scope_id_window_key;
+CREATE UNIQUE INDEX budgets_scope ON budgets
+  (organisation_id, scope_kind, scope_id, "window", counts);
+"""
+"""One scope and window may have several budgets of calls, each with globs of its own."""
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration("tables", _BASELINE + _OWN),
     Migration("uncertain hours", baseline.UNCERTAIN_HOURS.format(**_WORDS)),
@@ -141,6 +149,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         ),
     ),
     Migration("usage by scope and hour", baseline.SCOPE_HOURS.format(**_WORDS)),
+    Migration("budgets of tokens and calls", baseline.METERED.format(**_WORDS) + _COUNTS),
 )
 
 

@@ -243,6 +243,11 @@ INSERT INTO facts VALUES ('summed_hours_seq', '0');
 """
 """A later step: usage of each scope by hour; the events that are there are summed by the sweep."""
 
+METERED: Final = """
+ALTER TABLE reservations ADD COLUMN metered TEXT;
+"""
+"""A later step: what reservations hold of budgets of tokens and calls."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;

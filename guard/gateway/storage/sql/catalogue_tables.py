@@ -10,7 +10,7 @@ from guard.core import globs, wire
 from guard.gateway.domain import records
 from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS
 from guard.gateway.storage.sql.control_tables import ControlTables
-from guard.gateway.storage.sql.rows import budget_from_row, webhook_from_row
+from guard.gateway.storage.sql.rows import budget_from_row, stored_kind, webhook_from_row
 
 T = TypeVar("T")
 BUDGETS_FEW: Final = 256
@@ -20,7 +20,9 @@ _SEVERAL: Final = "(instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0)"
 """The condition of the index of budgets with a pattern."""
 
 _SAVE_BUDGET: Final = (
-    "INSERT INTO budgets VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (budget_id) DO UPDATE SET"
+    'INSERT INTO budgets (budget_id, organisation_id, scope_kind, scope_id, "window",'
+    " limit_nanousd, mode, epsilon_nanousd, thresholds, version, created_at_ms, updated_at_ms,"
+    " counts) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (budget_id) DO UPDATE SET"
     " limit_nanousd = excluded.limit_nanousd, mode = excluded.mode,"
     " epsilon_nanousd = excluded.epsilon_nanousd, thresholds = excluded.thresholds,"
     " version = excluded.version, updated_at_ms = excluded.updated_at_ms"
@@ -47,6 +49,14 @@ _DUE: Final = (
 )
 
 
+_OF_ORGANISATION: Final = "'organisation', 'tokens:organisation', 'calls:organisation'"
+
+
+def _counts(budget: records.BudgetRule) -> str:
+    """Return the text that a budget's globs are stored as; none where it counts all."""
+    return json.dumps(budget.counts, ensure_ascii=False) if budget.counts else ""
+
+
 class CatalogueTables(ControlTables):
     """Implements :class:`guard.gateway.ledger.unit_of_work.CatalogueStore`."""
 
@@ -58,11 +68,12 @@ class CatalogueTables(ControlTables):
         return None if row is None else budget_from_row(row)
 
     def find_budget(self, wanted: records.BudgetRule) -> records.BudgetRule | None:
-        """Return the budget of the same organisation, scope and window."""
+        """Return the budget of the same organisation, scope and window that counts the same."""
         row = self.row(
             f"{SELECT_BUDGETS} WHERE organisation_id = ? AND scope_kind = ?"
-            " AND scope_id = ? AND \"window\" = ?",
-            wanted.organisation_id, wanted.scope_kind, wanted.scope_id, wanted.window,
+            " AND scope_id = ? AND \"window\" = ? AND counts = ?",
+            wanted.organisation_id, stored_kind(wanted.unit, wanted.scope_kind), wanted.scope_id,
+            wanted.window, _counts(wanted),
         )  # fmt: skip
         return None if row is None else budget_from_row(row)
 
@@ -83,17 +94,21 @@ class CatalogueTables(ControlTables):
         """Return those that are for the organisation, or for several scopes each."""
         rows = self.rows(
             f"{SELECT_BUDGETS} WHERE organisation_id = ? AND {_SEVERAL} UNION ALL {SELECT_BUDGETS}"
-            " WHERE organisation_id = ? AND scope_kind = 'organisation' AND scope_id = ''",
+            f" WHERE organisation_id = ? AND scope_kind IN ({_OF_ORGANISATION}) AND scope_id = ''",
             organisation_id, organisation_id,
         )  # fmt: skip
         return [budget_from_row(row) for row in rows]
 
     def budgets_for(
-        self, organisation_id: str, scopes: Mapping[str, Sequence[str]]
+        self,
+        organisation_id: str,
+        scopes: Mapping[str, Sequence[str]],
+        units: Sequence[records.BudgetUnit] = ("usd",),
     ) -> list[records.BudgetRule]:
-        """Return those that name one of these scopes, given by kind."""
+        """Return those of some units that name one of these scopes, given by kind."""
         parts, arguments = [], []
-        for kind, names in scopes.items():
+        kinds = {stored_kind(unit, kind): kind for unit in units for kind in scopes}
+        for kind, names in ((stored, scopes[kind]) for stored, kind in kinds.items()):
             places = ", ".join("?" * len(names))
             if names:
                 parts.append(
@@ -105,14 +120,25 @@ class CatalogueTables(ControlTables):
         found = [budget_from_row(row) for row in rows]
         return [each for each in found if not globs.is_pattern(each.scope_id)]
 
+    def has_metered_budgets(self, organisation_id: str) -> bool:
+        """Tell whether an organisation has budgets of tokens or calls."""
+        some = (
+            "SELECT 1 FROM budgets WHERE organisation_id = ? AND scope_kind > ?"
+            " AND scope_kind < ? LIMIT 1"
+        )
+        return any(
+            self.row(some, organisation_id, f"{unit}:", f"{unit};") is not None
+            for unit in ("tokens", "calls")
+        )
+
     def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
         b = budget
         self.write(
             _SAVE_BUDGET,
-            (b.budget_id, b.organisation_id, b.scope_kind, b.scope_id, b.window, b.limit_nanousd,
-             b.mode, b.epsilon_nanousd, json.dumps(b.thresholds), b.version, b.created_at_ms,
-             b.updated_at_ms),
+            (b.budget_id, b.organisation_id, stored_kind(b.unit, b.scope_kind), b.scope_id,
+             b.window, b.limit_nanousd, b.mode, b.epsilon_nanousd, json.dumps(b.thresholds),
+             b.version, b.created_at_ms, b.updated_at_ms, _counts(b)),
         )  # fmt: skip
         self._forget_budgets(budget.organisation_id)
 

@@ -17,7 +17,7 @@ COLUMNS: Final[dict[str, LiteralString]] = {
     "operators": "operator_id name organisation_id password_hash created_at_ms changed_at_ms",
     "budgets": (
         'budget_id organisation_id scope_kind scope_id "window" limit_nanousd mode epsilon_nanousd'
-        " thresholds version created_at_ms updated_at_ms"
+        " thresholds version created_at_ms updated_at_ms counts"
     ),
     "balances": (
         "balance_id budget_id scope_id period_start_ms ends_ms opening committed reserved overspend"
@@ -26,7 +26,7 @@ COLUMNS: Final[dict[str, LiteralString]] = {
     "reservations": (
         "reservation_id organisation_id key_id call_id balance_ids amount held created_at_ms"
         " expires_at_ms spent state basis workflow_id run_id chain_id agent model function user_id"
-        " renewed under_way closing"
+        " renewed under_way closing metered"
     ),
     "approvals": (
         "approval_id organisation_id key_id call_id subject status tool_name function workflow_id"

@@ -16,6 +16,7 @@ from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigi
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation, held_by_key
 from guard.gateway.ledger.state import (
+    AccountKeys,
     ChainState,
     ChargedHour,
     LeaseHold,
@@ -32,6 +33,7 @@ from guard.gateway.storage.sql.reservation_counts import ReservationCounts
 from guard.gateway.storage.sql.rows import (
     balance_from_row,
     ids_text,
+    metered_text,
     reservation_from_row,
 )
 from guard.gateway.storage.sql.scope_totals import ScopeTotals
@@ -44,7 +46,9 @@ _BALANCE: Final = (
     "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
     "leases", "refused_nanousd",
 )  # fmt: skip
-_RESERVATION: Final = ("amount", "held", "expires_at_ms", "spent", "state", "under_way", "closing")
+_RESERVATION: Final = (
+    "amount", "held", "expires_at_ms", "spent", "state", "under_way", "closing", "metered",
+)  # fmt: skip
 
 
 class MoneyTables(Tables):
@@ -89,7 +93,7 @@ class MoneyTables(Tables):
     # -- balances ------------------------------------------------------------------------------
 
     def cached_accounts(
-        self, org: OrganisationState, keys: ScopeKeys
+        self, org: OrganisationState, keys: AccountKeys
     ) -> list[BudgetAccount] | None:
         """Return the cached accounts of these scopes, unless a period has ended."""
         cached = org.accounts.get(keys)
@@ -98,7 +102,7 @@ class MoneyTables(Tables):
     def cache_accounts(
         self,
         org: OrganisationState,
-        keys: ScopeKeys,
+        keys: AccountKeys,
         valid_until_ms: float,
         found: list[BudgetAccount],
     ) -> None:
@@ -224,7 +228,16 @@ class MoneyTables(Tables):
                 restore_fields,
                 r,
                 _RESERVATION,
-                (r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.under_way, r.closing),
+                (
+                    r.amount,
+                    r.held,
+                    r.expires_at_ms,
+                    r.spent,
+                    r.state,
+                    r.under_way,
+                    r.closing,
+                    r.metered,
+                ),
             )
         )
         if key not in self._new_reservations:
@@ -388,29 +401,29 @@ class MoneyTables(Tables):
         many = self.connection.executemany
         if self._dirty_balances:
             many(
-                "UPDATE balances SET committed = ?, reserved = ?, overspend = ?,"
+                "UPDATE balances SET opening = ?, committed = ?, reserved = ?, overspend = ?,"
                 " authorized_max = ?, level = ?, exhausted = ?, leases = ?,"
                 " refused_nanousd = ? WHERE balance_id = ?",
-                [(b.committed, b.reserved, b.overspend, b.authorized_max, b.level, b.exhausted,
-                  b.leases, b.refused_nanousd, b.balance_id)
+                [(b.opening, b.committed, b.reserved, b.overspend, b.authorized_max, b.level,
+                  b.exhausted, b.leases, b.refused_nanousd, b.balance_id)
                  for b in self._dirty_balances.values()],
             )  # fmt: skip
         if self._new_reservations:
             many(
-                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [(r.reservation_id, r.organisation_id, r.key_id, r.call_id,
                   ids_text(r.balance_ids), r.amount, r.held, r.created_at_ms, r.expires_at_ms,
                   r.spent, r.state, r.basis, r.workflow_id, r.run_id, r.chain_id, r.agent,
                   r.model, r.function, r.user, int(r.renewed), r.under_way,
-                  int(r.closing))
+                  int(r.closing), metered_text(r.metered))
                  for r in self._new_reservations.values()],
             )  # fmt: skip
         if self._dirty_reservations:
             many(
                 "UPDATE reservations SET amount = ?, held = ?, expires_at_ms = ?, spent = ?,"
-                " state = ?, under_way = ?, closing = ? WHERE reservation_id = ?",
+                " state = ?, under_way = ?, closing = ?, metered = ? WHERE reservation_id = ?",
                 [(r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.under_way,
-                  int(r.closing), r.reservation_id)
+                  int(r.closing), metered_text(r.metered), r.reservation_id)
                  for r in self._dirty_reservations.values()],
             )  # fmt: skip
         for changed in (self._new_reservations, self._dirty_reservations):

@@ -29,6 +29,7 @@ from guard.gateway.storage.sql.rows import (
 )
 
 T = TypeVar("T")
+CALL_BUDGETS_MAX: Final = 1000
 SNAPSHOT_BUDGETS_MAX: Final = 1000
 """Exhausted budgets in a snapshot, the newest ones; the gate knows of all."""
 
@@ -120,6 +121,15 @@ class SqlQueries(ReadingStore):
     async def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of an organisation."""
         rows = await self._rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
+        return [budget_from_row(row) for row in rows]
+
+    async def call_budgets(self, organisation_id: str) -> list[records.BudgetRule]:
+        """Return the limits of calls of an organisation, the first thousand."""
+        rows = await self._rows(
+            f"{SELECT_BUDGETS} WHERE organisation_id = ? AND scope_kind > 'calls:'"
+            f" AND scope_kind < 'calls;' ORDER BY scope_kind, scope_id LIMIT {CALL_BUDGETS_MAX}",
+            organisation_id,
+        )
         return [budget_from_row(row) for row in rows]
 
     async def policies(self, organisation_id: str) -> list[records.Policy]:

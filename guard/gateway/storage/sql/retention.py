@@ -390,7 +390,9 @@ def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     # The newest balance stays, because the next number follows from it.
     rows = execute(
         "SELECT balance_id, reserved = 0 AND CASE WHEN ends_ms IS NOT NULL"  # noqa: S608 (constants of this module)
-        " THEN ends_ms <= ? AND exhausted = 0 ELSE scope_kind = 'chain' AND NOT EXISTS (SELECT 1"
+        " THEN ends_ms <= ? AND exhausted = 0"
+        " ELSE scope_kind IN ('chain', 'tokens:chain', 'calls:chain')"
+        " AND NOT EXISTS (SELECT 1"
         " FROM chains n WHERE n.organisation_id = c.organisation_id AND n.chain_id = c.chain_id)"
         f" AND {_UNNAMED} END FROM (SELECT {columns('balances', 'b')}, u.organisation_id,"
         " u.scope_kind, b.scope_id AS chain_id"

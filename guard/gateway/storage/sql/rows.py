@@ -5,21 +5,34 @@ from __future__ import annotations
 import functools
 import json
 import time
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.ledger import Balance, Reservation
+from guard.gateway.domain.ledger import Balance, MeteredHold, Reservation
 from guard.gateway.domain.operators import Operator, OperatorSession
+
+
+def stored_kind(unit: records.BudgetUnit, scope_kind: str) -> str:
+    """Return a budget's kind of scope as it is stored: with its unit before it, but for money.
+
+    Older gateways, which know of money only, pass over kinds that they do not know.
+    """
+    return scope_kind if unit == "usd" else f"{unit}:{scope_kind}"
 
 
 def budget_from_row(row: tuple[Any, ...]) -> records.BudgetRule:
     """Build a budget from its row."""
+    unit, _, kind = row[2].rpartition(":")
     return records.BudgetRule(
-        budget_id=row[0], organisation_id=row[1], scope_kind=row[2], scope_id=row[3],
+        budget_id=row[0], organisation_id=row[1],
+        scope_kind=cast("records.ScopeKind", kind), scope_id=row[3],
         window=row[4], limit_nanousd=row[5], mode=row[6], epsilon_nanousd=row[7],
         thresholds=json.loads(row[8]), version=row[9], created_at_ms=row[10],
-        updated_at_ms=row[11],
+        updated_at_ms=row[11], unit=cast("records.BudgetUnit", unit or "usd"),
+        counts=json.loads(row[12]) if row[12] else [],
     )  # fmt: skip
 
 
@@ -41,7 +54,17 @@ def reservation_from_row(row: tuple[Any, ...]) -> Reservation:
         expires_at_ms=row[8], spent=row[9], state=row[10], basis=row[11], workflow_id=row[12],
         run_id=row[13], chain_id=row[14], agent=row[15], model=row[16], function=row[17],
         user=row[18], renewed=bool(row[19]), under_way=row[20], closing=bool(row[21]),
+        metered=metered_from(row[22]) if row[22] else (),
     )  # fmt: skip
+
+
+metered_from = msgspec.json.Decoder(tuple[MeteredHold, ...]).decode
+"""What a reservation holds of other budgets than money, from the text of its column."""
+
+
+def metered_text(metered: tuple[MeteredHold, ...]) -> str | None:
+    """Return what a reservation holds of other budgets than money, as its column has it."""
+    return msgspec.json.encode(metered).decode() if metered else None
 
 
 def organisation_from_row(row: tuple[Any, ...]) -> records.Organisation:

@@ -10,7 +10,7 @@ from guard.core import wire
 from guard.gateway.domain import records, windows
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Balance, BudgetAccount
-from guard.gateway.ledger.accounts import applying, index_of
+from guard.gateway.ledger.accounts import applying, index_of, metered_index
 from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_BUDGETS
 from guard.gateway.storage.sql.connection import Connection
@@ -48,8 +48,12 @@ def spend(
         run = _total(reading, organisation_id, "run", run_id)
         reply.run_id, reply.run_spent_nanousd = run_id, 0 if run is None else run[0]
         reply.run_uncertain_nanousd = of_one(reading, organisation_id, "run", run_id)
-    budgets = reading.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
-    for budget, scope_id in applying(index_of(map(budget_from_row, budgets)), keys):
+    rows = reading.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
+    budgets = [budget_from_row(row) for row in rows]
+    for index in metered_index(budgets).values():
+        for budget, scope_id in applying(index, keys):
+            reply.counted.append(_account(reading, budget, scope_id, now_ms).counted())
+    for budget, scope_id in applying(index_of(b for b in budgets if b.unit == "usd"), keys):
         shown = msgspec.structs.asdict(_account(reading, budget, scope_id, now_ms).view())
         uncertain = _uncertain(reading, budget, scope_id, now_ms)
         reply.budgets.append(wire.SpentBudget(**shown, uncertain_nanousd=uncertain))
@@ -89,7 +93,9 @@ def _account(
     )  # fmt: skip
     if rows:
         return BudgetAccount(budget, balance_from_row(rows[0]))
-    total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
+    total = None
+    if budget.unit == "usd":
+        total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
     at = {"total": 0, "hour": 1, "day": 3, "month": 5}[budget.window]
     spent = 0
     if total is not None and (at == 0 or total[at] == start_ms):

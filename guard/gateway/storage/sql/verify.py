@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Final
 
 from guard.gateway.domain.records import LedgerReport
@@ -10,6 +11,7 @@ from guard.gateway.ledger import audit
 from guard.gateway.ledger.state import AuditRow
 from guard.gateway.storage.sql.columns import SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.rows import metered_from
 
 _CHARGED: Final = (
     "SELECT j.value, sum(e.cost_nanousd) FROM events e, json_each(e.balance_ids) j"
@@ -23,6 +25,7 @@ _LEASED: Final = (
     "SELECT j.value, count(*) FROM reservations r, json_each(r.balance_ids) j"
     " WHERE r.state = 'open' AND r.basis = 'lease' GROUP BY j.value"
 )
+_METERED_HELD: Final = "SELECT metered FROM reservations WHERE state = 'open' AND metered <> ''"
 
 
 def verify_ledger(reading: Connection) -> LedgerReport:
@@ -59,6 +62,8 @@ def _balance_problems(reading: Connection) -> list[str]:
         {int(balance_id): int(total) for balance_id, total in reading.rows(sql)}
         for sql in (_CHARGED, _HELD, _LEASED)
     )
+    for balance_id, amount in _metered_holds(reading):
+        held[balance_id] = held.get(balance_id, 0) + amount
     problems: list[str] = []
     for balance_id, opening, committed, reserved, overspend, authorized_max, leases in reading.rows(
         "SELECT balance_id, opening, committed, reserved, overspend, authorized_max, leases"
@@ -75,6 +80,14 @@ def _balance_problems(reading: Connection) -> list[str]:
         if committed + reserved > authorized_max + overspend:
             problems.append(f"balance {balance_id}: granted more than was authorized")
     return problems
+
+
+def _metered_holds(reading: Connection) -> Iterator[tuple[int, int]]:
+    """Yield what open reservations hold of tokens and calls, by balance."""
+    for (text,) in reading.rows(_METERED_HELD):
+        for hold in metered_from(text):
+            for balance_id in hold.balance_ids:
+                yield balance_id, hold.held
 
 
 def verify_audit(

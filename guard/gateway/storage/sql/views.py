@@ -60,6 +60,7 @@ def balance_view_from_row(row: tuple[Any, ...]) -> records.BalanceView:
 def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView:
     """Return a balance as the admin API shows it."""
     rule, balance = account.rule, account.balance
+    is_money = rule.unit == "usd"
     return records.BalanceView(
         balance_id=balance.balance_id,
         budget_id=rule.budget_id,
@@ -74,10 +75,12 @@ def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView
         reserved_nanousd=balance.reserved,
         remaining_nanousd=account.room(),
         overshoot_nanousd=balance.overspend,
-        limit_cents=wire.cents(rule.limit_nanousd),
-        committed_cents=wire.cents(balance.committed),
-        reserved_cents=wire.cents(balance.reserved),
+        limit_cents=wire.cents(rule.limit_nanousd) if is_money else 0.0,
+        committed_cents=wire.cents(balance.committed) if is_money else 0.0,
+        reserved_cents=wire.cents(balance.reserved) if is_money else 0.0,
         exhausted=account.is_exhausted(),
+        unit=rule.unit,
+        counts=rule.counts,
         uncertain_nanousd=uncertain,
         uncertain_cents=wire.cents(uncertain),
     )

@@ -22,6 +22,23 @@ _BASELINE: Final = baseline.TABLES.format(**_WORDS)
 _TABLES: Final = {"organisations", "balances", "reservations", "events", "audit", "facts"}
 """Some that every version has had."""
 
+_BUDGETS_BY_WHAT_THEY_COUNT: Final = """
+CREATE TABLE counted_budgets (
+  budget_id TEXT PRIMARY KEY, organisation_id TEXT NOT NULL REFERENCES organisations,
+  scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL, "window" TEXT NOT NULL,
+  limit_nanousd INTEGER NOT NULL, mode TEXT NOT NULL, epsilon_nanousd INTEGER NOT NULL,
+  thresholds TEXT NOT NULL, version INTEGER NOT NULL, created_at_ms INTEGER NOT NULL,
+  updated_at_ms INTEGER NOT NULL, counts TEXT NOT NULL DEFAULT '',
+  UNIQUE (organisation_id, scope_kind, scope_id, "window", counts)
+) STRICT;
+INSERT INTO counted_budgets SELECT *, '' FROM budgets;
+DROP TABLE budgets;
+ALTER TABLE counted_budgets RENAME TO budgets;
+CREATE INDEX budgets_several ON budgets (organisation_id)
+  WHERE instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0;
+"""
+"""One scope and window may have several budgets of calls, each with globs of its own."""
+
 MIGRATIONS: tuple[str, ...] = (
     baseline.UNCERTAIN_HOURS.format(**_WORDS),
     baseline.RENEWALS.format(**_WORDS),
@@ -30,6 +47,7 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.BOUNDED.format(**_WORDS)
     + "CREATE INDEX directives_message ON directives (organisation_id, message);",
     baseline.SCOPE_HOURS.format(**_WORDS),
+    baseline.METERED.format(**_WORDS) + _BUDGETS_BY_WHAT_THEY_COUNT,
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 

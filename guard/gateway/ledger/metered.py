@@ -1,0 +1,255 @@
+"""Budgets of tokens and of calls: set aside and charged beside money, by the same rules.
+
+What such a budget is over is decided call by call, under no lease. An LLM request holds its bound
+in tokens, and itself as one call, until its event says what it used. Any other call is counted when
+it is allowed: nothing tells whether a tool that a model has named was run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from guard.core import globs, wire
+from guard.gateway.domain import ledger
+from guard.gateway.domain.commands import PostCommitEvent, PricedEvent
+from guard.gateway.domain.ledger import BudgetAccount, MeteredHold, Reservation
+from guard.gateway.ledger import control
+from guard.gateway.ledger.accounts import metered_accounts_of
+from guard.gateway.ledger.state import Meter, OrganisationState, ScopeKeys
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+
+class Need(Struct, frozen=True):
+    """What a call takes of budgets that count the same, in their unit."""
+
+    meter: Meter
+    accounts: Sequence[BudgetAccount]
+    amount: int
+
+
+NO_NEEDS: Final[Sequence[Need]] = ()
+
+
+def over_call(
+    unit: UnitOfWork, org: OrganisationState, call: wire.GateRequest, keys: ScopeKeys
+) -> Sequence[Need]:
+    """Return the budgets of tokens and calls over a call, each with one of its unit."""
+    if call.grows:  # more money for a request that holds all its tokens
+        return NO_NEEDS
+    return [
+        Need(meter, accounts, 1)
+        for meter, accounts in metered_accounts_of(unit, org, keys)
+        if (_uses_tokens(call) if meter.unit == "tokens" else _counts_call(meter, call, keys[-1]))
+    ]
+
+
+def _uses_tokens(call: wire.GateRequest) -> bool:
+    """Tell whether a call takes tokens itself: one whose requests are gated does not."""
+    if call.kind == "llm":
+        return True
+    return not call.gates_requests and bool(call.max_input_tokens or call.max_output_tokens)
+
+
+def _counts_call(meter: Meter, call: wire.GateRequest, named: tuple[str, ...]) -> bool:
+    return _counts(meter, named if call.kind == "llm" else (call.tool_name or call.function,))
+
+
+def _counts(meter: Meter, names: Iterable[str]) -> bool:
+    """Tell whether calls of a tool, or of a model by any of its names, are counted."""
+    if not meter.counts:
+        return True
+    matcher = _matcher(meter.counts)
+    return any(matcher.find(name) is not None for name in names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _matcher(counts: tuple[str, ...]) -> globs.Matcher:
+    return globs.Matcher(counts)
+
+
+def judge(
+    needs: Sequence[Need],
+    judgement: ledger.Judgement,
+    chain_over_permille: int | None,
+    promised: Mapping[int, int],
+) -> ledger.Judgement:
+    """Return the judgement of a call whose money fits: refused where something else does not."""
+    for need in needs:
+        found = ledger.judge(
+            need.accounts,
+            need.amount,
+            guess=False,
+            chain_over_permille=chain_over_permille,
+            promised=promised,
+        )
+        judgement.warnings.extend(found.warnings)
+        if found.refused_by is not None:
+            return found
+    return judgement
+
+
+def reserve(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    needs: Sequence[Need],
+    reservation: Reservation,
+    chain_over_permille: int | None,
+) -> None:
+    """Reserve what was judged to fit; what no event will settle is charged at once."""
+    holds: list[MeteredHold] = []
+    for need in needs:
+        balances = [account.balance for account in need.accounts]
+        unit.change_balances(balances)
+        ledger.reserve(need.accounts, need.amount, chain_over_permille)
+        if need.meter.unit == "tokens" or reservation.is_request:
+            ids = tuple([balance.balance_id for balance in balances])
+            holds.append(MeteredHold(need.meter.unit, ids, need.amount, need.amount))
+            continue
+        for balance in balances:
+            balance.reserved -= need.amount
+        control.announce_charge(unit, org, ledger.commit(need.accounts, need.amount))
+    reservation.metered = tuple(holds)
+
+
+# -- the end -----------------------------------------------------------------------------------
+
+
+def charge(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    keys: ScopeKeys,
+    priced: PricedEvent,
+    reservation: Reservation | None,
+) -> None:
+    """Charge an LLM request's event, using up what its reservation holds.
+
+    The reservation was announced to change.
+    """
+    holds = () if reservation is None else reservation.metered
+    found = list(metered_accounts_of(unit, org, keys))
+    if not found and not holds:
+        return
+    own = {}
+    for hold in holds:
+        for balance_id in hold.balance_ids:
+            balance = unit.balance(balance_id)
+            own[balance.budget_id, balance.scope_id] = balance
+    tokens = _tokens_of(priced, reservation)
+    left: list[MeteredHold] = []
+    counted: set[int] = set()  # the balances on which the request is counted already
+    for hold in holds:
+        taken = tokens if hold.unit == "tokens" else 1
+        if hold.unit == "tokens":
+            prepaid = min(tokens, hold.prepaid)
+            tokens -= prepaid
+            hold = msgspec.structs.replace(hold, prepaid=hold.prepaid - prepaid)
+        elif not hold.held and reservation is not None and reservation.state != "released":
+            counted.update(hold.balance_ids)
+        taken = min(taken, hold.held)
+        _unreserve(unit, hold, taken)
+        left.append(msgspec.structs.replace(hold, held=hold.held - taken))
+    if reservation is not None and holds:
+        reservation.metered = tuple(left)
+    for meter, accounts in found:
+        # What began before midnight is charged to the day in which it was reserved.
+        over = [
+            BudgetAccount(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
+            for a in accounts
+        ]
+        amount = tokens
+        if meter.unit == "calls":
+            amount = 1 if _counts(meter, keys[-1]) else 0
+            over = [each for each in over if each.balance.balance_id not in counted]
+        if amount and over:
+            unit.change_balances([account.balance for account in over])
+            control.announce_charge(unit, org, ledger.commit(over, amount))
+
+
+def _tokens_of(priced: PricedEvent, reservation: Reservation | None) -> int:
+    """Return the tokens of an event: input, output and cached ones.
+
+    Of a request of which nothing is known but that it was sent, all that was set aside.
+    """
+    tokens = priced.input_tokens + priced.output_tokens
+    if tokens or "estimated" not in priced.flags or reservation is None:
+        return tokens
+    if not reservation.is_request:
+        return 0
+    return max((hold.amount for hold in reservation.metered if hold.unit == "tokens"), default=0)
+
+
+def _unreserve(unit: UnitOfWork, hold: MeteredHold, amount: int) -> None:
+    if amount:
+        balances = [unit.balance(balance_id) for balance_id in hold.balance_ids]
+        unit.change_balances(balances)
+        for balance in balances:
+            balance.reserved -= amount
+
+
+def close(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    reservation: Reservation,
+    state: ledger.ReservationState,
+) -> None:
+    """End what an open reservation still holds: given back, but a call that may have been made.
+
+    The reservation was announced to change.
+    """
+    returned: set[int] = set()
+    for hold in reservation.metered:
+        if not hold.held:
+            continue
+        _unreserve(unit, hold, hold.held)
+        if hold.unit == "tokens" or state == "released":
+            returned.update(hold.balance_ids)
+        else:
+            over = _accounts_of(unit, hold)
+            control.announce_charge(unit, org, ledger.commit(over, hold.held))
+    reservation.metered = tuple(
+        [msgspec.structs.replace(hold, held=0) for hold in reservation.metered]
+    )
+    if returned:
+        own = reservation.organisation_id
+        unit.announce(PostCommitEvent("room", own, balance_ids=tuple(sorted(returned))))
+
+
+def _accounts_of(unit: UnitOfWork, hold: MeteredHold) -> list[BudgetAccount]:
+    """Return the accounts that something is held of, but for those whose budget is removed."""
+    found = []
+    for balance_id in hold.balance_ids:
+        balance = unit.balance(balance_id)
+        rule = unit.budget(balance.budget_id)
+        if rule is not None:
+            found.append(BudgetAccount(rule, balance))
+    return found
+
+
+def prepay(reservation: Reservation) -> None:
+    """Note that all tokens that an expired request held were charged: that pays for its event."""
+    reservation.metered = tuple(
+        [
+            msgspec.structs.replace(hold, prepaid=hold.amount) if hold.unit == "tokens" else hold
+            for hold in reservation.metered
+        ]
+    )
+
+
+def hold_again(unit: UnitOfWork, reservation: Reservation) -> None:
+    """Hold tokens again for a reservation whose holder lives, as many as nobody else was given."""
+    holds = []
+    for hold in reservation.metered:
+        if hold.unit == "tokens" and not hold.prepaid:
+            over = _accounts_of(unit, hold)
+            judgement = ledger.judge(over, hold.amount, guess=True)
+            if judgement.refused_by is None and len(over) == len(hold.balance_ids):
+                unit.change_balances([account.balance for account in over])
+                ledger.reserve(over, judgement.amount)
+                hold = msgspec.structs.replace(hold, held=judgement.amount)
+        holds.append(hold)
+    reservation.metered = tuple(holds)
