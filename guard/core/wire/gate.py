@@ -148,6 +148,8 @@ class GateReply(Struct, omit_defaults=True, weakref=True):
     its ``call_id``, and after ``retry_after_ms`` at the latest: a place that nobody asks for is
     given up. ``idle_ms`` says how long ago money came back last; what began the wait anew.
 
+    ``asks`` says that it waits for an operator to raise a budget, and is refused if nobody does.
+
     ``max_output_tokens`` is the output limit that the caller has to lower the request's own to, or
     to put in: more is not paid for.
 
@@ -168,6 +170,7 @@ class GateReply(Struct, omit_defaults=True, weakref=True):
     place: int = 0
     retry_after_ms: int = 0
     idle_ms: DurationMs | None = None
+    asks: bool = False
     max_output_tokens: int | None = None
     renew_ms: DurationMs = 0
 

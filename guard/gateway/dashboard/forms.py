@@ -83,9 +83,17 @@ def budget(form: Form) -> bodies.BudgetBody:
             "mode": form.text("mode", "hard"),
             "epsilon_nanousd": nanousd(form.text("epsilon") or "0", "the tolerance"),
             "thresholds": thresholds,
+            "on_exhausted": form.text("on_exhausted", "refuse"),
+            "ask_ms": whole(form.text("ask_s") or "300", "the time for an answer") * 1000,
         },
         bodies.BudgetBody,
     )
+
+
+def budget_raise(form: Form) -> bodies.RaiseBody:
+    """Read by how much a budget is raised."""
+    by_nanousd = nanousd(form.text("by"), "the amount")
+    return checked({"by_nanousd": by_nanousd, "key": form.text("key")}, bodies.RaiseBody)
 
 
 def policy(form: Form) -> bodies.PolicyBody:

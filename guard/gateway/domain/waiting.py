@@ -13,6 +13,7 @@ LAPSE_MS: Final = 4 * RETRY_MS
 """A place that nobody has asked for lapses after so long."""
 BLOCKS_AFTER: Final = 4
 """A call blocks smaller ones behind it after this part of its wait: a quarter."""
+NEVER_MS: Final = 2**62
 
 
 class Waiter(Struct, frozen=True):
@@ -24,6 +25,7 @@ class Waiter(Struct, frozen=True):
         blocks_from_ms: from then on smaller calls behind it wait as well.
         amount: what it needs, in nano-dollars.
         balance_ids: the balances that have less room than that.
+        asks: whether it waits for an operator to raise a limit.
     """
 
     call_id: str
@@ -31,6 +33,7 @@ class Waiter(Struct, frozen=True):
     blocks_from_ms: int
     amount: int
     balance_ids: frozenset[int]
+    asks: bool = False
 
     @property
     def turn(self) -> tuple[int, str]:
@@ -56,10 +59,27 @@ class Place(Struct, frozen=True):
         """When its wait is over, unless money comes back before."""
         return self.from_ms + self.wait_ms
 
-    def waiter(self, call_id: str, amount: int, balance_ids: Iterable[int]) -> Waiter:
-        """Return the call as those see it who come after it."""
-        blocks_from_ms = self.since_ms + self.wait_ms // BLOCKS_AFTER
-        return Waiter(call_id, self.since_ms, blocks_from_ms, amount, frozenset(balance_ids))
+    def waiter(
+        self,
+        call_id: str,
+        amount: int,
+        balance_ids: Iterable[int],
+        *,
+        asks: bool = False,
+        blocks: bool = True,
+    ) -> Waiter:
+        """Return the call as those see it who come after it.
+
+        Args:
+            call_id: of the call.
+            amount: what it needs, in nano-dollars.
+            balance_ids: the balances that have less room than that.
+            asks: whether it waits for an operator to raise a limit.
+            blocks: whether smaller calls behind it wait as well after a while. What comes back does
+                not help one that needs more than is unspent.
+        """
+        blocks_from_ms = self.since_ms + self.wait_ms // BLOCKS_AFTER if blocks else NEVER_MS
+        return Waiter(call_id, self.since_ms, blocks_from_ms, amount, frozenset(balance_ids), asks)
 
 
 def promised(

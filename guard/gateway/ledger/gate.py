@@ -15,6 +15,7 @@ from guard.gateway.domain.waiting import Waiter
 from guard.gateway.ledger import (
     amounts,
     approvals,
+    asks,
     chains,
     charge,
     control,
@@ -189,6 +190,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
         if waiter is not None and not refusal.recall:
             return waiter
         if not refusal.recall and not command.is_ahead:
+            asks.decided(decision, accounts, refused=True)
             _note_refused(decision.unit, judgement.refused_by, amount.needed)
         return refusal
     # 5. An LLM request fits with less than is assumed of it: that is worth a recall as well.
@@ -201,6 +203,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     if command.is_ahead and (lease is None or not command.grants_lease):
         return _not_topped_up()
     # 7. It fits: reserved.
+    asks.decided(decision, accounts, refused=False)
     line.give_back_drawn(decision.unit, around, judgement.amount)
     return _granted(decision, accounts, lease, judgement, amount)
 
@@ -396,7 +399,9 @@ def _last_models_budget(decision: GateDecision) -> CallRefusal | None:
     if model is None:
         return None
     keys = (*NO_SCOPES, models.names(model))
-    accounts = [a for a in accounts_of(unit, org, keys) if a.rule.scope_kind == "model"]
+    accounts = [
+        a for a in accounts_of(unit, org, keys) if a.rule.scope_kind == "model" and not a.rule.asks
+    ]
     any_room = Amount(1, "default")
     judgement = _judge(decision, accounts, any_room)
     if judgement.refused_by is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.ledger import approvals, charge, control, expiry
+from guard.gateway.ledger import approvals, asks, charge, control, expiry
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 SWEEP_MAX: Final = 2000
@@ -40,6 +40,7 @@ def sweep(unit: UnitOfWork) -> int:
     """
     closed = expire_reservations(unit)
     approvals.expire(unit)
+    asks.lapse(unit)
     control.lift_ended(unit)
     control.compact(unit)
     unit.housekeep()

@@ -95,6 +95,8 @@ class BudgetBody(Strict, kw_only=True):
     mode: records.BudgetMode = "hard"
     epsilon_nanousd: NanoLimit = 0
     thresholds: Thresholds = msgspec.field(default_factory=lambda: [0.8, 1.0])
+    on_exhausted: records.OnExhausted = "refuse"
+    ask_ms: records.DurationMs = records.ASK_MS
 
     def limit(self) -> int:
         """Return the limit in nano-dollars.
@@ -110,6 +112,20 @@ class BudgetBody(Strict, kw_only=True):
             return self.limit_nanousd
         assert self.limit_cents is not None
         return min(round(self.limit_cents * NANOUSD_PER_CENT), NANOUSD_MAX)
+
+
+class RaiseBody(Strict, kw_only=True):
+    """By how much to raise a budget, in nano-dollars; once for each ``key``."""
+
+    by_nanousd: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)]
+    key: Annotated[str, Meta(max_length=256)] = ""
+
+
+class RaisesQuery(Struct, kw_only=True):
+    """Which raises to list."""
+
+    budget_id: str | None = None
+    limit: Limit = 100
 
 
 class PolicyBody(Strict, kw_only=True):

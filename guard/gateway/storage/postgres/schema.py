@@ -141,6 +141,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         ),
     ),
     Migration("usage by scope and hour", baseline.SCOPE_HOURS.format(**_WORDS)),
+    Migration("budgets that ask", baseline.RAISES.format(**_WORDS)),
 )
 
 

@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 from guard.core import globs, wire
 from guard.gateway.domain import records
-from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS
-from guard.gateway.storage.sql.control_tables import ControlTables
+from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS, columns
+from guard.gateway.storage.sql.raise_tables import RaiseTables
 from guard.gateway.storage.sql.rows import budget_from_row, webhook_from_row
 
 T = TypeVar("T")
@@ -20,10 +20,12 @@ _SEVERAL: Final = "(instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0)"
 """The condition of the index of budgets with a pattern."""
 
 _SAVE_BUDGET: Final = (
-    "INSERT INTO budgets VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (budget_id) DO UPDATE SET"
+    f"INSERT INTO budgets ({columns('budgets')}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608 (constant text)
+    " ON CONFLICT (budget_id) DO UPDATE SET"
     " limit_nanousd = excluded.limit_nanousd, mode = excluded.mode,"
     " epsilon_nanousd = excluded.epsilon_nanousd, thresholds = excluded.thresholds,"
-    " version = excluded.version, updated_at_ms = excluded.updated_at_ms"
+    " version = excluded.version, updated_at_ms = excluded.updated_at_ms,"
+    " on_exhausted = excluded.on_exhausted, ask_ms = excluded.ask_ms"
 )
 
 
@@ -47,7 +49,7 @@ _DUE: Final = (
 )
 
 
-class CatalogueTables(ControlTables):
+class CatalogueTables(RaiseTables):
     """Implements :class:`guard.gateway.ledger.unit_of_work.CatalogueStore`."""
 
     # -- budgets -------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class CatalogueTables(ControlTables):
             _SAVE_BUDGET,
             (b.budget_id, b.organisation_id, b.scope_kind, b.scope_id, b.window, b.limit_nanousd,
              b.mode, b.epsilon_nanousd, json.dumps(b.thresholds), b.version, b.created_at_ms,
-             b.updated_at_ms),
+             b.updated_at_ms, b.on_exhausted, b.ask_ms),
         )  # fmt: skip
         self._forget_budgets(budget.organisation_id)
 
