@@ -46,6 +46,33 @@ class RunSpend:
     local: dict[str, int] = attrs.Factory(dict[str, int])
 
 
+@attrs.frozen
+class WaitingRaise:
+    """A request of a run that waits for its limit to be raised.
+
+    Attributes:
+        limit_nanousd, spent_nanousd: of the run, when the request began to wait.
+        lacking_nanousd: what the limit lacks for it.
+        deadline_ms: when it is refused, in Unix milliseconds.
+        scope: of the run's budget, as refusals name it.
+    """
+
+    limit_nanousd: int
+    spent_nanousd: int
+    lacking_nanousd: int
+    deadline_ms: int
+    scope: str
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The run's budget, as refusals show it."""
+        return {
+            "scope": self.scope,
+            "limit_nanousd": self.limit_nanousd,
+            "spent_nanousd": self.spent_nanousd,
+        }
+
+
 class RunAccount:
     """One run at the gateway.
 
@@ -91,7 +118,10 @@ class RunAccount:
     def _limit(self, limits: RunLimits) -> None:
         if limits.limit_nanousd is not None:
             budget = self._admin.set_budget(
-                limit_nanousd=limits.limit_nanousd, scope_kind="key", scope_id=self.key_id
+                limit_nanousd=limits.limit_nanousd,
+                scope_kind="key",
+                scope_id=self.key_id,
+                on_exhausted="ask" if limits.asks else "refuse",
             )
             self._budget_id = str(budget["budget_id"])
         document = limits.policy()
@@ -104,6 +134,34 @@ class RunAccount:
                 scope_id=f"{self.key_id}*",
                 **document,
             )
+
+    def waiting_raise(self) -> WaitingRaise | None:
+        """Return the request that has waited longest for the limit to be raised."""
+        for ask in self._admin.budget_asks(_PAGE):
+            if ask["budget_id"] == self._budget_id:
+                return WaitingRaise(
+                    int(ask["limit_nanousd"]), int(ask["spent_nanousd"]),
+                    int(ask["lacking_nanousd"]), int(ask["deadline_ms"]), str(ask["scope"]),
+                )  # fmt: skip
+        return None
+
+    def raise_limit(self, by_nanousd: int, key: str) -> None:
+        """Raise the limit, once for each key."""
+        if self._budget_id is not None:
+            self._admin.raise_budget(self._budget_id, by_nanousd, key)
+
+    def limit_nanousd(self) -> int | None:
+        """Return the limit, with what it was raised by; None for none."""
+        for rule in self._admin.budgets():
+            if rule["budget_id"] == self._budget_id:
+                return int(rule["limit_nanousd"])
+        return None
+
+    def limits_now(self, limits: RunLimits) -> RunLimits:
+        """Return the limits of the run, with what its own was raised by."""
+        if not limits.asks:
+            return limits
+        return attrs.evolve(limits, limit_nanousd=self.limit_nanousd() or limits.limit_nanousd)
 
     def halt(self) -> OperatorStop | None:
         """Return the kill or the pause of the run's workflow, by its name or by a glob."""

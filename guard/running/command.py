@@ -24,6 +24,7 @@ from guard.running.account import RunAccount
 from guard.running.leftovers import Leftovers
 from guard.running.look import RunLook
 from guard.running.proxy_process import ProxyProcess
+from guard.running.raising import RunRaising, asks_by_default
 from guard.running.report import RunReport, say
 from guard.running.reports import RUN_DIR_VARIABLE
 from guard.running.routing import Routing
@@ -49,6 +50,9 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @click.option("--limit", metavar="AMOUNT", callback=_read_by(plan.read_limit),
               help="The most that the run may spend, in dollars: '$2', 0.50.")  # fmt: skip
+@click.option("--on-limit", type=click.Choice(["ask", "end"]),
+              help="With --limit: what happens to a request that it does not pay for. ask: it "
+                   "waits for you to raise the limit; the default at a terminal.")  # fmt: skip
 @click.option("--block-tool", "block_tools", multiple=True, metavar="GLOB",
               help="Refuse tools of this name; may be repeated.")  # fmt: skip
 @click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
@@ -71,6 +75,7 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def run(
     limit: int | None,
+    on_limit: str | None,
     block_tools: tuple[str, ...],
     allow_models: tuple[str, ...],
     rate: tuple[int, int] | None,
@@ -117,9 +122,12 @@ def run(
         raise _Failure(str(exc), 127) from None
     name = workflow or f"{plan.name_of(program)}-{secrets.token_hex(3)}"
     wait_ms = None if wait_s is None else round(wait_s * 1000)
+    if on_limit is None:
+        on_limit = "ask" if asks_by_default(os.environ) else "end"
     limits = plan.RunLimits(
         limit, block_tools, allow_models, rate, max_output_tokens, strict, wait_ms,
         seen_only=limit is not None and not allow_unseen and not dry_run,
+        asks=limit is not None and on_limit == "ask" and not dry_run,
     )  # fmt: skip
     routing = Routing.of(command, os.environ)
     if routing.unroutable is not None:
@@ -201,9 +209,13 @@ def _run(
             directory, environ, workflow, routing.upstreams, limited=limits.seen_only
         )
         unseen = RunUnseen(directory, limits, gateway, proxy, routing.environ)
+        raising = None
+        if limits.asks and limits.limit_nanousd is not None:
+            raising = RunRaising(workflow, account, directory, limits.limit_nanousd)
         look = RunLook(
-            workflow, limits, gateway, account, proxy, directory, watch=watch, dry_run=dry_run
-        )
+            workflow, limits, gateway, account, proxy, directory, raising, watch=watch,
+            dry_run=dry_run,
+        )  # fmt: skip
         # The proxy ends after the program, and before what is left is charged.
         with proxy:
             command, led = routing.at(proxy.url, directory)

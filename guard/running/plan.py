@@ -48,6 +48,7 @@ class RunLimits:
         wait_ms: how long a request waits for money that is only set aside; None for the
             environment's, else two minutes.
         seen_only: whether LLM requests that cannot be held end the run.
+        asks: whether a request that the limit does not pay for waits for it to be raised.
     """
 
     limit_nanousd: int | None = None
@@ -58,6 +59,7 @@ class RunLimits:
     strict: bool = False
     wait_ms: int | None = None
     seen_only: bool = False
+    asks: bool = False
 
     def policy(self) -> dict[str, Any]:
         """Return the rules as a policy document; empty where there are none."""
