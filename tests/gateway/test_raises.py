@@ -94,7 +94,7 @@ def test_many_raise_at_once_and_each_key_counts_once(tenant: Tenant) -> None:
 def test_without_an_answer_in_time_it_is_refused(tenant: Tenant) -> None:
     asking(tenant, ask_ms=300)
     assert ask(tenant, "a")["decision"] == "waiting"
-    problems = []
+    problems: list[dict[str, Any]] = []
 
     def refused() -> bool:
         reply = ask(tenant, "a", 1 + len(problems))

@@ -366,6 +366,7 @@ class Desk:
                 number < waited
                 and question.subject == refused.subject
                 and _at_least(question.bound, refused.bound)
+                and question.request.winding_down <= refused.request.winding_down
             ):
                 effects.append(Fail(question, copy.copy(answer.error)))
             else:

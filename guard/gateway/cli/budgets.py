@@ -79,6 +79,10 @@ def budgets_list(client: AdminClient) -> None:
     "--ask-seconds", default=300.0, show_default=True, type=Finite(0.001, 366 * 86_400),
     help="With --on-exhausted ask: how long a call waits.",
 )  # fmt: skip
+@click.option(
+    "--wind-down-percent", default=0, type=click.IntRange(0, 99),
+    help="Kept for calls that wind down, and the last request of a run.",
+)  # fmt: skip
 @with_client
 def budgets_set(
     client: AdminClient, limit_cents: float, soft: bool, ask_seconds: float, **fields: Any

@@ -85,6 +85,7 @@ def budget(form: Form) -> bodies.BudgetBody:
             "thresholds": thresholds,
             "on_exhausted": form.text("on_exhausted", "refuse"),
             "ask_ms": whole(form.text("ask_s") or "300", "the time for an answer") * 1000,
+            "wind_down_percent": whole(form.text("wind_down") or "0", "the share"),
         },
         bodies.BudgetBody,
     )

@@ -100,6 +100,9 @@ class BudgetRule(Struct, kw_only=True):
 
     Where a hard budget's ``on_exhausted`` is ``ask``, a call that cannot be paid for waits up to
     ``ask_ms`` for an operator to raise the limit.
+
+    ``wind_down_percent`` of a hard budget are kept for calls that wind down, and for the last
+    request of a run.
     """
 
     budget_id: str
@@ -116,6 +119,12 @@ class BudgetRule(Struct, kw_only=True):
     updated_at_ms: int = 0
     on_exhausted: OnExhausted = "refuse"
     ask_ms: DurationMs = ASK_MS
+    wind_down_percent: int = 0
+
+    @property
+    def kept_nanousd(self) -> int:
+        """What is kept for winding down."""
+        return self.limit_nanousd * self.wind_down_percent // 100 if self.mode == "hard" else 0
 
     @property
     def asks(self) -> bool:

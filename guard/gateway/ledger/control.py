@@ -182,6 +182,8 @@ def budget_changed(
         unit.change_balances([balance])
         # A limit that goes down cannot take back what was granted under the old one.
         balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)
+        if old.wind_down_percent:
+            unit.end_wind_downs(balance.balance_id)
         was_told = balance.exhausted and not old.asks
         if balance.exhausted and not spent_up:
             _lift(unit, org, rule, balance)

@@ -26,6 +26,7 @@ from guard.gateway.ledger import (
     leases,
     line,
     requests,
+    winding,
 )
 from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.amounts import Amount, GateDecision
@@ -190,8 +191,14 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
         if waiter is not None and not refusal.recall:
             return waiter
         if not refusal.recall and not command.is_ahead:
+            short = winding.begins(decision, accounts, amount.needed)
+            if winding.may_be_last(decision, short):
+                return _last(decision, short)
+            winding.note(decision, short)
             asks.decided(decision, accounts, refused=True)
             _note_refused(decision.unit, judgement.refused_by, amount.needed)
+            if short:
+                refusal.details["winding_down"] = True
         return refusal
     # 5. An LLM request fits with less than is assumed of it: that is worth a recall as well.
     if decision.recalls and call.kind == "llm" and judgement.amount < amount.nanousd:
@@ -208,6 +215,17 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     return _granted(decision, accounts, lease, judgement, amount)
 
 
+def _last(
+    decision: GateDecision, short: list[BudgetAccount]
+) -> wire.GateReply | CallRefusal | Waiter:
+    """Decide the last request of a run, which may use what is kept for winding down."""
+    decided = _reserve(msgspec.structs.replace(decision, is_last=True))
+    if isinstance(decided, wire.GateReply):
+        winding.note(decision, short, is_last=True)
+        decided.winding_down = True
+    return decided
+
+
 def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None:
     """Keep what was refused for want of a budget, for whoever looks at it."""
     if not account.has_refused_less(amount):
@@ -221,7 +239,8 @@ def _accounts(decision: GateDecision) -> list[BudgetAccount]:
     named = models.names(decision.answered_by, _model(call))
     keys = (call.workflow_id, call.agent, decision.chain_id, call.user,
             decision.command.request.key_id, named)  # fmt: skip
-    return accounts_of(decision.unit, decision.org, keys)
+    accounts = accounts_of(decision.unit, decision.org, keys)
+    return accounts if decision.is_last else winding.without_kept(accounts, call)
 
 
 def _model(call: wire.GateRequest) -> str | None:
@@ -273,7 +292,8 @@ def _granted(
     granted = judgement.amount
     # Who takes more than the call needs, or covers others with it, jumps the line.
     is_awaited = line.is_awaited(command, accounts)
-    if call.lease is not None and command.grants_lease and not (is_awaited or command.small_lease):
+    may_lease = command.grants_lease and not (decision.is_last or call.winding_down)
+    if call.lease is not None and may_lease and not (is_awaited or command.small_lease):
         granted = lease_sizes.size(decision, accounts, granted, call.lease.demand_nanousd, lease)
     unit.change_balances([account.balance for account in accounts])
     ledger.reserve(accounts, granted, decision.allowance)
@@ -302,7 +322,7 @@ def _granted(
         judgement.amount if call.unjournaled and call.kind == "llm" and not command.is_ahead else 0,
     )
     granted_lease = None
-    if command.grants_lease:
+    if may_lease:
         reservation = leases.grant(unit, org, reservation, accounts, lease, granted)
         granted_lease = wire.LeaseGrant(
             lease_id=reservation.reservation_id,

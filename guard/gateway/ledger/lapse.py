@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.ledger import approvals, asks, charge, control, expiry
+from guard.gateway.ledger import approvals, asks, charge, control, expiry, winding
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 SWEEP_MAX: Final = 2000
@@ -41,6 +41,7 @@ def sweep(unit: UnitOfWork) -> int:
     closed = expire_reservations(unit)
     approvals.expire(unit)
     asks.lapse(unit)
+    winding.lapse(unit)
     control.lift_ended(unit)
     control.compact(unit)
     unit.housekeep()

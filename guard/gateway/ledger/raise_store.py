@@ -8,7 +8,7 @@ from guard.gateway.domain import records
 
 
 class RaiseStore(Protocol):
-    """Raises of budgets, and the calls that wait for one."""
+    """Raises of budgets, the calls that wait for one, and the runs that wind down."""
 
     def budget_raise(self, organisation_id: str, raise_key: str) -> records.BudgetRaise | None:
         """Return the raise with this key."""
@@ -30,3 +30,15 @@ class RaiseStore(Protocol):
 
     def drop_lapsed_asks(self, before_ms: int) -> None:
         """Forget what nobody has asked since a time."""
+
+    def last_call(self, balance_id: int, run: str) -> str | None:
+        """Return the last call of a run that winds down, empty before it; ``None``: none does."""
+
+    def wind_down(self, balance_id: int, run: str, last_call: str) -> None:
+        """Note that a run winds down, and its last call; one that is known stays."""
+
+    def end_wind_downs(self, balance_id: int) -> None:
+        """Forget which runs wind down on a balance: its limit has changed."""
+
+    def drop_wind_downs(self, before_ms: int) -> None:
+        """Forget the runs that began to wind down before a time."""

@@ -97,6 +97,7 @@ class BudgetBody(Strict, kw_only=True):
     thresholds: Thresholds = msgspec.field(default_factory=lambda: [0.8, 1.0])
     on_exhausted: records.OnExhausted = "refuse"
     ask_ms: records.DurationMs = records.ASK_MS
+    wind_down_percent: Annotated[int, Meta(ge=0, le=99)] = 0
 
     def limit(self) -> int:
         """Return the limit in nano-dollars.

@@ -409,6 +409,7 @@ def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRu
         thresholds=body.thresholds,
         on_exhausted=body.on_exhausted,
         ask_ms=body.ask_ms,
+        wind_down_percent=body.wind_down_percent,
     )
 
 

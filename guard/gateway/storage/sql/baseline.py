@@ -261,6 +261,16 @@ CREATE INDEX budget_asks_seen ON budget_asks (ask_seen_ms);
 """
 """A later step: budgets that ask before they refuse, which calls ask, and what was raised."""
 
+WIND_DOWNS: Final = """
+ALTER TABLE budgets ADD COLUMN wind_down_percent {int} NOT NULL DEFAULT 0;
+CREATE TABLE wind_downs (
+  balance_id {int} NOT NULL, winding_run TEXT NOT NULL, begun_ms {int} NOT NULL,
+  last_call TEXT NOT NULL, PRIMARY KEY (balance_id, winding_run)
+) {keyed};
+CREATE INDEX wind_downs_begun ON wind_downs (begun_ms);
+"""
+"""A later step: shares that are kept for winding down, and the runs that do."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;

@@ -20,12 +20,13 @@ _SEVERAL: Final = "(instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0)"
 """The condition of the index of budgets with a pattern."""
 
 _SAVE_BUDGET: Final = (
-    f"INSERT INTO budgets ({columns('budgets')}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608 (constant text)
+    f"INSERT INTO budgets ({columns('budgets')}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608 (constant text)
     " ON CONFLICT (budget_id) DO UPDATE SET"
     " limit_nanousd = excluded.limit_nanousd, mode = excluded.mode,"
     " epsilon_nanousd = excluded.epsilon_nanousd, thresholds = excluded.thresholds,"
     " version = excluded.version, updated_at_ms = excluded.updated_at_ms,"
-    " on_exhausted = excluded.on_exhausted, ask_ms = excluded.ask_ms"
+    " on_exhausted = excluded.on_exhausted, ask_ms = excluded.ask_ms,"
+    " wind_down_percent = excluded.wind_down_percent"
 )
 
 
@@ -114,7 +115,7 @@ class CatalogueTables(RaiseTables):
             _SAVE_BUDGET,
             (b.budget_id, b.organisation_id, b.scope_kind, b.scope_id, b.window, b.limit_nanousd,
              b.mode, b.epsilon_nanousd, json.dumps(b.thresholds), b.version, b.created_at_ms,
-             b.updated_at_ms, b.on_exhausted, b.ask_ms),
+             b.updated_at_ms, b.on_exhausted, b.ask_ms, b.wind_down_percent),
         )  # fmt: skip
         self._forget_budgets(budget.organisation_id)
 

@@ -66,3 +66,31 @@ class RaiseTables(ControlTables):
         """Forget what nobody has asked since a time."""
         if self.row("SELECT 1 FROM budget_asks WHERE ask_seen_ms < ? LIMIT 1", before_ms):
             self.write("DELETE FROM budget_asks WHERE ask_seen_ms < ?", (before_ms,))
+
+    # -- winding down --------------------------------------------------------------------------
+
+    def last_call(self, balance_id: int, run: str) -> str | None:
+        """Return the last call of a run that winds down, empty before it; ``None``: none does."""
+        row = self.row(
+            "SELECT last_call FROM wind_downs WHERE balance_id = ? AND winding_run = ?",
+            balance_id, run,
+        )  # fmt: skip
+        return None if row is None else str(row[0])
+
+    def wind_down(self, balance_id: int, run: str, last_call: str) -> None:
+        """Note that a run winds down, and its last call; one that is known stays."""
+        self.write(
+            "INSERT INTO wind_downs VALUES (?,?,?,?) ON CONFLICT (balance_id, winding_run)"
+            " DO UPDATE SET last_call = CASE WHEN wind_downs.last_call = '' THEN"
+            " excluded.last_call ELSE wind_downs.last_call END",
+            (balance_id, run, self.now_ms, last_call),
+        )
+
+    def end_wind_downs(self, balance_id: int) -> None:
+        """Forget which runs wind down on a balance: its limit has changed."""
+        self.write("DELETE FROM wind_downs WHERE balance_id = ?", (balance_id,))
+
+    def drop_wind_downs(self, before_ms: int) -> None:
+        """Forget the runs that began to wind down before a time."""
+        if self.row("SELECT 1 FROM wind_downs WHERE begun_ms < ? LIMIT 1", before_ms):
+            self.write("DELETE FROM wind_downs WHERE begun_ms < ?", (before_ms,))

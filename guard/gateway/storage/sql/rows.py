@@ -20,6 +20,7 @@ def budget_from_row(row: tuple[Any, ...]) -> records.BudgetRule:
         window=row[4], limit_nanousd=row[5], mode=row[6], epsilon_nanousd=row[7],
         thresholds=json.loads(row[8]), version=row[9], created_at_ms=row[10],
         updated_at_ms=row[11], on_exhausted=row[12], ask_ms=row[13],
+        wind_down_percent=row[14],
     )  # fmt: skip
 
 

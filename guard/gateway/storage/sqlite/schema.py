@@ -31,6 +31,7 @@ MIGRATIONS: tuple[str, ...] = (
     + "CREATE INDEX directives_message ON directives (organisation_id, message);",
     baseline.SCOPE_HOURS.format(**_WORDS),
     baseline.RAISES.format(**_WORDS),
+    baseline.WIND_DOWNS.format(**_WORDS),
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 
