@@ -122,6 +122,7 @@ class RunAccount:
                 scope_kind="key",
                 scope_id=self.key_id,
                 on_exhausted="ask" if limits.asks else "refuse",
+                wind_down_percent=limits.keep_percent,
             )
             self._budget_id = str(budget["budget_id"])
         document = limits.policy()

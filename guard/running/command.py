@@ -53,6 +53,9 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.option("--on-limit", type=click.Choice(["ask", "end"]),
               help="With --limit: what happens to a request that it does not pay for. ask: it "
                    "waits for you to raise the limit; the default at a terminal.")  # fmt: skip
+@click.option("--keep", metavar="SHARE", callback=_read_by(plan.read_share),
+              help="With --limit: kept for the last request of the run, and for code that winds "
+                   "down: 5%.")  # fmt: skip
 @click.option("--block-tool", "block_tools", multiple=True, metavar="GLOB",
               help="Refuse tools of this name; may be repeated.")  # fmt: skip
 @click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
@@ -76,6 +79,7 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
 def run(
     limit: int | None,
     on_limit: str | None,
+    keep: int | None,
     block_tools: tuple[str, ...],
     allow_models: tuple[str, ...],
     rate: tuple[int, int] | None,
@@ -102,6 +106,7 @@ def run(
     Examples:
       guard run --limit '$2' -- python agent.py
       guard run --limit '$5' -- claude
+      guard run --limit '$2' --keep 5% -- python agent.py
       guard run --limit 0.50 --block-tool 'delete_*' -- python -m my_agent
       guard run --limit '$5' --allow-model 'gpt-*-mini' --watch -- pytest tests
       guard run --dry-run --rate 60/min -- uvicorn app:app
@@ -111,6 +116,8 @@ def run(
     """
     if not program:
         raise click.UsageError("no program; for example: guard run --limit '$2' -- python agent.py")
+    if keep is not None and limit is None:
+        raise click.UsageError("--keep is a share of --limit")
     if workflow is not None:
         try:
             require_name("a name", workflow.strip())
@@ -128,6 +135,7 @@ def run(
         limit, block_tools, allow_models, rate, max_output_tokens, strict, wait_ms,
         seen_only=limit is not None and not allow_unseen and not dry_run,
         asks=limit is not None and on_limit == "ask" and not dry_run,
+        keep_percent=keep or 0,
     )  # fmt: skip
     routing = Routing.of(command, os.environ)
     if routing.unroutable is not None:

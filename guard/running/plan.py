@@ -49,6 +49,7 @@ class RunLimits:
             environment's, else two minutes.
         seen_only: whether LLM requests that cannot be held end the run.
         asks: whether a request that the limit does not pay for waits for it to be raised.
+        keep_percent: the share of the limit that is kept for winding down and the last request.
     """
 
     limit_nanousd: int | None = None
@@ -60,6 +61,7 @@ class RunLimits:
     wait_ms: int | None = None
     seen_only: bool = False
     asks: bool = False
+    keep_percent: int = 0
 
     def policy(self) -> dict[str, Any]:
         """Return the rules as a policy document; empty where there are none."""
@@ -95,6 +97,18 @@ def read_limit(text: str) -> int:
             "(in single quotes, because the shell replaces $2)"
         ) from None
     return int(nanousd)
+
+
+def read_share(text: str) -> int:
+    """Return a share such as ``5%`` in percent.
+
+    Raises:
+        ValueError: it is none; the text says what is.
+    """
+    match = re.fullmatch(r"\s*([1-9]\d?)\s*%?\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no share; write 5%, from 1% to 99%")
+    return int(match[1])
 
 
 def read_rate(text: str) -> tuple[int, int]:
@@ -170,6 +184,8 @@ def environment_of(
         **({SEEN_ONLY_VARIABLE: "1"} if limits.seen_only else {}),
         "PYTHONPATH": os.pathsep.join(paths),
     }
+    if limits.keep_percent:
+        made["GUARD_LAST_REQUEST"] = "1"
     if limits.max_output_tokens is not None:
         made["GUARD_MAX_OUTPUT_TOKENS"] = str(limits.max_output_tokens)
     if limits.wait_ms is not None or _WAIT not in kept:
