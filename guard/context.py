@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from guard.contexts.attribution import ask, tags, user
 from guard.contexts.carrying import ContextExecutor, carry, carrying
-from guard.contexts.options import options
+from guard.contexts.options import options, winding_down
 from guard.contexts.work import ChainOp, agent, chain, span, workflow
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "span",
     "tags",
     "user",
+    "winding_down",
     "workflow",
 ]

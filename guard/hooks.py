@@ -61,8 +61,23 @@ class GatewayWarning:
     tool_name: str | None = None
 
 
+@attrs.frozen
+class WindDown:
+    """A run for which only what a budget keeps for winding down is left.
+
+    Attributes:
+        workflow_id, run_id: the workflow and the run, if any.
+        is_last: whether the request under way is the run's last one.
+    """
+
+    workflow_id: str | None = None
+    run_id: str | None = None
+    is_last: bool = False
+
+
 ErrorHook = Callable[[GuardError, ErrorContext], object]
 WarningHook = Callable[[GatewayWarning], object]
+WindDownHook = Callable[[WindDown], object]
 
 
 class _Registration(Generic[H]):
@@ -156,6 +171,7 @@ class _HookThread:
 
 _errors: _Registry[ErrorHook] = _Registry()
 _warnings: _Registry[WarningHook] = _Registry()
+_wind_downs: _Registry[WindDownHook] = _Registry()
 _background = _HookThread()
 
 
@@ -202,6 +218,28 @@ def on_warning(hook: WarningHook) -> Callable[[], None]:
     return _warnings.add(hook)
 
 
+def on_wind_down(hook: WindDownHook) -> Callable[[], None]:
+    """Register a hook for runs that begin to wind down: finish, with what a budget keeps for that.
+
+    Args:
+        hook: takes a :class:`WindDown`, once for each run of this process; called in guard's hook
+            thread.
+
+    Returns:
+        A callable that unregisters the hook; calling it again does nothing.
+
+    Raises:
+        TypeError: ``hook`` cannot be called.
+
+    Example:
+        >>> unregister = on_wind_down(lambda run: None)
+        >>> unregister()
+    """
+    if not callable(hook):
+        raise TypeError(f"on_wind_down takes a callable, not {type(hook).__name__}")
+    return _wind_downs.add(hook)
+
+
 def fire(error: BaseException, context: ErrorContext) -> None:
     """Tell the hooks of an error in the calling thread, once per error."""
     if _is_first(error):
@@ -226,6 +264,12 @@ def warn_in_background(warning: GatewayWarning) -> None:
         _background.put(lambda: _warnings.call(warning))
 
 
+def wind_down_in_background(run: WindDown) -> None:
+    """Tell the hooks of a run that winds down; returns at once."""
+    if _wind_downs.registrations:
+        _background.put(lambda: _wind_downs.call(run))
+
+
 def wait(timeout_s: float) -> None:
     """Wait until the hooks in the background have been called, for so many seconds at most."""
     _background.wait(timeout_s)
@@ -246,6 +290,7 @@ def _after_fork() -> None:
     _background = _HookThread()
     _errors.lock = threading.Lock()
     _warnings.lock = threading.Lock()
+    _wind_downs.lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -58,6 +58,8 @@ class Settings:
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         wait_for_room_ms: how long a call or request waits in line for money that is only set aside,
             from the last time that some came back, in milliseconds; 0 refuses it at once.
+        last_request: whether a request that a budget does not pay for may use what that keeps for
+            winding down; it is then the last one of its run.
         spool_dir: directory for events that cannot be delivered; None keeps them in memory.
         spool_max_bytes: size of the spool at which the least important events are dropped.
         auto_instrument: whether ``init`` instruments the HTTP clients.
@@ -86,6 +88,7 @@ class Settings:
     fallback_mode: FallbackMode = "closed"
     timeout_ms: int = 2000
     wait_for_room_ms: int = 10_000
+    last_request: bool = False
     spool_dir: Path | None = None
     spool_max_bytes: int = 256 * 1024 * 1024
     auto_instrument: bool = True
@@ -344,6 +347,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "fallback_mode": ("GUARD_FALLBACK_MODE", _choice("closed", "open")),
     "timeout_ms": ("GUARD_TIMEOUT_MS", _whole(10, 600_000)),
     "wait_for_room_ms": ("GUARD_WAIT_FOR_ROOM_MS", _whole(0, 86_400_000)),
+    "last_request": ("GUARD_LAST_REQUEST", _flag),
     "spool_dir": ("GUARD_SPOOL_DIR", _path),
     "spool_max_bytes": ("GUARD_SPOOL_MAX_BYTES", _whole(65_536, 2**40)),
     "auto_instrument": ("GUARD_AUTO_INSTRUMENT", _flag),

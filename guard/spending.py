@@ -31,6 +31,8 @@ class SpendLimit:
         left_nanousd: what calls still to come may cost; negative above the limit.
         resets_at_ms: when its period ends, in Unix milliseconds; None for one that never does.
         uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
+        kept_nanousd: what of the limit is kept for winding down; ``left_nanousd`` has it too.
+        winding_down: whether that is all that is left, or the rest was not enough for a request.
     """
 
     scope: str
@@ -40,6 +42,8 @@ class SpendLimit:
     left_nanousd: int
     resets_at_ms: int | None = None
     uncertain_nanousd: int = 0
+    kept_nanousd: int = 0
+    winding_down: bool = False
 
     @property
     def left_dollars(self) -> float:
@@ -103,6 +107,11 @@ class Spend:
     uncertain_nanousd: int = 0
     run_uncertain_nanousd: int = 0
     counted: tuple[CountedLimit, ...] = ()
+
+    @property
+    def winding_down(self) -> bool:
+        """Whether only what a budget keeps for winding down is left for this run."""
+        return any(limit.winding_down for limit in self.limits)
 
     @property
     def spent_dollars(self) -> float:
@@ -216,6 +225,8 @@ def _spend(account: KeyAccount, reply: wire.SpendReply) -> Spend:
             each.remaining_nanousd,
             each.resets_at_ms,
             each.uncertain_nanousd,
+            each.kept_nanousd,
+            each.winding_down,
         )
         for each in reply.budgets
     ]

@@ -240,6 +240,7 @@ def main() -> None:
             "GUARD_LOCAL_DIR": str(folder / "local"),
             "OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1",
             "OPENAI_API_KEY": "sk-none",
+            "CI": "1",  # nobody is there to raise the limit
         }
         screen = Screen()
         with contextlib.closing(server), local_gateway(env):

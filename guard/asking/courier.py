@@ -103,6 +103,7 @@ class Courier:
         # What is still to be carried out, and whether that is being done.
         self._effects: deque[Effect] = deque()
         self._is_carrying_out = False
+        self._standstill = decision_log.Standstill()
 
     def after_fork(self) -> None:
         """Forget the parent's callers."""
@@ -209,6 +210,8 @@ class Courier:
                     self._top_up(effect)
                 elif isinstance(effect, Wait):
                     decision_log.waits(effect.question.request, effect.place)
+                    if effect.asks:
+                        self._standstill.note(effect.question.request)
                 elif isinstance(effect, Withdraw):
                     if session is not None:
                         session.release_soon(effect.question.request.call_id)

@@ -6,6 +6,7 @@ It names functions, tools, models and workflows, never an argument or a prompt.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from guard.scope.scope import Scope
 
 _LOGGER: Final = logging.getLogger("guard.decisions")
+_REQUESTS: Final = logging.getLogger("guard.requests")
+_TOGETHER_S: Final = 10.0
 
 
 was_on = False
@@ -59,6 +62,25 @@ def waits(request: wire.GateRequest, place: int) -> None:
     """Log that something waits for money that is only set aside."""
     where = f"place {place}" if place else "the gateway is away"
     _LOGGER.debug("wait %s in %s: %s", asked(request), _named(request.workflow_id), where)
+
+
+class Standstill:
+    """Warns that the program stands still, because a budget waits to be raised."""
+
+    def __init__(self) -> None:
+        # Questions belong together until none has waited for a while.
+        self._until_s = -math.inf
+
+    def note(self, request: wire.GateRequest) -> None:
+        """Note that a question waits for an operator; the first one of several is logged."""
+        now_s = time.monotonic()
+        if now_s >= self._until_s:
+            _REQUESTS.warning(
+                "%s in %s waits: its budget does not pay for it, and an operator is asked to raise "
+                "the limit",
+                asked(request), _named(request.workflow_id),
+            )  # fmt: skip
+        self._until_s = now_s + _TOGETHER_S
 
 
 def refused(

@@ -12,6 +12,7 @@ from guard.asking.gate import Gate
 from guard.asking.own_money import note_own_money
 from guard.asking.reports import Reports
 from guard.asking.request_hold import NOT_GATED, RequestHold, granted_nanousd, over_ceiling
+from guard.asking.wind_downs import WindDowns
 from guard.breaker.exceptions import (
     SHUT_DOWN,
     GuardBlockedException,
@@ -75,6 +76,7 @@ class LlmRequests:
         self.begin = events.begin  # the journal's, for a hold
         # Models whose price the gateway does not know; a dict for its order.
         self._unpriced: dict[str, None] = {}
+        self._wind_downs = WindDowns()
 
     @property
     def unpriced_models(self) -> tuple[str, ...]:
@@ -156,6 +158,8 @@ class LlmRequests:
         Raises:
             GuardBudgetError: that is not possible.
         """
+        if grant.reply is not None and grant.reply.winding_down:
+            self._wind_downs.begun(scope, is_last=True)
         most = None if grant.reply is None else grant.reply.max_output_tokens
         if most is None or limit(most):
             return grant
@@ -261,6 +265,7 @@ class LlmRequests:
             held=held,
             grows=grows,
             unjournaled=not self._events.has_journal,
+            takes_last=self._settings.last_request,
         )
         if not grows:
             note_own_money(request, scope, gates_requests=True)
@@ -278,6 +283,8 @@ class LlmRequests:
     ) -> GuardError | WorkflowKilledInterrupt:
         if not isinstance(exc, GuardBlockedException):
             return exc
+        if exc.details.get("winding_down"):
+            self._wind_downs.begun(scope, is_last=False)
         return _explained(exc, bound, self._rates(scope, bound))
 
     def _without_cover(

@@ -35,7 +35,8 @@ class Boundary:
     """Base of the context managers. An instance is one entry; a decorator makes one per call."""
 
     kind: Literal[
-        "workflow", "chain", "span", "agent", "user", "tags", "options", "ask", "caller"
+        "workflow", "chain", "span", "agent", "user", "tags", "options", "ask", "caller",
+        "winding_down",
     ]  # fmt: skip
     enforces = False
     """Whether it needs a runtime, because budgets and directives apply to it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numbers
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from guard.contexts.boundary import Boundary
 from guard.core.call_options import CallOptions, Ceiling
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT, cents
@@ -86,8 +88,34 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
             given["tool_name"] or known.tool_name,
             given["max_output_tokens"] or known.max_output_tokens,
             ceiling,
+            known.winding_down,
         )
         return {"options": inner, "model": given["model"] or outer.model}
+
+
+class winding_down(Boundary):  # noqa: N801  # used like a function: `with winding_down():`
+    """Let the calls and LLM requests inside use what budgets keep for winding down.
+
+    A hard budget with ``wind_down_percent`` keeps that share of its limit for code that finishes a
+    run: a summary, a last answer, cleaning up. Outside of this block it cannot be used, but for the
+    last request of a run under ``guard run --keep``.
+
+    Example:
+        >>> with winding_down():
+        ...     pass  # ask the model for a summary
+    """
+
+    kind = "winding_down"
+    enforces = True
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def _again(self) -> Self:
+        return type(self)()
+
+    def _changes(self, outer: Scope) -> dict[str, Any]:
+        return {"options": replace(outer.options or CallOptions(), winding_down=True)}
 
 
 def _limit(value: object) -> float:

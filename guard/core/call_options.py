@@ -74,11 +74,13 @@ class CallOptions(Struct, frozen=True, eq=False):
         tool_name: the name of the protected calls that begin in the block itself.
         max_output_tokens: put into LLM requests that have no limit.
         ceiling: the most that LLM requests may cost.
+        winding_down: whether calls may use what budgets keep for that.
     """
 
     tool_name: str | None = None
     max_output_tokens: int | None = None
     ceiling: Ceiling | None = None
+    winding_down: bool = False
 
     def inside_call(self) -> CallOptions:
         """Return what holds in the body of a protected call: its name is not that of others."""

@@ -202,6 +202,11 @@ def _budget(error: GuardBudgetError) -> str:
     known = budget if isinstance(budget, Mapping) else None
     limit = known.get("limit_nanousd") if known else getattr(budget, "limit_nanousd", None)
     of = "" if limit is None else f" of {dollars(int(limit))}"
+    if error.details.get("winding_down"):
+        return (
+            f"the limit{of} is reached, and so is what was kept of it for a last answer; ask for a "
+            "higher one, or start again with a higher --limit"
+        )
     return f"the limit{of} is reached; ask for a higher one, or start again with a higher --limit"
 
 

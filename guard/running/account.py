@@ -68,6 +68,33 @@ class RunSpend:
     counted: tuple[RunCount, ...] = ()
 
 
+@attrs.frozen
+class WaitingRaise:
+    """A request of a run that waits for its limit to be raised.
+
+    Attributes:
+        limit_nanousd, spent_nanousd: of the run, when the request began to wait.
+        lacking_nanousd: what the limit lacks for it.
+        deadline_ms: when it is refused, in Unix milliseconds.
+        scope: of the run's budget, as refusals name it.
+    """
+
+    limit_nanousd: int
+    spent_nanousd: int
+    lacking_nanousd: int
+    deadline_ms: int
+    scope: str
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The run's budget, as refusals show it."""
+        return {
+            "scope": self.scope,
+            "limit_nanousd": self.limit_nanousd,
+            "spent_nanousd": self.spent_nanousd,
+        }
+
+
 class RunAccount:
     """One run at the gateway.
 
@@ -102,6 +129,7 @@ class RunAccount:
         mark.name(self.key_id, str(made["key"]["organisation_id"]), workflow)
         # Set once they exist, so that `close` removes what was made.
         self._budget_ids: list[str] = []
+        self._money_id: str | None = None
         self._policy: str | None = None
         try:
             self._limit(limits)
@@ -113,7 +141,11 @@ class RunAccount:
     def _limit(self, limits: RunLimits) -> None:
         wanted: list[dict[str, Any]] = []
         if limits.limit_nanousd is not None:
-            wanted.append({"limit_nanousd": limits.limit_nanousd})
+            wanted.append({
+                "limit_nanousd": limits.limit_nanousd,
+                "on_exhausted": "ask" if limits.asks else "refuse",
+                "wind_down_percent": limits.keep_percent,
+            })  # fmt: skip
         if limits.limit_tokens is not None:
             wanted.append({"limit_tokens": limits.limit_tokens})
         for glob, calls in limits.max_calls:
@@ -121,6 +153,8 @@ class RunAccount:
         for limit in wanted:
             budget = self._admin.set_budget(scope_kind="key", scope_id=self.key_id, **limit)
             self._budget_ids.append(str(budget["budget_id"]))
+            if "limit_nanousd" in limit:
+                self._money_id = self._budget_ids[-1]
         self._has_counted = limits.limit_tokens is not None or bool(limits.max_calls)
         document = limits.policy()
         if document:
@@ -132,6 +166,34 @@ class RunAccount:
                 scope_id=f"{self.key_id}*",
                 **document,
             )
+
+    def waiting_raise(self) -> WaitingRaise | None:
+        """Return the request that has waited longest for the limit to be raised."""
+        for ask in self._admin.budget_asks(_PAGE):
+            if ask["budget_id"] == self._money_id:
+                return WaitingRaise(
+                    int(ask["limit_nanousd"]), int(ask["spent_nanousd"]),
+                    int(ask["lacking_nanousd"]), int(ask["deadline_ms"]), str(ask["scope"]),
+                )  # fmt: skip
+        return None
+
+    def raise_limit(self, by_nanousd: int, key: str) -> None:
+        """Raise the limit, once for each key."""
+        if self._money_id is not None:
+            self._admin.raise_budget(self._money_id, by_nanousd, key)
+
+    def limit_nanousd(self) -> int | None:
+        """Return the limit, with what it was raised by; None for none."""
+        for rule in self._admin.budgets():
+            if rule["budget_id"] == self._money_id:
+                return int(rule["limit_nanousd"])
+        return None
+
+    def limits_now(self, limits: RunLimits) -> RunLimits:
+        """Return the limits of the run, with what its own was raised by."""
+        if not limits.asks:
+            return limits
+        return attrs.evolve(limits, limit_nanousd=self.limit_nanousd() or limits.limit_nanousd)
 
     def halt(self) -> OperatorStop | None:
         """Return the kill or the pause of the run's workflow, by its name or by a glob."""

@@ -24,6 +24,7 @@ from guard.running.account import RunAccount
 from guard.running.leftovers import Leftovers
 from guard.running.look import RunLook
 from guard.running.proxy_process import ProxyProcess
+from guard.running.raising import RunRaising, asks_by_default
 from guard.running.report import RunReport, say
 from guard.running.reports import RUN_DIR_VARIABLE
 from guard.running.routing import Routing
@@ -64,6 +65,12 @@ def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
               callback=_read_each(plan.read_calls),
               help="The most calls of tools or models of this name, or of all; may be "
                    "repeated.")  # fmt: skip
+@click.option("--on-limit", type=click.Choice(["ask", "end"]),
+              help="With --limit: what happens to a request that it does not pay for. ask: it "
+                   "waits for you to raise the limit; the default at a terminal.")  # fmt: skip
+@click.option("--keep", metavar="SHARE", callback=_read_by(plan.read_share),
+              help="With --limit: kept for the last request of the run, and for code that winds "
+                   "down: 5%.")  # fmt: skip
 @click.option("--block-tool", "block_tools", multiple=True, metavar="GLOB",
               help="Refuse tools of this name; may be repeated.")  # fmt: skip
 @click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
@@ -88,6 +95,8 @@ def run(
     limit: int | None,
     limit_tokens: int | None,
     max_calls: tuple[tuple[str, int], ...],
+    on_limit: str | None,
+    keep: int | None,
     block_tools: tuple[str, ...],
     allow_models: tuple[str, ...],
     rate: tuple[int, int] | None,
@@ -115,6 +124,7 @@ def run(
       guard run --limit '$2' -- python agent.py
       guard run --limit '$5' -- claude
       guard run --limit-tokens 2M --max-calls search=20 -- python agent.py
+      guard run --limit '$2' --keep 5% -- python agent.py
       guard run --limit 0.50 --block-tool 'delete_*' -- python -m my_agent
       guard run --limit '$5' --allow-model 'gpt-*-mini' --watch -- pytest tests
       guard run --dry-run --rate 60/min -- uvicorn app:app
@@ -124,6 +134,8 @@ def run(
     """
     if not program:
         raise click.UsageError("no program; for example: guard run --limit '$2' -- python agent.py")
+    if keep is not None and limit is None:
+        raise click.UsageError("--keep is a share of --limit")
     if workflow is not None:
         try:
             require_name("a name", workflow.strip())
@@ -135,10 +147,14 @@ def run(
         raise _Failure(str(exc), 127) from None
     name = workflow or f"{plan.name_of(program)}-{secrets.token_hex(3)}"
     wait_ms = None if wait_s is None else round(wait_s * 1000)
+    if on_limit is None:
+        on_limit = "ask" if asks_by_default(os.environ) else "end"
     limits = plan.RunLimits(
         limit, block_tools, allow_models, rate, max_output_tokens, strict, wait_ms,
         seen_only=not (limit is limit_tokens is None or allow_unseen or dry_run),
         limit_tokens=limit_tokens, max_calls=max_calls,
+        asks=limit is not None and on_limit == "ask" and not dry_run,
+        keep_percent=keep or 0,
     )  # fmt: skip
     routing = Routing.of(command, os.environ)
     if routing.unroutable is not None:
@@ -220,9 +236,13 @@ def _run(
             directory, environ, workflow, routing.upstreams, limited=limits.seen_only
         )
         unseen = RunUnseen(directory, limits, gateway, proxy, routing.environ)
+        raising = None
+        if limits.asks and limits.limit_nanousd is not None:
+            raising = RunRaising(workflow, account, directory, limits.limit_nanousd)
         look = RunLook(
-            workflow, limits, gateway, account, proxy, directory, watch=watch, dry_run=dry_run
-        )
+            workflow, limits, gateway, account, proxy, directory, raising, watch=watch,
+            dry_run=dry_run,
+        )  # fmt: skip
         # The proxy ends after the program, and before what is left is charged.
         with proxy:
             command, led = routing.at(proxy.url, directory)

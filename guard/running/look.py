@@ -12,6 +12,7 @@ from guard.local_gateway import LocalGateway, LocalGatewayError
 from guard.running import plan, reports
 from guard.running.account import RunAccount, RunSpend
 from guard.running.proxy_process import ProxyProcess
+from guard.running.raising import RunRaising, looked_at
 from guard.running.report import say, spent
 
 _LOOK_S: Final = 0.5
@@ -27,6 +28,7 @@ class RunLook:
         account: of the run.
         proxy: likewise started again.
         directory: of the run.
+        raising: asks for the limit to be raised, if the run does.
         watch: whether to show the spend.
         dry_run: whether kills do not count.
     """
@@ -39,6 +41,7 @@ class RunLook:
         account: RunAccount,
         proxy: ProxyProcess,
         directory: Path,
+        raising: RunRaising | None = None,
         *,
         watch: bool,
         dry_run: bool,
@@ -49,6 +52,7 @@ class RunLook:
         self._account = account
         self._proxy = proxy
         self._directory = directory
+        self._raising = raising
         self._watch = watch
         self._dry_run = dry_run
         # When to look next; `supervise` calls more often than that.
@@ -57,6 +61,7 @@ class RunLook:
 
     def __call__(self) -> None:
         self._proxy.look()
+        looked_at(self._raising)
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -72,5 +77,5 @@ class RunLook:
                 spend = self._account.spend()
                 if spend != self._shown:
                     self._shown = spend
-                    text = spent(spend, self._limits)
+                    text = spent(spend, self._account.limits_now(self._limits))
                     say(f"{self._workflow}: {text}")

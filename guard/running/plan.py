@@ -52,6 +52,8 @@ class RunLimits:
         limit_tokens: how many tokens it may use; None for no limit.
         max_calls: how many calls it may make of the tools and models that match a glob; of all
             under an empty one.
+        asks: whether a request that the limit does not pay for waits for it to be raised.
+        keep_percent: the share of the limit that is kept for winding down and the last request.
     """
 
     limit_nanousd: int | None = None
@@ -64,6 +66,8 @@ class RunLimits:
     seen_only: bool = False
     limit_tokens: int | None = None
     max_calls: tuple[tuple[str, int], ...] = ()
+    asks: bool = False
+    keep_percent: int = 0
 
     def policy(self) -> dict[str, Any]:
         """Return the rules as a policy document; empty where there are none."""
@@ -126,6 +130,18 @@ def read_calls(text: str) -> tuple[str, int]:
         raise ValueError(
             f"{text!r} is no limit of calls; write --max-calls search=20, or --max-calls 20"
         ) from None
+
+
+def read_share(text: str) -> int:
+    """Return a share such as ``5%`` in percent.
+
+    Raises:
+        ValueError: it is none; the text says what is.
+    """
+    match = re.fullmatch(r"\s*([1-9]\d?)\s*%?\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no share; write 5%, from 1% to 99%")
+    return int(match[1])
 
 
 def read_rate(text: str) -> tuple[int, int]:
@@ -201,6 +217,8 @@ def environment_of(
         **({SEEN_ONLY_VARIABLE: "1"} if limits.seen_only else {}),
         "PYTHONPATH": os.pathsep.join(paths),
     }
+    if limits.keep_percent:
+        made["GUARD_LAST_REQUEST"] = "1"
     if limits.max_output_tokens is not None:
         made["GUARD_MAX_OUTPUT_TOKENS"] = str(limits.max_output_tokens)
     if limits.wait_ms is not None or _WAIT not in kept:

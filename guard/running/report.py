@@ -82,6 +82,7 @@ class RunReport:
         is_seen = processes > 0 or self.unseen.proxied > 0
         is_unseen = self.limits.seen_only and not is_seen and self.code <= _SIGNALLED
         spend = self.account.spend_in_full()
+        limits = self.account.limits_now(self.limits)
         observed = self.account.observed() if self.dry_run else []
         exit_code = self.code
         if refused is not None:
@@ -101,9 +102,9 @@ class RunReport:
                 "unpriced_models": spend.unpriced,
                 "local_models": spend.local,
                 "undelivered": self.undelivered,
-                "limit_nanousd": self.limits.limit_nanousd,
-                "limit_tokens": self.limits.limit_tokens,
-                "max_calls": dict(self.limits.max_calls),
+                "limit_nanousd": limits.limit_nanousd,
+                "limit_tokens": limits.limit_tokens,
+                "max_calls": dict(limits.max_calls),
                 "counted": [attrs.asdict(each) for each in spend.counted],
                 "seen": is_seen,
                 "guarded_processes": processes,
@@ -116,7 +117,7 @@ class RunReport:
             return exit_code
         if not is_seen:
             say(words.NOTHING_SEEN, fg="yellow")
-        say(f"{self.workflow}: {spent(spend, self.limits)}")
+        say(f"{self.workflow}: {spent(spend, limits)}")
         self._say_special(spend)
         if self.dry_run:
             _say_observed(observed)

@@ -63,6 +63,7 @@ class GuardRuntime(KeyAccount):
         transport_mode: ``auto``, ``websocket`` or ``http``.
         fallback_mode: ``closed`` or ``open``.
         timeout_ms: total time for one answer of the gateway, in milliseconds.
+        last_request: whether a request that a budget does not pay for may be its run's last one.
         spool_dir: directory for events that cannot be delivered.
         spool_max_bytes: size of the spool at which the least important events are dropped.
         auto_instrument: whether HTTP clients are instrumented.
@@ -106,6 +107,7 @@ class GuardRuntime(KeyAccount):
         fallback_mode: str | None = None,
         timeout_ms: int | None = None,
         wait_for_room_ms: int | None = None,
+        last_request: bool | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         spool_max_bytes: int | None = None,
         auto_instrument: bool | None = None,
@@ -132,6 +134,7 @@ class GuardRuntime(KeyAccount):
                 fallback_mode=fallback_mode,
                 timeout_ms=timeout_ms,
                 wait_for_room_ms=wait_for_room_ms,
+                last_request=last_request,
                 spool_dir=None if spool_dir is None else Path(spool_dir),
                 spool_max_bytes=spool_max_bytes,
                 auto_instrument=auto_instrument,

@@ -181,6 +181,7 @@ class Scope(Struct, frozen=True, eq=False):
             trace_id=self.trace_id,
             span_id=self.span_id,
             parent_span_id=self.parent_span_id,
+            winding_down=self.options is not None and self.options.winding_down,
             **fields,
         )
 

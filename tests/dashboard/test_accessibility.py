@@ -20,6 +20,9 @@ CHECKS: Final = (Path(__file__).parent / "accessibility.js").read_text()
 
 def fill(tenant: Any) -> None:
     """Something of everything that pages show."""
+    tenant.admin.set_budget(1, scope_kind="workflow", scope_id="asks", on_exhausted="ask")
+    tenant.spend("asks", 10**7)
+    assert tenant.gate("asks", wait_ms=60_000).json()["asks"]
     tenant.admin.request(
         "PUT", "/budgets", {"scope_kind": "organisation", "window": "day", "limit_cents": 1}
     )

@@ -178,6 +178,33 @@ def test_a_budget_is_previewed_edited_and_in_force(
     assert tenant.gate("shopper").status_code == 200
 
 
+def test_a_budget_that_asks_is_raised_and_shows_by_whom(
+    signed_in: Callable[..., Any], tenant: Any
+) -> None:
+    tenant.admin.set_budget(200, scope_kind="workflow", scope_id="nightly", on_exhausted="ask")
+    tenant.spend("nightly", 2 * 10**9)
+    call = {"wait_ms": 60_000, "call_id": "the-call"}
+    assert tenant.gate("nightly", **call).json()["decision"] == "waiting"
+    page = signed_in("/budgets")
+    waiting = page.get_by_role("group", name="Waiting for a raise")
+    expect(waiting).to_contain_text("1 call waits for a raise")
+    waiting.get_by_label("Raise by dollars").fill("2.50")
+    waiting.get_by_role("button", name="Raise workflow nightly").click()
+    expect(page.get_by_role("status").filter(has_text="was raised")).to_be_visible()
+    assert tenant.gate("nightly", **call).json()["decision"] == "allow"
+    [raised] = tenant.admin.budget_raises()
+    assert raised["limit_nanousd"] == 4_500_000_000
+
+    page.get_by_role("link", name="Edit workflow nightly").click()
+    history = page.get_by_role("region", name="Raises")
+    expect(history).to_contain_text("$2.50")
+    expect(history).to_contain_text("$4.50")
+    expect(history).to_contain_text("admin")
+    expect(page.get_by_label("Before it refuses")).to_have_value("ask")
+    page.goto("/audit?organisation=" + tenant.organisation_id)
+    expect(page.get_by_role("main")).to_contain_text("budget.raise")
+
+
 def test_a_policy_is_previewed_against_recent_calls(
     signed_in: Callable[..., Any], tenant: Any
 ) -> None:

@@ -21,7 +21,8 @@ from guard.tls import client_context
 PAGES: Final = ["/", "/workflows", "/users", "/workflow?id=x", "/events", "/approvals", "/budgets",
                 "/budgets/edit", "/policies", "/policies/edit", "/keys", "/settings", "/audit",
                 "/live", "/control?action=kill&workflow=x"]  # fmt: skip
-FORMS: Final = ["/control", "/approvals", "/settings", "/budgets", "/budgets/delete", "/policies",
+FORMS: Final = ["/control", "/approvals", "/settings", "/budgets", "/budgets/raise",
+                "/budgets/delete", "/policies",
                 "/policies/delete", "/keys", "/keys/change", "/audit/verify",
                 "/sign-out"]  # fmt: skip
 PASSWORD: Final = "a password for tests"
@@ -124,6 +125,8 @@ def test_only_forms_are_read(visitor: Any) -> None:
         ("/budgets", {"limit": "1", "scope_kind": "workflow", "scope_id": ""}),
         ("/budgets", {"limit": "1", "thresholds": "NaN"}),
         ("/budgets", {"limit": "1", "thresholds": "eighty"}),
+        ("/budgets", {"limit": "1", "on_exhausted": "beg"}),
+        ("/budgets", {"limit": "1", "on_exhausted": "ask", "ask_s": "0"}),
         ("/policies", {"name": "", "is_new": "1"}),
         ("/policies", {"name": "p", "is_new": "1", "approval_timeout_s": "0"}),
         ("/keys", {"name": "k", "role": "root"}),
@@ -328,6 +331,7 @@ def test_an_operator_of_one_organisation_sees_and_stops_nothing_else(
     attempts: list[tuple[str, dict[str, str]]] = [
         ("/control", {"action": "kill", "workflow": "other-flow"}),
         ("/approvals", {"approval": approval, "answer": "approve"}),
+        ("/budgets/raise", {"budget_id": budget, "by": "1"}),
         ("/budgets/delete", {"budget_id": budget}),
         ("/policies/delete", {"name": "policy-other-flow"}),
         ("/keys/change", {"action": "revoke", "key": key["key_id"]}),

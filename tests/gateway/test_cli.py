@@ -158,7 +158,7 @@ def test_budgets_usage_audit(invoke: Invoke, tenant: Any) -> None:
     assert "\x1b[31m" not in output
     invoke("budgets", "delete", rows[0]["budget_id"])
     assert "budget.delete" in invoke("audit", "list").output
-    assert "0 balances" not in invoke("audit", "verify").output
+    assert "ledger: 0 balances" not in invoke("audit", "verify").output
     head = invoke("audit", "head").output.strip()
     invoke("budgets", "list")
     assert "broken" not in invoke("audit", "verify", "--expect", head).output

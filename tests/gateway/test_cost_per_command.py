@@ -42,6 +42,7 @@ from guard.gateway.domain.records import (
 )
 from guard.gateway.ledger import (
     approvals,
+    asks,
     catalogue,
     charge,
     control,
@@ -240,6 +241,7 @@ class Tenants:
         self.budget(10, name)
         self.gate(workflow_id=name)
         found = self.budget(20, name)
+        self.admin(asks.raise_budget, self.own, found.budget_id, by_nanousd=1, raise_key=name)
         self.gate(workflow_id=name)
         self.admin(catalogue.delete_budget, self.own, found.budget_id)
         self.gate(workflow_id=name)

@@ -13,16 +13,24 @@ _FAR: Final = 2**52
 
 _FILL: Final = (
     # A budget for each workflow, with its balance, under one for all that is nearly used up.
-    ("INSERT INTO budgets {numbers} 'b' || n, '{own}', 'workflow', 'w' || n, 'total', 1000000,"
-    " 'hard', 0, '[0.5]', 1, 1, 1, '' FROM n"),
+    ("INSERT INTO budgets (budget_id, organisation_id, scope_kind, scope_id, \"window\","
+    " limit_nanousd, mode, epsilon_nanousd, thresholds, version, created_at_ms, updated_at_ms)"
+    " {numbers} 'b' || n, '{own}', 'workflow', 'w' || n, 'total', 1000000,"
+    " 'hard', 0, '[0.5]', 1, 1, 1 FROM n"),
     ("INSERT INTO balances (budget_id, scope_id, period_start_ms, opening, committed, reserved,"
     " overspend, authorized_max, level, exhausted, leases) {numbers} 'b' || n, 'w' || n, 0, 0, 0,"
     " 1000, 0, 1000000, 0, 0, 1 FROM n"),
-    ("INSERT INTO budgets VALUES ('all', '{own}', 'organisation', '', 'total', {rows} * 1000"
-    " + 100000, 'hard', 0, '[]', 1, 1, 1, '')"),
+    ("INSERT INTO budgets (budget_id, organisation_id, scope_kind, scope_id, \"window\","
+    " limit_nanousd, mode, epsilon_nanousd, thresholds, version, created_at_ms, updated_at_ms)"
+    " VALUES ('all', '{own}', 'organisation', '', 'total', {rows} * 1000"
+    " + 100000, 'hard', 0, '[]', 1, 1, 1)"),
     ("INSERT INTO balances (budget_id, scope_id, period_start_ms, opening, committed, reserved,"
     " overspend, authorized_max, level, exhausted, leases) VALUES ('all', '', 0, 0, 0,"
     " {rows} * 1000, 0, {rows} * 1000 + 100000, 0, 0, {rows})"),
+    # A call that asks for more of each budget, and a raise of each.
+    ("INSERT INTO budget_asks {numbers} n, 'ask' || n, '{own}', {now}, '{{}}' FROM n"),
+    ("INSERT INTO budget_raises {numbers} '{own}', 'raise' || n, 'b' || n, 1, 1, {now}, 'o'"
+    " FROM n"),
     # A lease for each workflow.
     ("INSERT INTO reservations {numbers} 'l' || n, '{own}', 'k', 'c' || n,"
     " '[' || (SELECT balance_id FROM balances WHERE budget_id = 'all') || ', '"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -20,7 +21,7 @@ from hypothesis.stateful import (
 
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.records import BudgetRule, OrganisationSettings
-from guard.gateway.ledger import catalogue, directory
+from guard.gateway.ledger import asks, catalogue, directory
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
 
@@ -49,6 +50,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.now = 1_800_000_000_000
         self.serial = itertools.count(1)
         self.limits = limits
+        self.budget_ids: dict[str, set[str]] = {}
         self.storage = self.new_storage()
 
     def new_storage(self) -> Storage:
@@ -90,11 +92,29 @@ class StorageMachine(RuleBasedStateMachine):
                 budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
                 window=window, limit_nanousd=self.limits[name],  # type: ignore[arg-type]
             )  # fmt: skip
-            self.run(
+            made = self.run(
                 self.storage.write(
                     within(budget.organisation_id), catalogue.put_budget, ACTOR, budget
                 )
             )
+            self.budget_ids.setdefault(name, set()).add(made.budget_id)
+
+    @rule(data=st.data(), by=st.integers(1, 500), again=st.booleans())
+    def raise_limit(self, data: Any, by: int, again: bool) -> None:
+        """Raise what the budgets of one limit allow, once for each key."""
+        name = data.draw(st.sampled_from(sorted(self.budget_ids)))
+        self.limits[name] += by
+        for budget_id in sorted(self.budget_ids[name]):
+            key = f"raise-{next(self.serial)}"
+            for _ in range(1 + again):
+                raised = self.run(
+                    self.storage.write(
+                        within(self.org), asks.raise_budget, ACTOR, self.org, budget_id,
+                        by_nanousd=by, raise_key=key,
+                    )
+                )  # fmt: skip
+                assert raised.budget.limit_nanousd == self.limits[name]
+        self.set_limits()  # as they are already
 
     @rule()
     def restart(self) -> None:

@@ -205,7 +205,7 @@ while True:
     except BaseException:
         time.sleep(60)
 """
-    with terminal(guard, tmp_path, script, "--limit", LIMIT) as session:
+    with terminal(guard, tmp_path, script, "--limit", LIMIT, "--on-limit", "end") as session:
         assert session.echoes()
         session.expect("raw")
         assert not session.echoes()

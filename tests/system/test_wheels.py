@@ -93,7 +93,7 @@ def test_no_text_tells_to_install_the_name_of_another_project() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.y*ml")]
     code = [*(ROOT / "guard").rglob("*.py"), *(ROOT / "spamdetect").rglob("*.py")]
     for path in (*pages, *code):
-        if path.name.startswith(("changelog", "0043-")) or "_build" in path.parts:
+        if path.name.startswith(("changelog", "0046-")) or "_build" in path.parts:
             continue
         assert not told.search(path.read_text("utf-8")), path
 

@@ -229,7 +229,9 @@ class Desk:
         line = self._line_of(question)
         if line is not None and question not in line.parked:
             line.parked.append(question)
-        return Wait(question, 0 if isinstance(answer, NotGranted) else answer.place)
+        if isinstance(answer, NotGranted):
+            return Wait(question)
+        return Wait(question, answer.place, answer.asks)
 
     def _again_s(self, question: Question, answer: Answer, now_s: float) -> float | None:
         """Return when a question is asked again; None if this answer is the last."""
@@ -364,6 +366,7 @@ class Desk:
                 number < waited
                 and question.subject == refused.subject
                 and _at_least(question.bound, refused.bound)
+                and question.request.winding_down <= refused.request.winding_down
             ):
                 effects.append(Fail(question, copy.copy(answer.error)))
             else:

@@ -55,10 +55,12 @@ class Wait(Struct, frozen=True):
     Attributes:
         question: whose.
         place: in the gateway's line; 1 is the first, 0 is unknown.
+        asks: whether it waits for an operator to raise a budget.
     """
 
     question: Question
     place: int = 0
+    asks: bool = False
 
 
 class Withdraw(Struct, frozen=True):

@@ -80,6 +80,9 @@ class GateRequest(Struct, omit_defaults=True):
     ``text_tokens`` is the most of the prompt's text, before anything was learned of its model; 0
     where the prompt has more than text.
 
+    ``winding_down`` says that it finishes the work of its run, for which budgets may keep a share.
+    ``takes_last`` says that the caller takes a last request from that share.
+
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
     ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.
     """
@@ -135,6 +138,8 @@ class GateRequest(Struct, omit_defaults=True):
     unnumbered: LongText = ""
     renewed: bool = False
     unjournaled: bool = False
+    winding_down: bool = False
+    takes_last: bool = False
 
 
 class GateReply(Struct, omit_defaults=True, weakref=True):
@@ -148,8 +153,12 @@ class GateReply(Struct, omit_defaults=True, weakref=True):
     its ``call_id``, and after ``retry_after_ms`` at the latest: a place that nobody asks for is
     given up. ``idle_ms`` says how long ago money came back last; what began the wait anew.
 
+    ``asks`` says that it waits for an operator to raise a budget, and is refused if nobody does.
+
     ``max_output_tokens`` is the output limit that the caller has to lower the request's own to, or
     to put in: more is not paid for.
+
+    ``winding_down`` says that it is the last request of its run, from the share that was kept.
 
     ``renew_ms`` is how long the reservation lasts unless it is renewed; 0: it needs no renewal.
     """
@@ -168,8 +177,10 @@ class GateReply(Struct, omit_defaults=True, weakref=True):
     place: int = 0
     retry_after_ms: int = 0
     idle_ms: DurationMs | None = None
+    asks: bool = False
     max_output_tokens: int | None = None
     renew_ms: DurationMs = 0
+    winding_down: bool = False
 
 
 class ReleaseRequest(Struct, omit_defaults=True):

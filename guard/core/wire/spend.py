@@ -9,9 +9,11 @@ from guard.core.wire.fields import Name
 
 
 class SpentBudget(Budget, omit_defaults=True):
-    """A budget, and what of it was charged in doubt."""
+    """A budget, what of it was charged in doubt, and what is kept for winding down."""
 
     uncertain_nanousd: int = 0
+    kept_nanousd: int = 0
+    winding_down: bool = False
 
 
 class SpendReply(Struct, omit_defaults=True):

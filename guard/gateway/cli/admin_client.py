@@ -224,6 +224,19 @@ class AdminClient:
         """List budgets."""
         return list(self.request("GET", "/budgets"))
 
+    def raise_budget(self, budget_id: str, by_nanousd: int, key: str = "") -> _Json:
+        """Raise a budget's limit, once for each ``key``: ``{budget, raised}``."""
+        body = {"by_nanousd": by_nanousd, "key": key}
+        return dict(self.request("POST", f"/budgets/{_quoted(budget_id)}/raise", body))
+
+    def budget_raises(self, budget_id: str | None = None, limit: int = 100) -> list[_Json]:
+        """List raises of a budget, or of all, newest first."""
+        return list(self.request("GET", "/budgets/raises", budget_id=budget_id, limit=limit))
+
+    def budget_asks(self, limit: int = 100) -> list[_Json]:
+        """List the calls that wait for a budget to be raised, in the order of asking."""
+        return list(self.request("GET", "/budgets/asks", limit=limit))
+
     def delete_budget(self, budget_id: str) -> None:
         """Remove a budget."""
         self.request("DELETE", f"/budgets/{budget_id}")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import click
 
+from guard.core.wire import dollars
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.numbers import Count, Finite
-from guard.gateway.cli.output import note, scope_of, show, wants_json, where, with_client
+from guard.gateway.cli.numbers import Count, Finite, read_dollars
+from guard.gateway.cli.output import note, safe, scope_of, show, wants_json, where, with_client
 
 
 @click.group()
 def budgets() -> None:
-    """List, set and remove budgets.
+    """List, set, raise and remove budgets.
 
     \b
-    Example:
+    Examples:
       guard gateway budgets list
+      guard gateway budgets raise nightly --by '$2'
     """
 
 
@@ -97,9 +100,25 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     type=click.Choice(["total", "hour", "day", "month"]),
 )  # fmt: skip
 @click.option("--soft", is_flag=True, help="Warn instead of refusing.")
+@click.option(
+    "--on-exhausted", default="refuse", show_default=True, type=click.Choice(["refuse", "ask"]),
+    help="ask: a call that it does not pay for waits for an operator to raise it.",
+)  # fmt: skip
+@click.option(
+    "--ask-seconds", default=300.0, show_default=True, type=Finite(0.001, 366 * 86_400),
+    help="With --on-exhausted ask: how long a call waits.",
+)  # fmt: skip
+@click.option(
+    "--wind-down-percent", default=0, type=click.IntRange(0, 99),
+    help="Kept for calls that wind down, and the last request of a run.",
+)  # fmt: skip
 @with_client
 def budgets_set(
-    client: AdminClient, soft: bool, counts: tuple[str, ...], **limit_and_scope: Any
+    client: AdminClient,
+    soft: bool,
+    counts: tuple[str, ...],
+    ask_seconds: float,
+    **limit_and_scope: Any,
 ) -> None:
     """Set the budget of a scope and window.
 
@@ -110,12 +129,21 @@ def budgets_set(
       guard gateway budgets set --scope user --id '*' --window month --limit-cents 500
       guard gateway budgets set --scope workflow --id '*' --window day --limit-tokens 2M
       guard gateway budgets set --scope workflow --id research --limit-calls 20 --of search
+      guard gateway budgets set --scope workflow --id nightly --limit-cents 200 --on-exhausted ask
     """
     given = [limit_and_scope[name] for name in ("limit_cents", "limit_tokens", "limit_calls")]
     if sum(each is not None for each in given) != 1:
         raise click.UsageError("give one of --limit-cents, --limit-tokens and --limit-calls")
     if counts and limit_and_scope["limit_calls"] is None:
         raise click.UsageError("--of belongs to --limit-calls")
+    if limit_and_scope["limit_cents"] is None and (
+        limit_and_scope["on_exhausted"] == "ask" or limit_and_scope["wind_down_percent"]
+    ):
+        raise click.UsageError(
+            "--on-exhausted ask and --wind-down-percent belong to --limit-cents: only budgets of "
+            "money ask for more and keep a share"
+        )
+    limit_and_scope["ask_ms"] = round(ask_seconds * 1000)
     made = client.set_budget(
         mode="soft" if soft else "hard", counts=list(counts) or None, **limit_and_scope
     )
@@ -134,3 +162,93 @@ def budgets_delete(client: AdminClient, budget_id: str) -> None:
     """
     client.delete_budget(budget_id)
     note(f"removed {budget_id} on {where()}", {"budget_id": budget_id})
+
+
+# -- raises ------------------------------------------------------------------------------------
+
+
+@budgets.command("raise")
+@click.argument("name")
+@click.option("--by", "by_nanousd", metavar="AMOUNT", callback=read_dollars, required=True,
+              help="How much, in dollars: '$2', 0.50.")  # fmt: skip
+@click.option("--key", default="", help="Raises once for this key, however often it is repeated.")
+@with_client
+def budgets_raise(client: AdminClient, name: str, by_nanousd: int, key: str) -> None:
+    """Raise the limit of a budget; calls that wait for it go on.
+
+    NAME is the id of what the budget is for (a workflow, a user), of a run of `guard run`, or of
+    the budget itself; 'organisation' is the organisation's. The limit stays raised, in later
+    windows too, until it is set anew.
+
+    \b
+    Examples:
+      guard gateway budgets raise nightly --by '$2'
+      guard budgets raise agent-3f09ab --by 0.50 --local
+    """
+    budget_id = found(client, name)
+    raised = client.raise_budget(budget_id, by_nanousd, key or secrets.token_hex(8))
+    limit = dollars(raised["budget"]["limit_nanousd"])
+    text = f"raised by {dollars(by_nanousd)} to {limit}: {scope_of(raised['budget'])}"
+    note(f"{text} on {where()}", raised)
+
+
+@budgets.command("raises")
+@click.argument("name", required=False)
+@with_client
+def budgets_raises(client: AdminClient, name: str | None) -> None:
+    """List what was raised, when and by whom; newest first.
+
+    \b
+    Examples:
+      guard gateway budgets raises
+      guard gateway budgets raises nightly --json
+    """
+    columns = ["raised_at_ms", "raised_by", "by_cents", "limit_cents", "budget_id"]
+    rows = client.budget_raises(None if name is None else found(client, name))
+    show([{**row, "by_cents": row["by_nanousd"] / 1e7, "limit_cents": row["limit_nanousd"] / 1e7}
+          for row in rows], columns)  # fmt: skip
+
+
+@budgets.command("waiting")
+@with_client
+def budgets_waiting(client: AdminClient) -> None:
+    """List the calls that wait for a budget to be raised.
+
+    \b
+    Example:
+      guard gateway budgets waiting
+    """
+    columns = ["scope", "limit_cents", "spent_cents", "needed_cents", "workflow_id", "function",
+               "model", "asked_at_ms", "deadline_ms", "budget_id"]  # fmt: skip
+    cents = ("limit", "spent", "needed")
+    rows = client.budget_asks()
+    show([{**row, **{f"{each}_cents": row[f"{each}_nanousd"] / 1e7 for each in cents}}
+          for row in rows], columns)  # fmt: skip
+
+
+def found(client: AdminClient, name: str) -> str:
+    """Return the id of the budget that a name means.
+
+    Raises:
+        ClickException: it means none, or several of which none is waited for.
+    """
+    rules, asks = client.budgets(), client.budget_asks(1000)
+    listed = client.keys()
+    keys = {key["key_id"] for key in listed if key["name"] == f"run {name}"[:100]}
+    named = [
+        rule for rule in rules
+        if name in (rule["budget_id"], rule["scope_id"] or "organisation")
+        or (rule["scope_kind"] == "key" and rule["scope_id"] in keys)
+    ]  # fmt: skip
+    asked = {ask["budget_id"] for ask in asks}
+    several: set[str] = {rule["budget_id"] for rule in named}
+    if len(several) != 1:
+        several = several & asked or several
+    if not several:
+        several = {ask["budget_id"] for ask in asks if ask["workflow_id"] == name}
+    if len(several) == 1:
+        return several.pop()
+    if not several:
+        raise click.ClickException(f"no budget is for {safe(name)}: see guard gateway budgets list")
+    ids = ", ".join(f"{rule['budget_id']} ({rule['window']})" for rule in named)
+    raise click.ClickException(f"several budgets are for {safe(name)}, name one by its id: {ids}")

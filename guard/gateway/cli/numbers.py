@@ -9,7 +9,10 @@ from typing import Any, Final
 
 import click
 
+from guard.core.wire import NANOUSD_PER_DOLLAR
+
 _EXAMPLES: Final = (10, 1, 100, 0.5, 0)
+_NANOUSD_MAX: Final = 10**18
 COUNT_MAX: Final = 10**15
 
 
@@ -90,3 +93,22 @@ def _wanted(kind: click.FloatRange | click.IntRange, value: Any, noun: str) -> s
     example = next((each for each in _EXAMPLES if _is_within(kind, each)), low)
     shown = value if len(str(value)) <= 40 else f"{str(value)[:40]}..."
     return f"{shown!r} is not {which}; for example {example}."
+
+
+def read_dollars(_context: click.Context, _option: click.Parameter, text: str) -> int:
+    """Return an amount such as ``$2`` or ``0.50`` in nano-dollars; the callback of an option.
+
+    Raises:
+        BadParameter: it is no amount.
+    """
+    bare = text.strip().upper().removesuffix("USD").strip().removeprefix("$")
+    try:
+        nanousd = Decimal(bare) * NANOUSD_PER_DOLLAR
+        if not nanousd.is_finite() or not 1 <= nanousd <= _NANOUSD_MAX:
+            raise ValueError
+    except (ArithmeticError, ValueError):
+        raise click.BadParameter(
+            f"{text!r} is no amount of dollars above zero; write '$2' or 0.50 (in single quotes, "
+            "because the shell replaces $2)"
+        ) from None
+    return int(nanousd)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -13,10 +15,12 @@ from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain import budget_preview
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.records import BudgetRule, Policy, PolicyDocument, RateCap
+from guard.gateway.domain.records import BudgetAsk, BudgetRule, Policy, PolicyDocument, RateCap
 
 BALANCES_MAX = 200
 PREVIEW_CALLS = 1000
+RAISES_MAX = 50
+ASKS_MAX = 1000
 
 
 class BudgetsAndPolicies:
@@ -34,6 +38,7 @@ class BudgetsAndPolicies:
             Route("/budgets", page(self.budgets), methods=["GET"]),
             Route("/budgets", action(self.save_budget), methods=["POST"]),
             Route("/budgets/edit", page(self.edit_budget), methods=["GET"]),
+            Route("/budgets/raise", action(self.raise_budget), methods=["POST"]),
             Route("/budgets/delete", page(self.confirm_budget), methods=["GET"]),
             Route("/budgets/delete", action(self.delete_budget), methods=["POST"]),
             Route("/policies", page(self.policies), methods=["GET"]),
@@ -52,9 +57,27 @@ class BudgetsAndPolicies:
         by_budget: dict[str, list[Any]] = {}
         for balance in balances:
             by_budget.setdefault(balance.budget_id, []).append(balance)
+        asks = await self._storage.budget_asks(context.org(), ASKS_MAX)
+        asked: dict[str, list[BudgetAsk]] = {}
+        for ask in asks:
+            asked.setdefault(ask.budget_id, []).append(ask)
         return await self._site.render(
-            context, "budgets.html", budgets=budgets, by_budget=by_budget
-        )
+            context, "budgets.html", budgets=budgets, by_budget=by_budget, asked=asked,
+            raise_key=secrets.token_hex(8), suggested=_suggested,
+        )  # fmt: skip
+
+    async def raise_budget(self, context: RequestContext) -> Response:
+        """Raise a budget, once for each form that was shown."""
+        budget_id = context.form.text("budget_id")
+        try:
+            body = forms.budget_raise(context.form)
+        except ValueError as exc:
+            known = await self._budget(context, budget_id)
+            return await self._budget_form(
+                context, known, error=f"Nothing was raised: {exc}.", status=400
+            )
+        await self._handlers.raise_budget(context.call(body=body, budget_id=budget_id))
+        return self._site.done(context, "budget-raised", "/budgets")
 
     async def _budget(self, context: RequestContext, budget_id: str) -> BudgetRule:
         budgets: list[BudgetRule] = await self._handlers.budgets(context.call())
@@ -78,7 +101,13 @@ class BudgetsAndPolicies:
         self, context: RequestContext, budget: BudgetRule, **values: Any
     ) -> Response:
         values = {"preview": None, "error": ""} | values
-        return await self._site.render(context, "budget_edit.html", budget=budget, **values)
+        raises = []
+        if budget.budget_id:
+            raises = await self._storage.budget_raises(context.org(), budget.budget_id, RAISES_MAX)
+        return await self._site.render(
+            context, "budget_edit.html", budget=budget, raises=raises,
+            raise_key=secrets.token_hex(8), suggested=_suggested, **values,
+        )  # fmt: skip
 
     async def save_budget(self, context: RequestContext) -> Response:
         """Preview a budget, or activate it."""
@@ -187,6 +216,12 @@ def _new_budget(context: RequestContext, *, limit_nanousd: int) -> BudgetRule:
         budget_id="", organisation_id=context.org(), scope_kind="organisation", scope_id="",
         window="day", limit_nanousd=limit_nanousd,
     )  # fmt: skip
+
+
+def _suggested(budget: BudgetRule, asks: Sequence[BudgetAsk] = ()) -> int:
+    """Return a raise to offer, in nano-dollars: half of the limit, or what a call lacks."""
+    lacking = max((ask.lacking_nanousd for ask in asks), default=0)
+    return max(budget.limit_nanousd // 2, lacking, 1)
 
 
 def _new_policy(context: RequestContext) -> Policy:

@@ -82,6 +82,9 @@ def budget(form: Form) -> bodies.BudgetBody:
             "mode": form.text("mode", "hard"),
             "thresholds": thresholds,
             **_limit(form),
+            "on_exhausted": form.text("on_exhausted", "refuse"),
+            "ask_ms": whole(form.text("ask_s") or "300", "the time for an answer") * 1000,
+            "wind_down_percent": whole(form.text("wind_down") or "0", "the share"),
         },
         bodies.BudgetBody,
     )
@@ -97,6 +100,12 @@ def _limit(form: Form) -> dict[str, Any]:
     if unit == "tokens":
         return {"limit_tokens": limit}
     return {"limit_calls": limit, "counts": form.text("counts").replace(",", " ").split()}
+
+
+def budget_raise(form: Form) -> bodies.RaiseBody:
+    """Read by how much a budget is raised."""
+    by_nanousd = nanousd(form.text("by"), "the amount")
+    return checked({"by_nanousd": by_nanousd, "key": form.text("key")}, bodies.RaiseBody)
 
 
 def policy(form: Form) -> bodies.PolicyBody:

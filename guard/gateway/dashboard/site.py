@@ -41,6 +41,7 @@ NOTICES: Final = {
     "refused": "Refused. The call does not run.",
     "budget": "The budget is active.",
     "budget-deleted": "The budget was removed.",
+    "budget-raised": "The budget was raised. Calls that waited for it go on.",
     "policy": "The policy is active.",
     "policy-deleted": "The policy was deactivated.",
     "settings": "The settings are active.",

@@ -65,10 +65,16 @@ class Balance(Struct, gc=False):
 
 
 class BudgetAccount(Struct):
-    """A balance with its budget."""
+    """A balance with its budget.
+
+    Attributes:
+        rule, balance: the two.
+        kept: what of the limit a call may not use, because it does not wind down.
+    """
 
     rule: BudgetRule
     balance: Balance
+    kept: int = 0
 
     def room(self, chain_over_permille: int | None = None) -> int:
         """Return how much more may be granted; negative when the scope is over."""
@@ -79,8 +85,8 @@ class BudgetAccount(Struct):
         """Return the highest total that a grant may reach, inside an open chain or outside."""
         limit = self.rule.limit_nanousd
         if chain_over_permille is None or self.rule.scope_kind == "chain":
-            return limit
-        return min(limit + limit * chain_over_permille // 1000, NANOUSD_MAX)
+            return limit - self.kept
+        return min(limit + limit * chain_over_permille // 1000, NANOUSD_MAX) - self.kept
 
     def unspent(self, chain_over_permille: int | None = None) -> int:
         """Return what is not spent, though a part of it may be set aside."""
@@ -143,6 +149,8 @@ class BudgetAccount(Struct):
         text = f"{self.shown(balance.committed)} of {self.limit_shown()} {done}"
         if balance.reserved:
             text += f", {self.shown(balance.reserved)} set aside for what is under way"
+        if self.kept:
+            text += f", {self.shown(self.kept)} kept for winding down"
         return text
 
     def shown(self, amount: int) -> str:

@@ -13,12 +13,16 @@ ScopeKind = Literal["organisation", "workflow", "agent", "chain", "user", "key",
 PolicyScope = Literal["organisation", "workflow", "agent", "key"]
 BudgetMode = Literal["hard", "soft"]
 BudgetUnit = Literal["usd", "tokens", "calls"]
+OnExhausted = Literal["refuse", "ask"]
 ApprovalStatus = Literal["pending", "approved", "used", "refused", "expired", "withdrawn"]
 
 Label = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Glob = Annotated[str, Meta(min_length=1, max_length=256)]
 DurationMs = Annotated[int, Meta(ge=1, le=366 * 86_400_000)]
 PerMtok = Annotated[int, Meta(ge=0, le=10**15)]
+
+ASK_MS: Final = 300_000
+"""How long a budget that asks waits for an operator, unless it says otherwise."""
 
 
 class OrganisationSettings(Struct, kw_only=True):
@@ -98,6 +102,10 @@ class BudgetRule(Struct, kw_only=True):
     Its limit is in its unit: nano-dollars, tokens (input, output and cached, as the vendor reports
     them) or calls. One of calls counts LLM requests by their model and other calls by their tool's
     name: those that match a glob of ``counts``, or all.
+
+    Where a hard budget's ``on_exhausted`` is ``ask``, a call that cannot be paid for waits up to
+    ``ask_ms`` for an operator to raise the limit. ``wind_down_percent`` of a hard budget are kept
+    for calls that wind down, and for the last request of a run. Both are for budgets of money.
     """
 
     budget_id: str
@@ -114,6 +122,68 @@ class BudgetRule(Struct, kw_only=True):
     updated_at_ms: int = 0
     unit: BudgetUnit = "usd"
     counts: list[str] = field(default_factory=list)
+    on_exhausted: OnExhausted = "refuse"
+    ask_ms: DurationMs = ASK_MS
+    wind_down_percent: int = 0
+
+    @property
+    def kept_nanousd(self) -> int:
+        """What is kept for winding down."""
+        return self.limit_nanousd * self.wind_down_percent // 100 if self.mode == "hard" else 0
+
+    @property
+    def asks(self) -> bool:
+        """Whether it has an operator asked for more before it refuses a call."""
+        return self.on_exhausted == "ask" and self.mode == "hard"
+
+
+class BudgetRaise(Struct, kw_only=True):
+    """One raise of a budget's limit.
+
+    ``raise_key`` identifies it: the same one again raises nothing more. ``limit_nanousd`` is the
+    limit after it.
+    """
+
+    raise_key: str
+    organisation_id: str
+    budget_id: str
+    by_nanousd: int
+    limit_nanousd: int
+    raised_at_ms: int
+    raised_by: str
+
+
+class Raised(Struct, kw_only=True):
+    """A budget, and the raise of it."""
+
+    budget: BudgetRule
+    raised: BudgetRaise
+
+
+class BudgetAsk(Struct, kw_only=True):
+    """A call that waits for an operator to raise a budget.
+
+    ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` what of it the budget does not pay
+    for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``.
+    """
+
+    organisation_id: str
+    budget_id: str
+    balance_id: int
+    scope: str
+    limit_nanousd: int
+    spent_nanousd: int
+    needed_nanousd: int
+    lacking_nanousd: int
+    call_id: str
+    function: str
+    workflow_id: str | None = None
+    run_id: str | None = None
+    agent: str | None = None
+    user: str | None = None
+    model: str | None = None
+    asked_at_ms: int = 0
+    deadline_ms: int = 0
 
 
 class RateCap(Struct, kw_only=True):

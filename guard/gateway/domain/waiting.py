@@ -13,6 +13,7 @@ LAPSE_MS: Final = 4 * RETRY_MS
 """A place that nobody has asked for lapses after so long."""
 BLOCKS_AFTER: Final = 4
 """A call blocks smaller ones behind it after this part of its wait: a quarter."""
+NEVER_MS: Final = 2**62
 
 
 class Waiter(Struct, frozen=True):
@@ -25,6 +26,7 @@ class Waiter(Struct, frozen=True):
         amount: what it needs, in nano-dollars.
         balance_ids: the balances that have less room than it needs.
         others: by balance, what it needs of those of other units.
+        asks: whether it waits for an operator to raise a limit.
     """
 
     call_id: str
@@ -33,6 +35,7 @@ class Waiter(Struct, frozen=True):
     amount: int
     balance_ids: frozenset[int]
     others: dict[int, int] = {}
+    asks: bool = False
 
     @property
     def turn(self) -> tuple[int, str]:
@@ -64,11 +67,24 @@ class Place(Struct, frozen=True):
         amount: int,
         balance_ids: Iterable[int],
         others: dict[int, int] | None = None,
+        *,
+        asks: bool = False,
+        blocks: bool = True,
     ) -> Waiter:
-        """Return the call as those see it who come after it."""
-        blocks_from_ms = self.since_ms + self.wait_ms // BLOCKS_AFTER
+        """Return the call as those see it who come after it.
+
+        Args:
+            call_id: of the call.
+            amount: what it needs, in nano-dollars.
+            balance_ids: the balances that have less room than it needs.
+            others: by balance, what it needs of those of other units.
+            asks: whether it waits for an operator to raise a limit.
+            blocks: whether smaller calls behind it wait as well after a while. What comes back does
+                not help one that needs more than is unspent.
+        """
+        blocks_from_ms = self.since_ms + self.wait_ms // BLOCKS_AFTER if blocks else NEVER_MS
         ids = frozenset(balance_ids)
-        return Waiter(call_id, self.since_ms, blocks_from_ms, amount, ids, others or {})
+        return Waiter(call_id, self.since_ms, blocks_from_ms, amount, ids, others or {}, asks)
 
 
 def promised(

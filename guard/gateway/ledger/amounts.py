@@ -33,6 +33,7 @@ class GateDecision(Struct, frozen=True):
         allowance: how far an open chain may go over a limit, in thousandths.
         answered_by: the model that is expected to answer, if another than the one asked for.
         rates: prices of the model, with what is assumed of an answer without a limit.
+        is_last: it is the last request of a run, which may use what is kept for winding down.
     """
 
     unit: UnitOfWork
@@ -44,6 +45,7 @@ class GateDecision(Struct, frozen=True):
     allowance: int | None
     answered_by: str | None
     rates: wire.ModelRates | None
+    is_last: bool = False
 
 
 class Amount(Struct, frozen=True):

@@ -56,7 +56,8 @@ def _add_verdict(
     state = org.directives.state_of(last.workflow_id, last.run_id, unit.now_ms)
     reply.decision = _DECISIONS[state.state]
     if reply.decision == "allow" and account is not None:
-        spent_up = account.rule.mode == "hard" and account.unspent() < 1
+        rule = account.rule
+        spent_up = rule.mode == "hard" and not rule.asks and account.unspent() < 1
         reply.decision = "exhausted" if spent_up else "allow"
 
 

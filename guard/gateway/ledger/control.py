@@ -108,7 +108,8 @@ def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Ch
     """Notify SDKs of exhausted budgets, and webhooks of crossed thresholds."""
     for account in charged.exhausted:
         unit.note_exhausted(account.balance.balance_id, org.organisation_id)
-        _announce_budget(unit, org, account, exhausted=True)
+        if not account.rule.asks:  # else the next call asks, and waits
+            _announce_budget(unit, org, account, exhausted=True)
     for account, share in charged.crossed:
         body = {
             "budget_id": account.rule.budget_id,
@@ -183,9 +184,15 @@ def budget_changed(
         unit.change_balances([balance])
         # A limit that goes down cannot take back what was granted under the old one.
         balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)
+        if old.wind_down_percent:
+            unit.end_wind_downs(balance.balance_id)
+        was_told = balance.exhausted and not old.asks
         if balance.exhausted and not spent_up:
             _lift(unit, org, rule, balance)
-        elif spent_up and not balance.exhausted:
-            balance.exhausted = True
-            unit.note_exhausted(balance.balance_id, org.organisation_id)
-            _announce_budget(unit, org, BudgetAccount(rule, balance), exhausted=True)
+        elif spent_up:
+            if not balance.exhausted:
+                balance.exhausted = True
+                unit.note_exhausted(balance.balance_id, org.organisation_id)
+            if was_told == rule.asks:  # one that asks stops nothing without a question
+                account = BudgetAccount(rule, balance)
+                _announce_budget(unit, org, account, exhausted=not rule.asks)

@@ -15,6 +15,7 @@ from guard.gateway.domain.waiting import Waiter
 from guard.gateway.ledger import (
     amounts,
     approvals,
+    asks,
     chains,
     charge,
     control,
@@ -26,6 +27,7 @@ from guard.gateway.ledger import (
     line,
     metered,
     requests,
+    winding,
 )
 from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.amounts import Amount, GateDecision
@@ -165,7 +167,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     if isinstance(amount, CallRefusal):
         return amount
     keys, model = _keys(decision), _model(call)
-    accounts = accounts_of(decision.unit, decision.org, keys)
+    accounts = _accounts(decision, keys)
     if call.unnumbered:
         refused = requests.unnumbered(decision.org, command, accounts, decision.rates)
         if refused is not None:
@@ -193,8 +195,15 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
             return waiter
         if not refusal.recall and not command.is_ahead:
             is_money = judgement.refused_by.rule.unit == "usd"
+            short = winding.begins(decision, accounts, amount.needed) if is_money else []
+            if winding.may_be_last(decision, short):
+                return _last(decision, short)
+            winding.note(decision, short)
+            asks.decided(decision, accounts, refused=True)
             needed = amount.needed if is_money else judgement.amount
             _note_refused(decision.unit, judgement.refused_by, needed)
+            if short:
+                refusal.details["winding_down"] = True
         return refusal
     # 5. An LLM request fits with less than is assumed of it: that is worth a recall as well.
     if decision.recalls and call.kind == "llm" and judgement.amount < amount.nanousd:
@@ -206,8 +215,20 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     if command.is_ahead and (lease is None or not command.grants_lease or needs):
         return _not_topped_up()
     # 7. It fits: reserved.
+    asks.decided(decision, accounts, refused=False)
     line.give_back_drawn(decision.unit, around, judgement.amount)
     return _granted(decision, accounts, lease, judgement, amount, needs)
+
+
+def _last(
+    decision: GateDecision, short: list[BudgetAccount]
+) -> wire.GateReply | CallRefusal | Waiter:
+    """Decide the last request of a run, which may use what is kept for winding down."""
+    decided = _reserve(msgspec.structs.replace(decision, is_last=True))
+    if isinstance(decided, wire.GateReply):
+        winding.note(decision, short, is_last=True)
+        decided.winding_down = True
+    return decided
 
 
 def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None:
@@ -223,6 +244,14 @@ def _keys(decision: GateDecision) -> ScopeKeys:
     named = models.names(decision.answered_by, _model(call))
     return (call.workflow_id, call.agent, decision.chain_id, call.user,
             decision.command.request.key_id, named)  # fmt: skip
+
+
+def _accounts(decision: GateDecision, keys: ScopeKeys) -> list[BudgetAccount]:
+    """Return every balance of money over the call, without what it may not use of it."""
+    accounts = accounts_of(decision.unit, decision.org, keys)
+    if decision.is_last:
+        return accounts
+    return winding.without_kept(accounts, decision.command.call)
 
 
 def _needs(
@@ -295,10 +324,11 @@ def _granted(
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
     granted = judgement.amount
-    grants_lease = command.grants_lease and not needs
+    is_alone = bool(needs) or decision.is_last or call.winding_down
+    may_lease = command.grants_lease and not is_alone
     # Who takes more than the call needs, or covers others with it, jumps the line.
     is_awaited = line.is_awaited(command, accounts)
-    if call.lease is not None and grants_lease and not (is_awaited or command.small_lease):
+    if call.lease is not None and may_lease and not (is_awaited or command.small_lease):
         granted = lease_sizes.size(decision, accounts, granted, call.lease.demand_nanousd, lease)
     unit.change_balances([account.balance for account in accounts])
     ledger.reserve(accounts, granted, decision.allowance)
@@ -329,7 +359,7 @@ def _granted(
     granted_lease = None
     if needs:
         metered.reserve(unit, org, needs, reservation, decision.allowance)
-    if grants_lease:
+    if may_lease:
         reservation = leases.grant(unit, org, reservation, accounts, lease, granted)
         granted_lease = wire.LeaseGrant(
             lease_id=reservation.reservation_id,
@@ -450,7 +480,9 @@ def _last_models_budget(decision: GateDecision) -> CallRefusal | None:
     if model is None:
         return None
     keys = (*NO_SCOPES, models.names(model))
-    accounts = [a for a in accounts_of(unit, org, keys) if a.rule.scope_kind == "model"]
+    accounts = [
+        a for a in accounts_of(unit, org, keys) if a.rule.scope_kind == "model" and not a.rule.asks
+    ]
     any_room = Amount(1, "default")
     judgement = _judge(decision, accounts, any_room)
     if judgement.refused_by is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.ledger import approvals, charge, control, expiry, metered
+from guard.gateway.ledger import approvals, asks, charge, control, expiry, metered, winding
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 SWEEP_MAX: Final = 2000
@@ -42,6 +42,8 @@ def sweep(unit: UnitOfWork) -> int:
     """
     closed = expire_reservations(unit)
     approvals.expire(unit)
+    asks.lapse(unit)
+    winding.lapse(unit)
     control.lift_ended(unit)
     control.compact(unit)
     unit.housekeep()

@@ -9,7 +9,7 @@ from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.waiting import RETRY_MS, Waiter, promised
-from guard.gateway.ledger import expiry, metered
+from guard.gateway.ledger import asks, expiry, metered
 from guard.gateway.ledger.amounts import Amount, GateDecision
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -113,7 +113,7 @@ def place_in_line(
     """Return the place of a call that does not fit; ``None`` where waiting would be in vain.
 
     It waits where the unspent money would pay for it on each balance, and something is under way
-    that may return some.
+    that may return some; and, where the budget asks, for an operator to raise the limit.
 
     Args:
         decision: the decision.
@@ -127,9 +127,10 @@ def place_in_line(
     if place is None:
         return None
     longest_ms = decision.org.settings.wait_for_room_max_ms
-    if decision.unit.now_ms >= min(place.until_ms, place.from_ms + longest_ms):
-        return None
+    is_over = decision.unit.now_ms >= min(place.until_ms, place.from_ms + longest_ms)
     short: list[int] = []
+    asked: list[BudgetAccount] = []
+    is_spent = False
     besides: dict[int, int] = {}
     wanted = [(account, amount.needed) for account in accounts]
     for need in needs:
@@ -141,12 +142,22 @@ def place_in_line(
         if account.rule.mode != "hard" or account.room(allowance) - others >= needed:
             continue
         own = read.get(balance.balance_id, 0)
-        if account.unspent(allowance) - own < needed:
-            return None
-        if balance.reserved - own + others <= 0:
-            return None
+        pays = account.unspent(allowance) - own >= needed
+        if is_over or not pays or balance.reserved - own + others <= 0:
+            if not asks.may_wait(decision, account):
+                return None
+            asked.append(account)
+            is_spent |= not pays
         short.append(balance.balance_id)
-    return place.waiter(decision.command.call.call_id, amount.needed, short, besides)
+    asks.note(decision, asked, amount.needed)
+    return place.waiter(
+        decision.command.call.call_id,
+        amount.needed,
+        short,
+        besides,
+        asks=bool(asked),
+        blocks=not is_spent,
+    )
 
 
 def told_its_place(
@@ -161,6 +172,7 @@ def told_its_place(
         place=1 + sum(1 for other in command.waiters if other.turn < waiter.turn),
         retry_after_ms=RETRY_MS,
         idle_ms=max(0, now_ms - command.place.from_ms),
+        asks=waiter.asks,
     )
     return EncodedAnswer(200, wire.encode(reply), kept=False, waits=waiter)
 

@@ -27,6 +27,7 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.operators import Operator
+from guard.gateway.ledger.raise_store import RaiseStore
 from guard.gateway.ledger.state import (
     AccountKeys,
     AuditRow,
@@ -395,7 +396,7 @@ class DirectoryStore(Protocol):
 
 
 class UnitOfWork(
-    Transaction, MoneyStore, ControlStore, CatalogueStore, DirectoryStore, Protocol
+    Transaction, MoneyStore, ControlStore, RaiseStore, CatalogueStore, DirectoryStore, Protocol
 ):  # fmt: skip
     """One unit of work.
 

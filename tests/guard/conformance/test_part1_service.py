@@ -49,7 +49,7 @@ class TestPackage:
     def test_is_a_python_package_named_guard_with_the_three_extras(self) -> None:
         """Part 1: installed as a package named ``guard``; extras langgraph, agents, all.
 
-        On an index the distribution has another name (docs/decisions/0043).
+        On an index the distribution has another name (docs/decisions/0046).
         """
         metadata = importlib.metadata.metadata(DISTRIBUTION)
         assert guard.__name__ == "guard"

@@ -102,6 +102,9 @@ class BudgetBody(Strict, kw_only=True):
     mode: records.BudgetMode = "hard"
     epsilon_nanousd: NanoLimit = 0
     thresholds: Thresholds = msgspec.field(default_factory=lambda: [0.8, 1.0])
+    on_exhausted: records.OnExhausted = "refuse"
+    ask_ms: records.DurationMs = records.ASK_MS
+    wind_down_percent: Annotated[int, Meta(ge=0, le=99)] = 0
 
     @property
     def unit(self) -> records.BudgetUnit:
@@ -125,6 +128,8 @@ class BudgetBody(Strict, kw_only=True):
             raise ValueError("counts belongs to limit_calls")
         if self.epsilon_nanousd and self.unit != "usd":
             raise ValueError("epsilon_nanousd belongs to a limit of money")
+        if self.unit != "usd" and (self.on_exhausted != "refuse" or self.wind_down_percent):
+            raise ValueError("on_exhausted and wind_down_percent belong to a limit of money")
         if (self.scope_kind == "organisation") != (self.scope_id == ""):
             raise ValueError("scope_id is empty for the organisation and set for all others")
         for counted in (self.limit_nanousd, self.limit_tokens, self.limit_calls):
@@ -132,6 +137,20 @@ class BudgetBody(Strict, kw_only=True):
                 return counted
         assert self.limit_cents is not None
         return min(round(self.limit_cents * NANOUSD_PER_CENT), NANOUSD_MAX)
+
+
+class RaiseBody(Strict, kw_only=True):
+    """By how much to raise a budget, in nano-dollars; once for each ``key``."""
+
+    by_nanousd: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)]
+    key: Annotated[str, Meta(max_length=256)] = ""
+
+
+class RaisesQuery(Struct, kw_only=True):
+    """Which raises to list."""
+
+    budget_id: str | None = None
+    limit: Limit = 100
 
 
 class PolicyBody(Strict, kw_only=True):

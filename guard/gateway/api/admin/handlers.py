@@ -22,7 +22,15 @@ from guard.gateway.domain.lineage import owner_of
 from guard.gateway.domain.operators import Operator
 from guard.gateway.domain.preview import EXAMPLES_MAX, Difference, RecentCalls, compare, replaced
 from guard.gateway.domain.rulesets import RuleSet, first_named_twice
-from guard.gateway.ledger import approvals, catalogue, control, directory, reconciliation, webhooks
+from guard.gateway.ledger import (
+    approvals,
+    asks,
+    catalogue,
+    control,
+    directory,
+    reconciliation,
+    webhooks,
+)
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.catalogue import CatalogueCache
@@ -146,6 +154,20 @@ class AdminHandlers:
 
     async def delete_budget(self, call: AdminCall) -> None:
         await self._write(call, catalogue.delete_budget, call.own, call.path["budget_id"])
+
+    async def raise_budget(self, call: AdminCall) -> records.Raised:
+        body: bodies.RaiseBody = call.body
+        return await self._write(
+            call, asks.raise_budget, call.own, call.path["budget_id"],
+            by_nanousd=body.by_nanousd, raise_key=body.key,
+        )  # fmt: skip
+
+    async def budget_raises(self, call: AdminCall) -> list[records.BudgetRaise]:
+        query: bodies.RaisesQuery = call.query
+        return await self._storage.budget_raises(call.own, query.budget_id, query.limit)
+
+    async def budget_asks(self, call: AdminCall) -> list[records.BudgetAsk]:
+        return await self._storage.budget_asks(call.own, call.query.limit)
 
     async def policies(self, call: AdminCall) -> list[records.Policy]:
         return await self._storage.policies(call.own)
@@ -387,6 +409,9 @@ def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRu
         thresholds=body.thresholds,
         unit=body.unit,
         counts=sorted(set(body.counts)),
+        on_exhausted=body.on_exhausted,
+        ask_ms=body.ask_ms,
+        wind_down_percent=body.wind_down_percent,
     )
 
 

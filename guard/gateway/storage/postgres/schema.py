@@ -150,6 +150,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
     Migration("usage by scope and hour", baseline.SCOPE_HOURS.format(**_WORDS)),
     Migration("budgets of tokens and calls", baseline.METERED.format(**_WORDS) + _COUNTS),
+    Migration("budgets that ask", baseline.RAISES.format(**_WORDS)),
+    Migration("shares for winding down", baseline.WIND_DOWNS.format(**_WORDS)),
 )
 
 

@@ -247,6 +247,33 @@ METERED: Final = """
 ALTER TABLE reservations ADD COLUMN metered TEXT;
 """
 """A later step: what reservations hold of budgets of tokens and calls."""
+RAISES: Final = """
+ALTER TABLE budgets ADD COLUMN on_exhausted TEXT NOT NULL DEFAULT 'refuse';
+ALTER TABLE budgets ADD COLUMN ask_ms {int} NOT NULL DEFAULT 300000;
+CREATE TABLE budget_raises (
+  organisation_id TEXT NOT NULL, raise_key TEXT NOT NULL, budget_id TEXT NOT NULL,
+  by_nanousd {int} NOT NULL, raised_to_nanousd {int} NOT NULL, raised_at_ms {int} NOT NULL,
+  raised_by TEXT NOT NULL, PRIMARY KEY (organisation_id, raise_key)
+) {keyed};
+CREATE INDEX budget_raises_newest ON budget_raises (organisation_id, budget_id, raised_at_ms);
+CREATE TABLE budget_asks (
+  balance_id {int} NOT NULL, asking_call TEXT NOT NULL, organisation_id TEXT NOT NULL,
+  ask_seen_ms {int} NOT NULL, ask TEXT NOT NULL, PRIMARY KEY (balance_id, asking_call)
+) {keyed};
+CREATE INDEX budget_asks_organisation ON budget_asks (organisation_id, asking_call);
+CREATE INDEX budget_asks_seen ON budget_asks (ask_seen_ms);
+"""
+"""A later step: budgets that ask before they refuse, which calls ask, and what was raised."""
+
+WIND_DOWNS: Final = """
+ALTER TABLE budgets ADD COLUMN wind_down_percent {int} NOT NULL DEFAULT 0;
+CREATE TABLE wind_downs (
+  balance_id {int} NOT NULL, winding_run TEXT NOT NULL, begun_ms {int} NOT NULL,
+  last_call TEXT NOT NULL, PRIMARY KEY (balance_id, winding_run)
+) {keyed};
+CREATE INDEX wind_downs_begun ON wind_downs (begun_ms);
+"""
+"""A later step: shares that are kept for winding down, and the runs that do."""
 
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)

@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 from guard.core import globs, wire
 from guard.gateway.domain import records
-from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS
-from guard.gateway.storage.sql.control_tables import ControlTables
+from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS, columns
+from guard.gateway.storage.sql.raise_tables import RaiseTables
 from guard.gateway.storage.sql.rows import budget_from_row, stored_kind, webhook_from_row
 
 T = TypeVar("T")
@@ -20,12 +20,13 @@ _SEVERAL: Final = "(instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0)"
 """The condition of the index of budgets with a pattern."""
 
 _SAVE_BUDGET: Final = (
-    'INSERT INTO budgets (budget_id, organisation_id, scope_kind, scope_id, "window",'
-    " limit_nanousd, mode, epsilon_nanousd, thresholds, version, created_at_ms, updated_at_ms,"
-    " counts) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (budget_id) DO UPDATE SET"
+    f"INSERT INTO budgets ({columns('budgets')})"  # noqa: S608 (constant text)
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (budget_id) DO UPDATE SET"
     " limit_nanousd = excluded.limit_nanousd, mode = excluded.mode,"
     " epsilon_nanousd = excluded.epsilon_nanousd, thresholds = excluded.thresholds,"
-    " version = excluded.version, updated_at_ms = excluded.updated_at_ms"
+    " version = excluded.version, updated_at_ms = excluded.updated_at_ms,"
+    " on_exhausted = excluded.on_exhausted, ask_ms = excluded.ask_ms,"
+    " wind_down_percent = excluded.wind_down_percent"
 )
 
 
@@ -57,7 +58,7 @@ def _counts(budget: records.BudgetRule) -> str:
     return json.dumps(budget.counts, ensure_ascii=False) if budget.counts else ""
 
 
-class CatalogueTables(ControlTables):
+class CatalogueTables(RaiseTables):
     """Implements :class:`guard.gateway.ledger.unit_of_work.CatalogueStore`."""
 
     # -- budgets -------------------------------------------------------------------------------
@@ -138,7 +139,8 @@ class CatalogueTables(ControlTables):
             _SAVE_BUDGET,
             (b.budget_id, b.organisation_id, stored_kind(b.unit, b.scope_kind), b.scope_id,
              b.window, b.limit_nanousd, b.mode, b.epsilon_nanousd, json.dumps(b.thresholds),
-             b.version, b.created_at_ms, b.updated_at_ms, _counts(b)),
+             b.version, b.created_at_ms, b.updated_at_ms, _counts(b), b.on_exhausted, b.ask_ms,
+             b.wind_down_percent),
         )  # fmt: skip
         self._forget_budgets(budget.organisation_id)
 

@@ -17,7 +17,8 @@ COLUMNS: Final[dict[str, LiteralString]] = {
     "operators": "operator_id name organisation_id password_hash created_at_ms changed_at_ms",
     "budgets": (
         'budget_id organisation_id scope_kind scope_id "window" limit_nanousd mode epsilon_nanousd'
-        " thresholds version created_at_ms updated_at_ms counts"
+        " thresholds version created_at_ms updated_at_ms counts on_exhausted ask_ms"
+        " wind_down_percent"
     ),
     "balances": (
         "balance_id budget_id scope_id period_start_ms ends_ms opening committed reserved overspend"

@@ -10,6 +10,7 @@ from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed
 from guard.gateway.domain.operators import Operator, OperatorSession
 from guard.gateway.domain.usage import DAY_MS
+from guard.gateway.domain.waiting import LAPSE_MS
 from guard.gateway.storage.sql.columns import (
     SELECT_BUDGETS,
     SELECT_KEYS,
@@ -20,10 +21,12 @@ from guard.gateway.storage.sql.columns import (
 )
 from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
 from guard.gateway.storage.sql.rows import (
+    RAISE_COLUMNS,
     budget_from_row,
     key_from_row,
     operator_from_row,
     organisation_from_row,
+    raise_from_row,
     session_from_row,
     webhook_from_row,
 )
@@ -131,6 +134,28 @@ class SqlQueries(ReadingStore):
             organisation_id,
         )
         return [budget_from_row(row) for row in rows]
+
+    async def budget_raises(
+        self, organisation_id: str, budget_id: str | None, limit: int
+    ) -> list[records.BudgetRaise]:
+        """Return raises of one budget, or of all, newest first."""
+        where, arguments = equals(organisation_id=organisation_id, budget_id=budget_id)
+        rows = await self._rows(
+            f"SELECT {RAISE_COLUMNS} FROM budget_raises WHERE {where}"  # noqa: S608 (constant text)
+            " ORDER BY raised_at_ms DESC, raise_key DESC LIMIT ?",
+            *arguments, limit,
+        )  # fmt: skip
+        return [raise_from_row(row) for row in rows]
+
+    async def budget_asks(self, organisation_id: str, limit: int) -> list[records.BudgetAsk]:
+        """Return the calls that wait for a raise, in the order of asking."""
+        rows = await self._rows(
+            "SELECT ask FROM budget_asks WHERE organisation_id = ? AND ask_seen_ms >= ?"
+            " ORDER BY asking_call LIMIT ?",
+            organisation_id, self.clock_ms() - LAPSE_MS, limit,
+        )  # fmt: skip
+        found = _decoded(rows, records.BudgetAsk)
+        return sorted(found, key=lambda ask: (ask.asked_at_ms, ask.call_id))
 
     async def policies(self, organisation_id: str) -> list[records.Policy]:
         """Return the current policies, by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -32,7 +32,21 @@ def budget_from_row(row: tuple[Any, ...]) -> records.BudgetRule:
         window=row[4], limit_nanousd=row[5], mode=row[6], epsilon_nanousd=row[7],
         thresholds=json.loads(row[8]), version=row[9], created_at_ms=row[10],
         updated_at_ms=row[11], unit=cast("records.BudgetUnit", unit or "usd"),
-        counts=json.loads(row[12]) if row[12] else [],
+        counts=json.loads(row[12]) if row[12] else [], on_exhausted=row[13], ask_ms=row[14],
+        wind_down_percent=row[15],
+    )  # fmt: skip
+
+
+RAISE_COLUMNS: Final = (
+    "organisation_id, raise_key, budget_id, by_nanousd, raised_to_nanousd, raised_at_ms, raised_by"
+)
+
+
+def raise_from_row(row: tuple[Any, ...]) -> records.BudgetRaise:
+    """Build a raise from its row."""
+    return records.BudgetRaise(
+        organisation_id=row[0], raise_key=row[1], budget_id=row[2], by_nanousd=row[3],
+        limit_nanousd=row[4], raised_at_ms=row[5], raised_by=row[6],
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Balance, BudgetAccount
 from guard.gateway.ledger.accounts import applying, index_of, metered_index
 from guard.gateway.ledger.state import ScopeKeys
+from guard.gateway.ledger.winding import run_of
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_BUDGETS
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
@@ -54,10 +55,27 @@ def spend(
         for budget, scope_id in applying(index, keys):
             reply.counted.append(_account(reading, budget, scope_id, now_ms).counted())
     for budget, scope_id in applying(index_of(b for b in budgets if b.unit == "usd"), keys):
-        shown = msgspec.structs.asdict(_account(reading, budget, scope_id, now_ms).view())
+        account = _account(reading, budget, scope_id, now_ms)
+        shown = msgspec.structs.asdict(account.view())
         uncertain = _uncertain(reading, budget, scope_id, now_ms)
-        reply.budgets.append(wire.SpentBudget(**shown, uncertain_nanousd=uncertain))
+        winding = run_of(budget.scope_kind, workflow_id, run_id)
+        spent = wire.SpentBudget(
+            **shown,
+            uncertain_nanousd=uncertain,
+            kept_nanousd=budget.kept_nanousd,
+            winding_down=bool(budget.kept_nanousd) and _winds_down(reading, account, winding),
+        )
+        reply.budgets.append(spent)
     return reply
+
+
+def _winds_down(reading: Connection, account: BudgetAccount, run: str) -> bool:
+    """Tell whether all but the kept share is spent, or was not enough for a request of a run."""
+    balance = account.balance
+    if account.unspent() <= account.rule.kept_nanousd:
+        return True
+    sql = "SELECT 1 FROM wind_downs WHERE balance_id = ? AND winding_run = ?"
+    return bool(reading.rows(sql, balance.balance_id, run))
 
 
 def _total(

@@ -48,6 +48,8 @@ MIGRATIONS: tuple[str, ...] = (
     + "CREATE INDEX directives_message ON directives (organisation_id, message);",
     baseline.SCOPE_HOURS.format(**_WORDS),
     baseline.METERED.format(**_WORDS) + _BUDGETS_BY_WHAT_THEY_COUNT,
+    baseline.RAISES.format(**_WORDS),
+    baseline.WIND_DOWNS.format(**_WORDS),
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 

@@ -1,0 +1,159 @@
+"""Budgets that ask: a call that they do not pay for waits for an operator to raise the limit.
+
+A raise changes the limit like any other change of it, once for its key. It wakes the line, so the
+calls that wait ask again, and go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from guard.core.wire import NANOUSD_MAX
+from guard.gateway.domain import records
+from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.waiting import LAPSE_MS, RETRY_MS
+from guard.gateway.ledger import audit, control, webhooks
+from guard.gateway.ledger.accounts import organisation
+from guard.gateway.ledger.amounts import GateDecision
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+FORGET_MS: Final = 60_000
+"""A call that has not asked for so long is gone; a gateway that restarts is back before."""
+
+
+def may_wait(decision: GateDecision, account: BudgetAccount) -> bool:
+    """Tell whether a call may wait, or wait on, for a budget to be raised."""
+    if not account.rule.asks:
+        return False
+    unit = decision.unit
+    known = unit.budget_ask(account.balance.balance_id, decision.command.call.call_id)
+    return known is None or unit.now_ms < known[0].deadline_ms
+
+
+def note(decision: GateDecision, asked: Iterable[BudgetAccount], needed: int) -> None:
+    """Note that a call waits for budgets to be raised, and tell webhooks of the first.
+
+    Args:
+        decision: the decision.
+        asked: the accounts that do not pay for it.
+        needed: what it needs, in nano-dollars.
+    """
+    unit, call = decision.unit, decision.command.call
+    for account in asked:
+        balance, rule = account.balance, account.rule
+        known = unit.budget_ask(balance.balance_id, call.call_id)
+        if known is not None:
+            ask, seen_ms = known
+            if unit.now_ms - seen_ms >= RETRY_MS // 2:
+                unit.save_ask(ask)
+            continue
+        is_first = not unit.is_asked(balance.balance_id, unit.now_ms - LAPSE_MS)
+        ask = records.BudgetAsk(
+            organisation_id=rule.organisation_id, budget_id=rule.budget_id,
+            balance_id=balance.balance_id, scope=account.label(),
+            limit_nanousd=rule.limit_nanousd, spent_nanousd=balance.committed,
+            needed_nanousd=needed, lacking_nanousd=needed - account.unspent(decision.allowance),
+            call_id=call.call_id, function=call.tool_name or call.function,
+            workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent, user=call.user,
+            model=call.model, asked_at_ms=unit.now_ms, deadline_ms=unit.now_ms + rule.ask_ms,
+        )  # fmt: skip
+        unit.save_ask(ask)
+        if is_first:
+            webhooks.enqueue(unit, rule.organisation_id, "budget.asks", msgspec.to_builtins(ask))
+
+
+def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refused: bool) -> None:
+    """Forget what a call has asked, which has its answer now.
+
+    Args:
+        decision: the decision.
+        accounts: every balance over the call.
+        refused: whether nobody has raised the limit in time.
+    """
+    command, unit = decision.command, decision.unit
+    if command.place is None:
+        return
+    call_id, own = command.call.call_id, decision.org.organisation_id
+    found = []
+    for account in accounts:
+        if account.rule.asks:
+            known = unit.budget_ask(account.balance.balance_id, call_id)
+            if known is not None:
+                found.append(known[0])
+    if not found:
+        return
+    unit.drop_asks(own, call_id)
+    for ask in found if refused else ():
+        if unit.now_ms >= ask.deadline_ms:
+            details = {"call_id": call_id, "scope": ask.scope, "needed_nanousd": ask.needed_nanousd}
+            audit.record(unit, Actor("gateway"), "budget.unanswered", ask.budget_id, details, own)
+
+
+def lapse(unit: UnitOfWork) -> None:
+    """Forget the calls whose callers have gone."""
+    unit.drop_lapsed_asks(unit.now_ms - FORGET_MS)
+
+
+def raise_budget(
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str,
+    budget_id: str,
+    *,
+    by_nanousd: int,
+    raise_key: str,
+) -> records.Raised:
+    """Raise a budget's limit by an amount, once for each key.
+
+    Args:
+        unit: the unit of work.
+        actor: who raises it.
+        organisation_id: of the budget.
+        budget_id: the budget.
+        by_nanousd: how much, in nano-dollars.
+        raise_key: identifies the raise; empty: another one each time.
+
+    Raises:
+        NotFoundError: no such budget.
+        ConflictError: the key was used for another raise, the budget is not one of money, or the
+            limit would pass what can be counted.
+    """
+    old = unit.budget(budget_id)
+    if old is None or old.organisation_id != organisation_id:
+        raise NotFoundError("no such budget")
+    done = unit.budget_raise(organisation_id, raise_key) if raise_key else None
+    if done is not None:
+        if (done.budget_id, done.by_nanousd) != (budget_id, by_nanousd):
+            raise ConflictError("this key was used before for another raise")
+        return records.Raised(budget=old, raised=done)
+    if old.unit != "usd":
+        raise ConflictError(f"only budgets of money are raised; set this one's limit of {old.unit}")
+    if old.limit_nanousd + by_nanousd > NANOUSD_MAX:
+        raise ConflictError("the limit would pass what can be counted")
+    new = msgspec.structs.replace(
+        old,
+        limit_nanousd=old.limit_nanousd + by_nanousd,
+        version=old.version + 1,
+        updated_at_ms=unit.now_ms,
+    )
+    raised = records.BudgetRaise(
+        raise_key=raise_key or unit.ids.uuid7(unit.now_ms), organisation_id=organisation_id,
+        budget_id=budget_id, by_nanousd=by_nanousd, limit_nanousd=new.limit_nanousd,
+        raised_at_ms=unit.now_ms, raised_by=actor.name,
+    )  # fmt: skip
+    unit.add_raise(raised)
+    unit.save_budget(new)
+    control.budget_changed(unit, organisation(unit, organisation_id), old, new)
+    details = {
+        "by_nanousd": by_nanousd,
+        "limit_nanousd": new.limit_nanousd,
+        "key": raised.raise_key,
+    }
+    audit.record(unit, actor, "budget.raise", budget_id, details, organisation_id)
+    control.announce_rules(unit, organisation_id, "budget raised")
+    return records.Raised(budget=new, raised=raised)

@@ -1,0 +1,44 @@
+"""The part of the unit-of-work port that budgets which ask are written with."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from guard.gateway.domain import records
+
+
+class RaiseStore(Protocol):
+    """Raises of budgets, the calls that wait for one, and the runs that wind down."""
+
+    def budget_raise(self, organisation_id: str, raise_key: str) -> records.BudgetRaise | None:
+        """Return the raise with this key."""
+
+    def add_raise(self, raised: records.BudgetRaise) -> None:
+        """Insert a raise."""
+
+    def budget_ask(self, balance_id: int, call_id: str) -> tuple[records.BudgetAsk, int] | None:
+        """Return what a call asks of a balance, and when it asked last."""
+
+    def is_asked(self, balance_id: int, since_ms: int) -> bool:
+        """Tell whether any call has asked for more of a balance since a time."""
+
+    def save_ask(self, ask: records.BudgetAsk) -> None:
+        """Write what a call asks, which asks now."""
+
+    def drop_asks(self, organisation_id: str, call_id: str) -> None:
+        """Forget what a call has asked."""
+
+    def drop_lapsed_asks(self, before_ms: int) -> None:
+        """Forget what nobody has asked since a time."""
+
+    def last_call(self, balance_id: int, run: str) -> str | None:
+        """Return the last call of a run that winds down, empty before it; ``None``: none does."""
+
+    def wind_down(self, balance_id: int, run: str, last_call: str) -> None:
+        """Note that a run winds down, and its last call; one that is known stays."""
+
+    def end_wind_downs(self, balance_id: int) -> None:
+        """Forget which runs wind down on a balance: its limit has changed."""
+
+    def drop_wind_downs(self, before_ms: int) -> None:
+        """Forget the runs that began to wind down before a time."""

@@ -1,0 +1,74 @@
+"""Winding down: a share of a hard budget is kept for calls that finish the work of a run.
+
+Code says that its calls do (``winding_down`` of a question). Where it does not, but takes a last
+request, the first request of a run for which the rest is not enough may use the share, and is the
+run's last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.ledger.amounts import GateDecision
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+FORGET_MS: Final = 30 * 86_400_000
+"""After so long a run that winds down is taken for ended."""
+
+
+def without_kept(accounts: list[BudgetAccount], call: wire.GateRequest) -> list[BudgetAccount]:
+    """Return the accounts as a call may use them: without what is kept for others."""
+    for account in accounts:
+        if account.rule.wind_down_percent and not call.winding_down:
+            return [BudgetAccount(a.rule, a.balance, a.rule.kept_nanousd) for a in accounts]
+    return accounts
+
+
+def begins(
+    decision: GateDecision, accounts: Sequence[BudgetAccount], needed: int
+) -> list[BudgetAccount]:
+    """Return the accounts whose kept share a call lacks, outside of which it does not fit."""
+    allowance = decision.allowance
+    return [a for a in accounts if a.kept and a.room(allowance) < needed]
+
+
+def may_be_last(decision: GateDecision, short: Sequence[BudgetAccount]) -> bool:
+    """Tell whether a request may use the kept shares, as the last one of its run."""
+    call = decision.command.call
+    if not (short and call.takes_last and call.kind == "llm" and not call.grows):
+        return False
+    unit = decision.unit
+    return all(not unit.last_call(a.balance.balance_id, _run(a, call)) for a in short)
+
+
+def note(decision: GateDecision, short: Sequence[BudgetAccount], *, is_last: bool = False) -> None:
+    """Note that the run winds down on these accounts.
+
+    Args:
+        decision: the decision.
+        short: the accounts.
+        is_last: whether its last request was let through.
+    """
+    call = decision.command.call
+    last = call.call_id if is_last else ""
+    for account in short:
+        balance_id, run = account.balance.balance_id, _run(account, call)
+        if is_last or decision.unit.last_call(balance_id, run) is None:
+            decision.unit.wind_down(balance_id, run, last)
+
+
+def run_of(scope_kind: str, workflow_id: str | None, run_id: str | None) -> str:
+    """Return what has one last request: a key's budget as a whole, else a run, or a workflow."""
+    return "" if scope_kind == "key" else run_id or workflow_id or ""
+
+
+def _run(account: BudgetAccount, call: wire.GateRequest) -> str:
+    return run_of(account.rule.scope_kind, call.workflow_id, call.run_id)
+
+
+def lapse(unit: UnitOfWork) -> None:
+    """Forget runs that began to wind down long ago."""
+    unit.drop_wind_downs(unit.now_ms - FORGET_MS)

@@ -1,0 +1,96 @@
+"""Raises of budgets, and the calls that wait for one, of a unit of work over SQL."""
+
+from __future__ import annotations
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.storage.sql.control_tables import ControlTables
+from guard.gateway.storage.sql.rows import RAISE_COLUMNS, raise_from_row
+
+
+class RaiseTables(ControlTables):
+    """Implements :class:`guard.gateway.ledger.raise_store.RaiseStore`."""
+
+    def budget_raise(self, organisation_id: str, raise_key: str) -> records.BudgetRaise | None:
+        """Return the raise with this key."""
+        row = self.row(
+            f"SELECT {RAISE_COLUMNS} FROM budget_raises"  # noqa: S608 (constant text)
+            " WHERE organisation_id = ? AND raise_key = ?",
+            organisation_id, raise_key,
+        )  # fmt: skip
+        return None if row is None else raise_from_row(row)
+
+    def add_raise(self, raised: records.BudgetRaise) -> None:
+        """Insert a raise."""
+        self.write(
+            "INSERT INTO budget_raises VALUES (?,?,?,?,?,?,?)",
+            (raised.organisation_id, raised.raise_key, raised.budget_id, raised.by_nanousd,
+             raised.limit_nanousd, raised.raised_at_ms, raised.raised_by),
+        )  # fmt: skip
+
+    def budget_ask(self, balance_id: int, call_id: str) -> tuple[records.BudgetAsk, int] | None:
+        """Return what a call asks of a balance, and when it asked last."""
+        row = self.row(
+            "SELECT ask, ask_seen_ms FROM budget_asks WHERE balance_id = ? AND asking_call = ?",
+            balance_id, call_id,
+        )  # fmt: skip
+        return None if row is None else (wire.decode(row[0], records.BudgetAsk), int(row[1]))
+
+    def is_asked(self, balance_id: int, since_ms: int) -> bool:
+        """Tell whether any call has asked for more of a balance since a time."""
+        return bool(
+            self.row(
+                "SELECT 1 FROM budget_asks WHERE balance_id = ? AND ask_seen_ms >= ? LIMIT 1",
+                balance_id, since_ms,
+            )
+        )  # fmt: skip
+
+    def save_ask(self, ask: records.BudgetAsk) -> None:
+        """Write what a call asks, which asks now."""
+        self.write(
+            "INSERT INTO budget_asks VALUES (?,?,?,?,?)"
+            " ON CONFLICT (balance_id, asking_call) DO UPDATE SET"
+            " ask_seen_ms = excluded.ask_seen_ms, ask = excluded.ask",
+            (ask.balance_id, ask.call_id, ask.organisation_id, self.now_ms,
+             wire.encode(ask).decode()),
+        )  # fmt: skip
+
+    def drop_asks(self, organisation_id: str, call_id: str) -> None:
+        """Forget what a call has asked."""
+        self.write(
+            "DELETE FROM budget_asks WHERE organisation_id = ? AND asking_call = ?",
+            (organisation_id, call_id),
+        )
+
+    def drop_lapsed_asks(self, before_ms: int) -> None:
+        """Forget what nobody has asked since a time."""
+        if self.row("SELECT 1 FROM budget_asks WHERE ask_seen_ms < ? LIMIT 1", before_ms):
+            self.write("DELETE FROM budget_asks WHERE ask_seen_ms < ?", (before_ms,))
+
+    # -- winding down --------------------------------------------------------------------------
+
+    def last_call(self, balance_id: int, run: str) -> str | None:
+        """Return the last call of a run that winds down, empty before it; ``None``: none does."""
+        row = self.row(
+            "SELECT last_call FROM wind_downs WHERE balance_id = ? AND winding_run = ?",
+            balance_id, run,
+        )  # fmt: skip
+        return None if row is None else str(row[0])
+
+    def wind_down(self, balance_id: int, run: str, last_call: str) -> None:
+        """Note that a run winds down, and its last call; one that is known stays."""
+        self.write(
+            "INSERT INTO wind_downs VALUES (?,?,?,?) ON CONFLICT (balance_id, winding_run)"
+            " DO UPDATE SET last_call = CASE WHEN wind_downs.last_call = '' THEN"
+            " excluded.last_call ELSE wind_downs.last_call END",
+            (balance_id, run, self.now_ms, last_call),
+        )
+
+    def end_wind_downs(self, balance_id: int) -> None:
+        """Forget which runs wind down on a balance: its limit has changed."""
+        self.write("DELETE FROM wind_downs WHERE balance_id = ?", (balance_id,))
+
+    def drop_wind_downs(self, before_ms: int) -> None:
+        """Forget the runs that began to wind down before a time."""
+        if self.row("SELECT 1 FROM wind_downs WHERE begun_ms < ? LIMIT 1", before_ms):
+            self.write("DELETE FROM wind_downs WHERE begun_ms < ?", (before_ms,))

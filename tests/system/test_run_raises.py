@@ -1,0 +1,98 @@
+"""``guard run --limit``: a run that has used up its limit asks, is raised, and goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.runs import AGENT, LIMIT, Runs
+from tests.support.terminal import TerminalSession
+
+THREE_MORE = "$0.0016"
+GUARD = [sys.executable, "-m", "guard", "run"]
+READS = AGENT.replace(
+    "import sys, httpx",
+    """
+import sys, httpx, threading
+threading.Thread(target=sys.stdin.readline, daemon=True).start()
+""",
+)
+
+
+def agent(folder: Path, text: str = AGENT) -> str:
+    path = folder / "agent.py"
+    path.write_text(text)
+    return str(path)
+
+
+def wait_until_it_asks(run: Any) -> str:
+    for line in run.stderr:
+        if "a request waits until" in line:
+            return str(line)
+    raise AssertionError("it never asked")
+
+
+def test_raised_twice_from_another_terminal_it_ends_by_itself(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    run = guard.start(
+        "run", "--limit", LIMIT, "--on-limit", "ask", "--workflow", "raised-twice", "--json", "--",
+        agent(tmp_path), vendor, "9",
+    )  # fmt: skip
+    for number in (1, 2):
+        shown = wait_until_it_asks(run)
+        assert "guard budgets raise raised-twice --by" in shown
+        waiting = json.loads(guard("budgets", "waiting", "--local", "--json").stdout)
+        assert [each["workflow_id"] for each in waiting] == ["raised-twice"]
+        raised = guard("budgets", "raise", "raised-twice", "--by", THREE_MORE, "--local")
+        assert raised.returncode == 0, raised.stderr
+        assert f"raised by $0.0016 to ${0.002 + 0.0016 * number:.4f}" in raised.stdout
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 0, err
+    assert out.count(" 200") == 9, "no request was lost"
+    facts = json.loads(out.splitlines()[-1])
+    assert (facts["limit_nanousd"], facts["refused"]) == (5_200_000, None)
+    assert facts["spent_nanousd"] <= facts["limit_nanousd"]
+    assert "raised to $0.0052: it goes on" in err
+
+
+def test_its_own_terminal_raises_and_ends_it(guard: Runs, vendor: str, tmp_path: Path) -> None:
+    program = agent(tmp_path)
+    command = [*GUARD, "--limit", LIMIT, "--", program, vendor, "9"]
+    with TerminalSession(command, env=guard.env | {"CI": ""}, cwd=tmp_path) as session:
+        session.expect("[r]aise by $0.01, [q]uit")
+        session.type("what\n")
+        session.expect("r raises by $0.01, q quits")
+        session.type("r\n")
+        session.expect("raised to $0.012: it goes on")
+        assert session.wait() == 0, session.shown
+        assert "9 LLM requests" in session.shown
+    with TerminalSession(command, env=guard.env | {"CI": ""}, cwd=tmp_path) as session:
+        session.expect("[q]uit")
+        session.type("q\n")
+        assert session.wait() == 77, session.shown
+        assert "this run's --limit of $0.002 is reached" in session.shown
+
+
+def test_a_program_that_reads_the_terminal_keeps_it(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    program = agent(tmp_path, READS)
+    command = [*GUARD, "--limit", LIMIT, "--workflow", "reader", "--", program, vendor, "4"]
+    with TerminalSession(command, env=guard.env | {"CI": ""}, cwd=tmp_path) as session:
+        session.expect("raise it from another terminal: guard budgets raise reader --by")
+        assert "[r]aise" not in session.shown
+        assert guard("budgets", "raise", "reader", "--by", "1", "--local").returncode == 0
+        assert session.wait() == 0, session.shown
+
+
+def test_a_ci_job_and_a_script_are_refused_at_once(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    program = agent(tmp_path)
+    assert guard("run", "--limit", LIMIT, "--", program, vendor, "4").returncode == 77
+    command = [*GUARD, "--limit", LIMIT, "--", program, vendor, "4"]
+    with TerminalSession(command, env=guard.env | {"CI": "true"}, cwd=tmp_path) as session:
+        assert session.wait() == 77, session.shown
