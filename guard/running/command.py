@@ -251,6 +251,7 @@ def _run(
             try:
                 with unseen.watch.watching(), left.charging():
                     code = supervise(command, environ | led, directory, look, unseen.own)
+                look.at_the_end(code)
                 code = 128 - code if code < 0 else code
             except OSError as exc:
                 raise _Failure(f"{command[0]} cannot be run: {exc.strerror}", 126) from None

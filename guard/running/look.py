@@ -70,12 +70,21 @@ class RunLook:
         with contextlib.suppress(AdminError, LocalGatewayError):
             if not self._gateway.is_running():
                 self._gateway.restore()
-            kill = None if self._dry_run else self._account.kill()
-            if kill is not None:  # `supervise` ends the program once there is a refusal
-                reports.refuse(self._directory, "GD-W002", kill.reason or "no reason was given")
+            self._look_for_kill()
             if self._watch:
                 spend = self._account.spend()
                 if spend != self._shown:
                     self._shown = spend
                     text = spent(spend, self._account.limits_now(self._limits))
                     say(f"{self._workflow}: {text}")
+
+    def at_the_end(self, code: int) -> None:
+        """Look once more after a program that has failed: a kill may have ended it by itself."""
+        if code:
+            with contextlib.suppress(AdminError):
+                self._look_for_kill()
+
+    def _look_for_kill(self) -> None:
+        kill = None if self._dry_run else self._account.kill()
+        if kill is not None:  # `supervise` ends the program once there is a refusal
+            reports.refuse(self._directory, "GD-W002", kill.reason or "no reason was given")

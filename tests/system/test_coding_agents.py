@@ -135,12 +135,24 @@ def test_a_kill_ends_it_in_mid_answer(desk: Desk, guard: Runs) -> None:
         admin.directive("revive", name)
     assert facts["exit_code"] == 77, screen
     assert "enough" in screen
-    assert desk.billed <= facts["spent_nanousd"] <= 2 * desk.billed
+    assert_charged_in_doubt(desk, facts)
 
 
-def test_interrupted_turns_are_charged_at_most_twice_their_bill(desk: Desk) -> None:
+def assert_charged_in_doubt(desk: Desk, *runs: dict[str, Any]) -> None:
+    """Nothing that was billed is missing, and what may be too much is named as uncertain.
+
+    At a vendor that is not known to stop when its stream is closed, such as this stand-in, a model
+    that may reason unseen is charged what was set aside for it.
+    """
+    spent = sum(facts["spent_nanousd"] for facts in runs)
+    assert desk.billed <= spent
+    assert spent - sum(facts["uncertain_nanousd"] for facts in runs) <= 2 * desk.billed
+    assert all(facts["spent_nanousd"] <= LIMIT for facts in runs)
+
+
+def test_interrupted_turns_are_charged_and_what_is_in_doubt_is_named(desk: Desk) -> None:
     desk.vendor.script = lambda asked: Turn("word after word ", goes_on=True)
-    charged = 0
+    runs = []
     for _ in range(int(os.environ.get("GUARD_PROOF_SCALE", INTERRUPTED))):
         desk.vendor.speaks.clear()
         process = desk.start("Tell a story.")
@@ -148,9 +160,10 @@ def test_interrupted_turns_are_charged_at_most_twice_their_bill(desk: Desk) -> N
         os.killpg(process.pid, signal.SIGINT)
         facts, screen = desk.end(process)
         assert facts["refused"] is None, screen
-        charged += facts["spent_nanousd"]
+        runs.append(facts)
+    charged = sum(facts["spent_nanousd"] for facts in runs)
     print(f"\n{desk.agent.name}: charged {charged / desk.billed:.2f} times its bill")
-    assert desk.billed <= charged <= 2 * desk.billed
+    assert_charged_in_doubt(desk, *runs)
 
 
 @pytest.mark.parametrize("agent", [AGENTS["claude"]], ids=["claude"], indirect=False)
