@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.coding_agents import MISSING, are_installed
 from tests.support.programs import ROOT, environment
 
 RECORDING = ROOT / "docs" / "recording" / "guard-run.svg"
@@ -36,6 +37,40 @@ def check(path: Path) -> None:
     ):
         assert part in shown
     assert shown.count("$ echo $?\n77") == 2
+
+
+def check_coding_agent(path: Path) -> None:
+    shown = texts(path)
+    for part in (
+        "$ guard run --limit '$1' --watch -- claude -p 'make the tests pass'",
+        "API Error: 400 guard: the limit of $1 is reached",
+        "stopped: this run's --limit of $1 is reached",
+        "# in another terminal: guard kill report --local --reason 'that is enough'",
+        "API Error: 400 guard: an operator has stopped this: that is enough",
+        "stopped: report is killed",
+    ):
+        assert part in shown
+    assert shown.count("$ echo $?\n77") == 2
+
+
+def test_the_recipe_of_coding_agents_opens_with_its_recording() -> None:
+    page = (ROOT / "docs" / "coding-agents.md").read_text()
+    assert page.index("(recording/coding-agent.svg)") < page.index("## ")
+    recording = RECORDING.with_name("coding-agent.svg")
+    check_coding_agent(recording)
+    assert re.findall(r"https?://[^\"']+", recording.read_text()) == ["http://www.w3.org/2000/svg"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not are_installed(), reason=MISSING)
+def test_the_recording_of_a_coding_agent_is_made_anew(tmp_path: Path) -> None:
+    made = tmp_path / "made.svg"
+    subprocess.run(
+        [sys.executable, "docs/recording/make_coding_agent.py", str(made)],
+        cwd=ROOT, env=environment(), check=True, timeout=280, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    check_coding_agent(made)
 
 
 def test_the_readme_opens_with_it() -> None:
