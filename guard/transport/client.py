@@ -18,6 +18,7 @@ from guard.breaker.exceptions import (
     RateLimitError,
     WorkflowKilledInterrupt,
 )
+from guard.breaker.rejection import CallerRejectedError
 from guard.core import wire
 from guard.core.mistaken import mistaken_key
 from guard.core.retry import Backoff, RetryAfter, RetryQuota, retry_after_s
@@ -310,7 +311,8 @@ class GatewayClient:
         address = self._settings.api_url
         if reply.status == 404 and reply.endpoint == wire.CAPABILITIES_PATH and "/" in address[8:]:
             return not_a_gateway(reply, address)  # a gateway, but not below this path
-        if isinstance(problem, GuardAuthError):
+        # A caller's key is refused through a proxy's, which is no mistake.
+        if isinstance(problem, GuardAuthError) and not isinstance(problem, CallerRejectedError):
             mistake = mistaken_key(self._settings.api_key, "gdk_")
             if mistake is not None:
                 text = f"{mistake}: set GUARD_API_KEY to one of `guard gateway keys create NAME`"

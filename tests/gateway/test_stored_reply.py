@@ -48,6 +48,7 @@ replies = st.builds(
     approval_id=st.none() | names,
     events=st.none() | st.builds(wire.EventsOutcome, accepted=amounts),
     renew_ms=st.sampled_from([0, 30_000]),
+    winding_down=st.booleans(),
 )
 
 
@@ -63,7 +64,7 @@ def test_every_field_of_a_reply_is_either_stored_or_kept_as_json() -> None:
     assert {field.name for field in msgspec.structs.fields(wire.GateReply)} == {
         "decision", "call_id", "reservation_id", "reserved_nanousd", "expires_at_ms", "budget",
         "warnings", "lease", "rates", "approval_id", "events", "place", "retry_after_ms", "idle_ms",
-        "max_output_tokens", "renew_ms",
+        "max_output_tokens", "renew_ms", "winding_down", "asks",
     }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ def packed(reply: wire.GateReply) -> bytes | None:
         or reply.approval_id is not None
         or reply.max_output_tokens is not None
         or reply.renew_ms
+        or reply.winding_down
         or (lease is not None and lease.returns_ms)
     ):
         return None
