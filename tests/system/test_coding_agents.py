@@ -117,7 +117,9 @@ def test_a_limit_is_spent_and_never_passed(desk: Desk) -> None:
     assert facts["exit_code"] == 77, screen
     assert facts["refused"]["error_code"] in ("GD-B001", "GD-B004")
     assert facts["spent_nanousd"] == desk.billed
-    assert 0.9 * LIMIT <= desk.billed <= LIMIT
+    # What Codex sends is bounded at several times what this stand-in counts of it.
+    least = 0.7 if desk.agent.name == "codex" else 0.9
+    assert least * LIMIT <= desk.billed <= LIMIT
     assert facts["proxied_requests"] - facts["requests"] <= 2, "the refused one, and one more"
     assert "the limit of $2 is reached" in screen
 
