@@ -243,7 +243,7 @@ def main() -> None:
             "CI": "1",  # nobody is there to raise the limit
         }
         screen = Screen()
-        with contextlib.closing(server), local_gateway(env):
+        with server, local_gateway(env):
             for command in COMMANDS:
                 record(screen, command, env, folder)
             server.shutdown()
