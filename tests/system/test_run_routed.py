@@ -389,7 +389,7 @@ def is_connected(pid: int, url: str) -> bool:
     return any(
         address == ("127.0.0.1", port)
         for child in psutil.Process(pid).children()
-        if "guard.proxy" in child.cmdline()
+        if child.status() != psutil.STATUS_ZOMBIE and "guard.proxy" in child.cmdline()
         for address in processes.peers(child.pid)
     )
 
