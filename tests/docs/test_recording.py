@@ -25,6 +25,20 @@ def texts(path: Path) -> str:
     return "\n".join(rows.values()).replace("\xa0", " ")
 
 
+def made_by(script: str, folder: Path) -> Path:
+    """Return the picture that a script makes anew."""
+    made = folder / "made.svg"
+    subprocess.run(
+        [sys.executable, f"docs/recording/{script}", str(made)],
+        cwd=ROOT, env=environment(), check=True, timeout=280, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return made
+
+
+def asks_nobody(path: Path) -> None:
+    assert re.findall(r"https?://[^\"']+", path.read_text()) == ["http://www.w3.org/2000/svg"]
+
+
 def check(path: Path) -> None:
     shown = texts(path)
     for part in (
@@ -58,19 +72,14 @@ def test_the_recipe_of_coding_agents_opens_with_its_recording() -> None:
     assert page.index("(recording/coding-agent.svg)") < page.index("## ")
     recording = RECORDING.with_name("coding-agent.svg")
     check_coding_agent(recording)
-    assert re.findall(r"https?://[^\"']+", recording.read_text()) == ["http://www.w3.org/2000/svg"]
+    asks_nobody(recording)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not are_installed(), reason=MISSING)
 def test_the_recording_of_a_coding_agent_is_made_anew(tmp_path: Path) -> None:
-    made = tmp_path / "made.svg"
-    subprocess.run(
-        [sys.executable, "docs/recording/make_coding_agent.py", str(made)],
-        cwd=ROOT, env=environment(), check=True, timeout=280, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    check_coding_agent(made)
+    check_coding_agent(made_by("make_coding_agent.py", tmp_path))
 
 
 def test_the_readme_opens_with_it() -> None:
@@ -84,17 +93,11 @@ def test_the_readme_opens_with_it() -> None:
 
 def test_it_shows_both_ends_and_asks_nobody_for_anything() -> None:
     check(RECORDING)
-    whole = RECORDING.read_text()
-    assert re.findall(r"https?://[^\"']+", whole) == ["http://www.w3.org/2000/svg"]
-    assert "<script" not in whole
+    asks_nobody(RECORDING)
+    assert "<script" not in RECORDING.read_text()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_it_is_made_anew(tmp_path: Path) -> None:
-    made = tmp_path / "made.svg"
-    subprocess.run(
-        [sys.executable, "docs/recording/make.py", str(made)],
-        cwd=ROOT, env=environment(), check=True, timeout=280, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    check(made)
+    check(made_by("make.py", tmp_path))
