@@ -90,14 +90,21 @@ class _Registration(Generic[H]):
 
 
 class _Registry(Generic[H]):
-    """The hooks of one kind, in registration order."""
+    """The hooks of one kind, in registration order.
 
-    def __init__(self) -> None:
+    Args:
+        takes: the name of the public function that registers them.
+    """
+
+    def __init__(self, takes: str) -> None:
+        self._takes = takes
         self.lock = threading.Lock()
         """Held while the tuple is replaced; calling the hooks reads it without."""
         self.registrations: tuple[_Registration[H], ...] = ()
 
     def add(self, hook: H) -> Callable[[], None]:
+        if not callable(hook):
+            raise TypeError(f"{self._takes} takes a callable, not {type(hook).__name__}")
         registration = _Registration(hook)
         with self.lock:
             self.registrations = (*self.registrations, registration)
@@ -169,9 +176,9 @@ class _HookThread:
             self._idle.wait_for(lambda: self._thread is None, timeout_s)
 
 
-_errors: _Registry[ErrorHook] = _Registry()
-_warnings: _Registry[WarningHook] = _Registry()
-_wind_downs: _Registry[WindDownHook] = _Registry()
+_errors: _Registry[ErrorHook] = _Registry("on_error")
+_warnings: _Registry[WarningHook] = _Registry("on_warning")
+_wind_downs: _Registry[WindDownHook] = _Registry("on_wind_down")
 _background = _HookThread()
 
 
@@ -192,8 +199,6 @@ def on_error(hook: ErrorHook) -> Callable[[], None]:
         >>> unregister = on_error(lambda error, context: None)
         >>> unregister()
     """
-    if not callable(hook):
-        raise TypeError(f"on_error takes a callable, not {type(hook).__name__}")
     return _errors.add(hook)
 
 
@@ -213,8 +218,6 @@ def on_warning(hook: WarningHook) -> Callable[[], None]:
         >>> unregister = on_warning(lambda warning: None)
         >>> unregister()
     """
-    if not callable(hook):
-        raise TypeError(f"on_warning takes a callable, not {type(hook).__name__}")
     return _warnings.add(hook)
 
 
@@ -235,8 +238,6 @@ def on_wind_down(hook: WindDownHook) -> Callable[[], None]:
         >>> unregister = on_wind_down(lambda run: None)
         >>> unregister()
     """
-    if not callable(hook):
-        raise TypeError(f"on_wind_down takes a callable, not {type(hook).__name__}")
     return _wind_downs.add(hook)
 
 
