@@ -12,7 +12,7 @@ from guard.local_gateway import LocalGateway, LocalGatewayError
 from guard.running import plan, reports
 from guard.running.account import RunAccount, RunSpend
 from guard.running.proxy_process import ProxyProcess
-from guard.running.raising import RunRaising, looked_at
+from guard.running.raising import RunRaising
 from guard.running.report import say, spent
 
 _LOOK_S: Final = 0.5
@@ -61,7 +61,9 @@ class RunLook:
 
     def __call__(self) -> None:
         self._proxy.look()
-        looked_at(self._raising)
+        if self._raising is not None:
+            with contextlib.suppress(AdminError):  # a gateway that is away is asked again
+                self._raising.look()
         now_s = time.monotonic()
         if now_s < self._next_s:
             return

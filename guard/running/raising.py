@@ -21,7 +21,6 @@ from typing import Final
 import attrs
 
 from guard.core.wire import dollars
-from guard.gateway.cli.admin_client import AdminError
 from guard.running import processes, reports
 from guard.running.account import RunAccount, WaitingRaise
 from guard.running.report import say
@@ -163,10 +162,3 @@ class RunRaising:
             reports.refuse(self._directory, "GD-B004", ENDED, budget=offer.waiting.budget)
         elif answer:
             say(f"r raises by {dollars(offer.by_nanousd)}, q quits")
-
-
-def looked_at(raising: RunRaising | None) -> None:
-    """Look at a run's raises, if it asks; a gateway that is away is asked again."""
-    if raising is not None:
-        with contextlib.suppress(AdminError):
-            raising.look()
