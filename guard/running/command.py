@@ -16,7 +16,7 @@ import click
 
 from guard.core.wire import require_name
 from guard.gateway.cli.admin_client import AdminClient, AdminError
-from guard.gateway.cli.numbers import Finite, Whole
+from guard.gateway.cli.numbers import Finite, Whole, read_by
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
 from guard.running import plan, reports, words
@@ -35,20 +35,8 @@ _DELIVER_S: Final = 10.0
 _AGAIN_S: Final = 0.2
 
 
-def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
-    def callback(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
-        if text is None:
-            return None
-        try:
-            return read(text)
-        except ValueError as exc:
-            raise click.BadParameter(str(exc)) from None
-
-    return callback
-
-
 def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
-    read_one = _read_by(read)
+    read_one = read_by(read)
 
     def callback(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> Any:
         return tuple(read_one(context, option, text) for text in texts)
@@ -57,9 +45,9 @@ def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option("--limit", metavar="AMOUNT", callback=_read_by(plan.read_limit),
+@click.option("--limit", metavar="AMOUNT", callback=read_by(plan.read_limit),
               help="The most that the run may spend, in dollars: '$2', 0.50.")  # fmt: skip
-@click.option("--limit-tokens", metavar="N", callback=_read_by(plan.read_tokens),
+@click.option("--limit-tokens", metavar="N", callback=read_by(plan.read_tokens),
               help="The most tokens, input, output and cached: 20k, 2M.")  # fmt: skip
 @click.option("--max-calls", metavar="[GLOB=]N", multiple=True,
               callback=_read_each(plan.read_calls),
@@ -68,14 +56,14 @@ def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.option("--on-limit", type=click.Choice(["ask", "end"]),
               help="With --limit: what happens to a request that it does not pay for. ask: it "
                    "waits for you to raise the limit; the default at a terminal.")  # fmt: skip
-@click.option("--keep", metavar="SHARE", callback=_read_by(plan.read_share),
+@click.option("--keep", metavar="SHARE", callback=read_by(plan.read_share),
               help="With --limit: kept for the last request of the run, and for code that winds "
                    "down: 5%.")  # fmt: skip
 @click.option("--block-tool", "block_tools", multiple=True, metavar="GLOB",
               help="Refuse tools of this name; may be repeated.")  # fmt: skip
 @click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
               help="Refuse all other models; may be repeated.")  # fmt: skip
-@click.option("--rate", metavar="N/min", callback=_read_by(plan.read_rate),
+@click.option("--rate", metavar="N/min", callback=read_by(plan.read_rate),
               help="The most requests in a time: 10/s, 60/min, 500/h; more wait.")  # fmt: skip
 @click.option("--wait", "wait_s", type=Finite(0, 86_400), metavar="SECONDS",
               help="How long a request waits for money that is only set aside, from the last time "

@@ -7,14 +7,12 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
-from guard.core.wire import NANOUSD_PER_DOLLAR
-from guard.gateway.cli.numbers import read_count
+from guard.gateway.cli.numbers import read_count, read_dollars
 from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
 
 SPOOL: Final = "spool"
@@ -92,17 +90,7 @@ def read_limit(text: str) -> int:
     Raises:
         ValueError: it is no amount; the text says what is.
     """
-    bare = text.strip().upper().removesuffix("USD").strip().removeprefix("$")
-    try:
-        nanousd = Decimal(bare) * NANOUSD_PER_DOLLAR
-        if not nanousd.is_finite() or not 1 <= nanousd <= 10**18:
-            raise ValueError
-    except (ArithmeticError, ValueError):
-        raise ValueError(
-            f"{text!r} is no amount of dollars above zero; write --limit '$2' or --limit 0.50 "
-            "(in single quotes, because the shell replaces $2)"
-        ) from None
-    return int(nanousd)
+    return read_dollars(text, "--limit")
 
 
 def read_tokens(text: str) -> int:

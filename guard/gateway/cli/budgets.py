@@ -9,7 +9,7 @@ import click
 
 from guard.core.wire import dollars
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.numbers import Count, Finite, read_dollars
+from guard.gateway.cli.numbers import Count, Finite, Whole, read_by, read_dollars
 from guard.gateway.cli.output import note, safe, scope_of, show, wants_json, where, with_client
 
 
@@ -109,7 +109,7 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     help="With --on-exhausted ask: how long a call waits.",
 )  # fmt: skip
 @click.option(
-    "--wind-down-percent", default=0, type=click.IntRange(0, 99),
+    "--wind-down-percent", default=0, type=Whole(0, 99),
     help="Kept for calls that wind down, and the last request of a run.",
 )  # fmt: skip
 @with_client
@@ -169,7 +169,7 @@ def budgets_delete(client: AdminClient, budget_id: str) -> None:
 
 @budgets.command("raise")
 @click.argument("name")
-@click.option("--by", "by_nanousd", metavar="AMOUNT", callback=read_dollars, required=True,
+@click.option("--by", "by_nanousd", metavar="AMOUNT", callback=read_by(read_dollars), required=True,
               help="How much, in dollars: '$2', 0.50.")  # fmt: skip
 @click.option("--key", default="", help="Raises once for this key, however often it is repeated.")
 @with_client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
@@ -32,6 +33,47 @@ def read_count(text: str) -> int:
         if found == int(found) and found <= COUNT_MAX:
             return int(found)
     raise ValueError(f"{text!r} is no whole number; write 20000, 20k or 2M")
+
+
+def read_dollars(text: str, option: str = "") -> int:
+    """Return an amount such as ``$2`` or ``0.50`` in nano-dollars.
+
+    Args:
+        text: the amount.
+        option: that takes it, for the words of the error.
+
+    Raises:
+        ValueError: it is no amount; the text says what is.
+
+    >>> read_dollars("$2"), read_dollars("0.50"), read_dollars("2 usd")
+    (2000000000, 500000000, 2000000000)
+    """
+    bare = text.strip().upper().removesuffix("USD").strip().removeprefix("$")
+    try:
+        nanousd = Decimal(bare) * NANOUSD_PER_DOLLAR
+        if not nanousd.is_finite() or not 1 <= nanousd <= _NANOUSD_MAX:
+            raise ValueError
+    except (ArithmeticError, ValueError):
+        typed = f"{option} " if option else ""
+        raise ValueError(
+            f"{text!r} is no amount of dollars above zero; write {typed}'$2' or {typed}0.50 "
+            "(in single quotes, because the shell replaces $2)"
+        ) from None
+    return int(nanousd)
+
+
+def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
+    """Return the callback of an option whose text is read by a function that raises ValueError."""
+
+    def callback(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
+        if text is None:
+            return None
+        try:
+            return read(text)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc)) from None
+
+    return callback
 
 
 class Count(click.ParamType[Any]):
@@ -93,22 +135,3 @@ def _wanted(kind: click.FloatRange | click.IntRange, value: Any, noun: str) -> s
     example = next((each for each in _EXAMPLES if _is_within(kind, each)), low)
     shown = value if len(str(value)) <= 40 else f"{str(value)[:40]}..."
     return f"{shown!r} is not {which}; for example {example}."
-
-
-def read_dollars(_context: click.Context, _option: click.Parameter, text: str) -> int:
-    """Return an amount such as ``$2`` or ``0.50`` in nano-dollars; the callback of an option.
-
-    Raises:
-        BadParameter: it is no amount.
-    """
-    bare = text.strip().upper().removesuffix("USD").strip().removeprefix("$")
-    try:
-        nanousd = Decimal(bare) * NANOUSD_PER_DOLLAR
-        if not nanousd.is_finite() or not 1 <= nanousd <= _NANOUSD_MAX:
-            raise ValueError
-    except (ArithmeticError, ValueError):
-        raise click.BadParameter(
-            f"{text!r} is no amount of dollars above zero; write '$2' or 0.50 (in single quotes, "
-            "because the shell replaces $2)"
-        ) from None
-    return int(nanousd)
