@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from guard.gateway.cli.numbers import read_count, read_dollars
+from guard.core.written_numbers import read_count, read_dollars
 from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
 
 SPOOL: Final = "spool"

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from guard.core.wire import dollars
+from guard.core.written_numbers import read_dollars
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.numbers import Count, Finite, Whole, read_by, read_dollars
+from guard.gateway.cli.numbers import Count, Finite, Whole, read_by
 from guard.gateway.cli.output import note, safe, scope_of, show, wants_json, where, with_client
 
 
