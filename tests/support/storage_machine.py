@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -99,6 +100,7 @@ class StorageMachine(RuleBasedStateMachine):
             )
             self.budget_ids.setdefault(name, set()).add(made.budget_id)
 
+    @precondition(lambda self: self.budget_ids)
     @rule(data=st.data(), by=st.integers(1, 500), again=st.booleans())
     def raise_limit(self, data: Any, by: int, again: bool) -> None:
         """Raise what the budgets of one limit allow, once for each key."""
