@@ -228,7 +228,7 @@ def _record(
     if cost:
         charged = _commit_cost(unit, org, request, event, cost, accounts, reservation)
     if event.type == "llm":
-        metered.charge(unit, org, keys, priced, reservation)
+        metered.charge(unit, org, keys, priced, reservation, charged_at_ms)
     # After the charge, so that the event that ends a chain still has the chain's allowance.
     if event.type == "chain":
         data = event.data

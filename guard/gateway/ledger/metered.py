@@ -28,7 +28,7 @@ class Need(Struct, frozen=True):
     """What a call takes of budgets that count the same, in their unit."""
 
     meter: Meter
-    accounts: Sequence[BudgetAccount]
+    accounts: list[BudgetAccount]
     amount: int
 
 
@@ -125,6 +125,7 @@ def charge(
     keys: ScopeKeys,
     priced: PricedEvent,
     reservation: Reservation | None,
+    charged_at_ms: int,
 ) -> None:
     """Charge an LLM request's event, using up what its reservation holds.
 
@@ -140,6 +141,8 @@ def charge(
             balance = unit.balance(balance_id)
             own[balance.budget_id, balance.scope_id] = balance
     tokens = _tokens_of(priced, reservation)
+    if any(meter.unit == "tokens" for meter, _ in found):
+        unit.count_doubtful_tokens(org.organisation_id, keys, charged_at_ms, priced, tokens)
     left: list[MeteredHold] = []
     counted: set[int] = set()  # the balances on which the request is counted already
     for hold in holds:

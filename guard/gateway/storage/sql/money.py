@@ -187,6 +187,10 @@ class MoneyTables(Tables):
         """Return what a scope has cost in a period, archived costs included if it never ends."""
         return self.totals.spent(organisation_id, kind, scope_id, start_ms, end_ms)
 
+    def tokens_before(self, organisation_id: str, kind: records.ScopeKind, scope_id: str) -> int:
+        """Return how many tokens a scope has used in all."""
+        return self.totals.tokens(organisation_id, kind, scope_id)
+
     # -- reservations --------------------------------------------------------------------------
 
     def reservation(self, reservation_id: str) -> Reservation | None:
@@ -328,6 +332,12 @@ class MoneyTables(Tables):
         self.totals.count(organisation_id, keys, at_ms, priced)
         self.uncertain.count(organisation_id, keys, at_ms, priced)
         self.rollups.count(organisation_id, at_ms, priced)
+
+    def count_doubtful_tokens(
+        self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent, tokens: int
+    ) -> None:
+        """Add an event's tokens to what was charged in doubt, if it was."""
+        self.uncertain.count_tokens(organisation_id, keys, at_ms, priced, tokens)
 
     def charged_hours(
         self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None

@@ -120,6 +120,17 @@ class ScopeTotals:
                 total += numbers[0]
         return int(total)
 
+    def tokens(self, organisation_id: str, kind: str, scope_id: str) -> int:
+        """Return how many tokens a scope has used in all."""
+        scope = (organisation_id, kind, scope_id)
+        row = self._tables.row(
+            "SELECT input_tokens + output_tokens FROM scope_totals"
+            " WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?",
+            *scope,
+        )
+        new = sum(numbers[4] + numbers[5] for _, numbers in self._new.get(scope, ()))
+        return min(int(row[0] if row is not None else 0) + new, NANOUSD_MAX)
+
     def _sum(
         self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
     ) -> int:
