@@ -1,9 +1,12 @@
-"""Budgets of tokens and calls against a model of them, through the storage port, step by step."""
+"""Budgets of tokens and calls against a model of them, through the storage port, step by step.
+
+A share of the tokens is kept for winding down, and every limit is raised now and then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, cast
 
 import attrs
 import pytest
@@ -19,7 +22,7 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
     RequestOrigin,
 )
-from guard.gateway.domain.records import BudgetRule, OrganisationSettings
+from guard.gateway.domain.records import BudgetRule, BudgetUnit, OrganisationSettings
 from guard.gateway.ledger import catalogue
 from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
@@ -36,6 +39,8 @@ BUDGETS: dict[str, tuple[str, list[str], str, str]] = {
     "calls": ("calls", [], "workflow", "hour"),
 }
 """Unit, what is counted, scope and window, by a name of the model's own."""
+KEEP = 30
+"""Percent of the limits of tokens that are kept for winding down."""
 
 Key = tuple[str, str, int]
 """Budget, scope and beginning of the period."""
@@ -81,6 +86,8 @@ class MeteredMachine(StorageMachine):
         )
         self.counts: dict[Key, Count] = {}
         self.sent: list[Sent] = []
+        # Whose last request was let through, by balance and run.
+        self.last: set[tuple[Key, str]] = set()
         self.known: set[str] = set()
 
     def set_limits(self) -> None:
@@ -89,8 +96,12 @@ class MeteredMachine(StorageMachine):
                 budget_id="", organisation_id=self.org, scope_kind=scope,  # type: ignore[arg-type]
                 scope_id="" if scope == "organisation" else "*", window=window,  # type: ignore[arg-type]
                 limit_nanousd=self.limits[name], unit=unit, counts=counts,  # type: ignore[arg-type]
+                wind_down_percent=KEEP if unit == "tokens" else 0,
             )  # fmt: skip
-            self.run(self.storage.write(within(self.org), catalogue.put_budget, ACTOR, budget))
+            made = self.run(
+                self.storage.write(within(self.org), catalogue.put_budget, ACTOR, budget)
+            )
+            self.budget_ids[name] = {made.budget_id}
         for (name, _, epoch), count in self.counts.items():
             if not epoch or epoch + HOUR > self.now:
                 count.authorized = max(count.authorized, self.limits[name])
@@ -109,34 +120,59 @@ class MeteredMachine(StorageMachine):
                 found[key] = amount
         return found
 
-    def decided(self, answer: Any, needs: dict[Key, int]) -> bool:
-        """Compare a decision with the model's."""
+    def kept(self, name: str) -> int:
+        return self.limits[name] * KEEP // 100 if BUDGETS[name][0] == "tokens" else 0
 
-        def fits() -> bool:
-            return all(
-                self.counts[key].committed + self.counts[key].reserved + amount
-                <= self.limits[key[0]]
-                for key, amount in needs.items()
-            )
+    def short(self, needs: dict[Key, int], *, winding: bool) -> list[Key]:
+        """Return the balances that a call does not fit into."""
+        return [
+            key for key, amount in needs.items()
+            if self.counts[key].committed + self.counts[key].reserved + amount
+            > self.limits[key[0]] - (0 if winding else self.kept(key[0]))
+        ]  # fmt: skip
 
-        expected = fits()
-        if not expected:
+    def decided(
+        self, answer: Any, needs: dict[Key, int], *, winding: bool = False, last_of: str = ""
+    ) -> bool:
+        """Compare a decision with the model's.
+
+        Args:
+            answer: the decision.
+            needs: what the call takes.
+            winding: whether it winds down.
+            last_of: the run whose last request it may be.
+        """
+        short = self.short(needs, winding=winding)
+        if short:
             self.expire()
-            expected = fits()
+            short = self.short(needs, winding=winding)
+        lacking = [key for key in short if self.kept(key[0])]
+        is_last = (
+            bool(lacking and last_of)
+            and not self.short(needs, winding=True)
+            and not any((key, last_of) in self.last for key in lacking)
+        )
+        expected = not short or is_last
         assert answer.status == (200 if expected else 402)
-        if not expected:
-            problem = wire.decode(answer.body, wire.Problem)
-            assert problem.error_code == "GD-B004"
-            counted = problem.details["counted"]
-            short = [
-                each for each, amount in needs.items()
-                if self.counts[each].committed + self.counts[each].reserved + amount
-                > self.limits[each[0]]
-            ]  # fmt: skip
-            assert (counted["limit"], counted["used"]) in [
-                (self.limits[each[0]], self.counts[each].committed) for each in short
-            ]
-        return expected
+        if is_last:
+            self.last |= {(key, last_of) for key in lacking}
+        if expected:
+            assert wire.decode(answer.body, wire.GateReply).winding_down == is_last
+            return True
+        problem = wire.decode(answer.body, wire.Problem)
+        assert problem.error_code == "GD-B004"
+        counted = problem.details["counted"]
+        assert (counted["limit"], counted["used"]) in [
+            (self.limits[each[0]], self.counts[each].committed) for each in short
+        ]
+        return False
+
+    def unit_of(self, name: str) -> BudgetUnit:
+        return cast("BudgetUnit", BUDGETS[name][0])
+
+    def changed(self, names: Collection[str]) -> None:
+        """Forget last requests: a limit that changes begins anew."""
+        self.last = {each for each in self.last if each[0][0] not in names}
 
     def commit(self, key: Key, amount: int) -> None:
         count = self.counts[key]
@@ -172,21 +208,25 @@ class MeteredMachine(StorageMachine):
     @rule(
         target=requests, workflow=st.sampled_from("ab"),
         model=st.sampled_from(["m", "search-preview"]), tokens=st.sampled_from([1, 150, 300]),
-        unjournaled=st.booleans(),
+        unjournaled=st.booleans(), winding=st.booleans(), takes_last=st.booleans(),
     )  # fmt: skip
-    def send(self, workflow: str, model: str, tokens: int, unjournaled: bool) -> Any:
+    def send(
+        self, workflow: str, model: str, tokens: int, unjournaled: bool, winding: bool,
+        takes_last: bool,
+    ) -> Any:  # fmt: skip
         call = wire.GateRequest(
             call_id=f"c{next(self.serial)}", kind="llm", function="openai", model=model,
             workflow_id=workflow, max_input_tokens=tokens // 3,
             max_output_tokens=tokens - tokens // 3, renewed=True, unjournaled=unjournaled,
-            lease=wire.LeaseAsk(),
+            lease=wire.LeaseAsk(), winding_down=winding, takes_last=takes_last,
         )  # fmt: skip
         command = GateCommand(
             request=self.request(), call=call, declared_nanousd=5, grants_lease=True
         )
         answer = self.run(decide(self.storage, command))
         needs = self.over(workflow, model, tokens)
-        if not self.decided(answer, needs):
+        last_of = workflow if takes_last and not winding else ""
+        if not self.decided(answer, needs, winding=winding, last_of=last_of):
             return multiple()
         reply = wire.decode(answer.body, wire.GateReply)
         assert reply.lease is None
@@ -304,8 +344,14 @@ class MeteredMachine(StorageMachine):
 
     @rule(all_tokens=st.integers(0, 2000), calls=st.integers(0, 12))
     def change_limits(self, all_tokens: int, calls: int) -> None:
-        self.limits |= {"all tokens": all_tokens, "calls": calls}
+        wanted = {"all tokens": all_tokens, "calls": calls}
+        self.changed([name for name, limit in wanted.items() if limit != self.limits[name]])
+        self.limits |= wanted
         self.set_limits()
+
+    @rule(data=st.data(), by=st.sampled_from([1, 2, 150, 400]), again=st.booleans())
+    def raise_limit(self, data: Any, by: int, again: bool) -> None:
+        self.changed([self.raise_one(data, by, again)])
 
     # -- what always holds ---------------------------------------------------------------------
 

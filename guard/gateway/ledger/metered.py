@@ -119,10 +119,22 @@ def reserve(
 # -- the end -----------------------------------------------------------------------------------
 
 
+MeteredAccounts = Sequence[tuple[Meter, list[BudgetAccount]]]
+
+
+def over_event(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> MeteredAccounts:
+    """Return the budgets over an LLM request's event, by what they count.
+
+    To be called before its usage is counted, since a balance opens with what was used before.
+    """
+    return list(metered_accounts_of(unit, org, keys))
+
+
 def charge(
     unit: UnitOfWork,
     org: OrganisationState,
     keys: ScopeKeys,
+    found: MeteredAccounts,
     priced: PricedEvent,
     reservation: Reservation | None,
     charged_at_ms: int,
@@ -132,7 +144,6 @@ def charge(
     The reservation was announced to change.
     """
     holds = () if reservation is None else reservation.metered
-    found = list(metered_accounts_of(unit, org, keys))
     if not found and not holds:
         return
     own = {}

@@ -22,6 +22,7 @@ class RaiseTables(ControlTables):
 
     def add_raise(self, raised: records.BudgetRaise) -> None:
         """Insert a raise."""
+        self.tally.add("raise", raised.unit)
         self.write(
             "INSERT INTO budget_raises VALUES (?,?,?,?,?,?,?,?)",
             (raised.organisation_id, raised.raise_key, raised.budget_id, raised.by_nanousd,
