@@ -434,7 +434,7 @@ def _compare(given: argparse.Namespace, bench: Bench) -> None:
         day = time.strftime("%F")
         machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.python_version()}"
         text = json.dumps({"date": day, "machine": machine, "limit_nanousd": LIMIT,
-                           "results": found}, indent=1)  # fmt: skip
+                           "requests": given.requests, "results": found}, indent=1)  # fmt: skip
         (given.results / f"hard-stop-{day}.json").write_text(text)
 
 

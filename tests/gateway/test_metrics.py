@@ -97,7 +97,7 @@ def happen(tenant: Tenant) -> str:
     assert tenant.gate(tool_name="rm").status_code == 403
     assert tenant.gate(tool_name="pay").json()["decision"] == "pending"
     tenant.gate(kind="llm", model="m", max_input_tokens=100, max_output_tokens=500)
-    tenant.admin.control("kill", "other", reason="test")
+    tenant.admin.directive("kill", "other")
     return str(budget["budget_id"])
 
 

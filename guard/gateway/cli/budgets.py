@@ -35,46 +35,56 @@ def budgets_list(client: AdminClient) -> None:
 
     A call that needs more than what is left is refused, also when that is not nothing. A budget is
     exhausted when all is spent, or when it has refused a call, has let none through since, and what
-    is left is still less than that call needed.
+    is left is still less than that call needed. What is kept for winding down is a part of what is
+    left.
 
     \b
     Examples:
       guard gateway budgets list
       guard gateway budgets list --json
     """
-    columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
-               "uncertain_cents", "reserved_cents", "left_cents", "exhausted",
-               "budget_id"]  # fmt: skip
+    columns = ["scope", "window", "mode", "limit_cents", "committed_cents", "uncertain_cents",
+               "reserved_cents", "left_cents"]  # fmt: skip
+    counted = ["scope", "window", "mode", "counted", "limit", "used", "uncertain", "set_aside",
+               "left"]  # fmt: skip
+    end = ["exhausted", "budget_id"]
     rows = client.ledger()
     known = {row["budget_id"] for row in rows}
     rows += [
         {**b, "committed_nanousd": 0, "uncertain_nanousd": 0, "reserved_nanousd": 0,
-         "remaining_nanousd": b["limit_nanousd"], "exhausted": False}
+         "remaining_nanousd": b["limit_nanousd"], "exhausted": False,
+         "kept_nanousd": b["limit_nanousd"] * b["wind_down_percent"] // 100}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
     shown = [{**row, **_figures(row), "scope": scope_of(row)} for row in rows]
     money = [row for row in shown if row["unit"] == "usd"]
     if wants_json() or len(money) == len(shown):
-        show(shown, columns)
+        show(shown, [*columns, *_kept(shown, "kept_cents"), *end])
         return
     if money:
-        show(money, columns)
-    counted = [row for row in shown if row["unit"] != "usd"]
-    show(counted, ["scope", "window", "mode", "counted", "limit", "used", "set_aside", "left",
-                   "exhausted", "budget_id"])  # fmt: skip
+        show(money, [*columns, *_kept(money, "kept_cents"), *end])
+    others = [row for row in shown if row["unit"] != "usd"]
+    show(others, [*counted, *_kept(others, "kept"), *end])
+
+
+def _kept(rows: list[dict[str, Any]], column: str) -> list[str]:
+    """Return the column of what is kept for winding down, of which ``left`` has its part."""
+    return [column] if any(row["kept_nanousd"] for row in rows) else []
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
     """Return a balance's figures in cents, or as so many tokens or calls."""
     left = max(0, row["remaining_nanousd"])
     if row["unit"] == "usd":
-        names = ("limit", "committed", "uncertain", "reserved")
+        names = ("limit", "committed", "uncertain", "reserved", "kept")
         cents = {f"{name}_cents": row[f"{name}_nanousd"] / 1e7 for name in names}
         return {**cents, "left_cents": left / 1e7}
     return {
         "counted": _counted_of(row),
         "limit": row["limit_nanousd"],
         "used": row["committed_nanousd"],
+        "uncertain": row["uncertain_nanousd"],
+        "kept": row["kept_nanousd"],
         "set_aside": row["reserved_nanousd"],
         "left": left,
     }
