@@ -278,8 +278,9 @@ def found(
     if not several:
         counted = " and ".join(sorted({_UNITS[rule["unit"]] for rule in named}))
         raise click.ClickException(f"what is for {safe(name)} is limited in {counted}")
-    # A number without a unit is never read as dollars where it can be tokens.
-    if len(several) > 1 and len({rule["unit"] for rule in several}) == 1:
+    # A number without a unit is never read as dollars where it can be tokens or calls.
+    counted_in = {rule["unit"] for rule in several}
+    if len(several) > 1 and ("usd" not in counted_in or len(counted_in) == 1):
         asked = {ask["budget_id"] for ask in asks}
         several = [rule for rule in several if rule["budget_id"] in asked] or several
     if len(several) == 1:

@@ -111,8 +111,11 @@ class MoneyStore(Protocol):
     ) -> int:  # fmt: skip
         """Return what a scope has cost in a period; the current one, or the one without an end."""
 
-    def tokens_before(self, organisation_id: str, kind: records.ScopeKind, scope_id: str) -> int:
-        """Return how many tokens a scope has used in all."""
+    def tokens_before(
+        self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
+        end_ms: int | None,
+    ) -> int:  # fmt: skip
+        """Return how many tokens a scope has used in a period; of models by period 0."""
 
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""

@@ -120,16 +120,16 @@ class ScopeTotals:
                 total += numbers[0]
         return int(total)
 
-    def tokens(self, organisation_id: str, kind: str, scope_id: str) -> int:
-        """Return how many tokens a scope has used in all."""
-        scope = (organisation_id, kind, scope_id)
-        row = self._tables.row(
-            "SELECT input_tokens + output_tokens FROM scope_totals"
-            " WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?",
-            *scope,
+    def new_tokens(
+        self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
+    ) -> int:
+        """Return the tokens of events of a period that are not in the table yet."""
+        found = self._new.get((organisation_id, kind, scope_id), ())
+        return sum(
+            numbers[4] + numbers[5]
+            for hour_ms, numbers in found
+            if start_ms <= hour_ms and (end_ms is None or hour_ms < end_ms)
         )
-        new = sum(numbers[4] + numbers[5] for _, numbers in self._new.get(scope, ()))
-        return min(int(row[0] if row is not None else 0) + new, NANOUSD_MAX)
 
     def _sum(
         self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None

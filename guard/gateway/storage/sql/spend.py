@@ -13,6 +13,7 @@ from guard.gateway.domain.ledger import Balance, BudgetAccount
 from guard.gateway.ledger.accounts import applying, index_of, metered_index
 from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.ledger.winding import run_of
+from guard.gateway.storage.sql import token_sums
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_BUDGETS
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row, stored_kind
@@ -98,15 +99,6 @@ def _total(
     return tuple(rows[0]) if rows else None
 
 
-def _tokens(reading: Connection, organisation_id: str, kind: str, scope_id: str) -> int:
-    rows = reading.rows(
-        "SELECT input_tokens + output_tokens FROM scope_totals"
-        " WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?",
-        organisation_id, kind, scope_id,
-    )  # fmt: skip
-    return int(rows[0][0]) if rows else 0
-
-
 def _uncertain(reading: Connection, budget: records.BudgetRule, scope_id: str, now_ms: int) -> int:
     start_ms, end_ms = windows.period_of(budget.window, now_ms)
     ends_ms = FOREVER if end_ms is None else end_ms
@@ -133,8 +125,9 @@ def _account(
         total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
     at = {"total": 0, "hour": 1, "day": 3, "month": 5}[budget.window]
     spent = 0
-    if budget.unit == "tokens" and end_ms is None:
-        spent = _tokens(reading, budget.organisation_id, budget.scope_kind, scope_id)
+    if budget.unit == "tokens" and budget.created_at_ms > start_ms:
+        scope = (budget.organisation_id, budget.scope_kind, scope_id)
+        spent = token_sums.used(reading.rows, *scope, start_ms, end_ms)
     if total is not None and (at == 0 or total[at] == start_ms):
         spent = total[at + (at > 0)]
     balance = Balance(0, budget.budget_id, scope_id, start_ms, end_ms, spent, spent)
