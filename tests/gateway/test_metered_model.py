@@ -1,6 +1,7 @@
 """Budgets of tokens and calls against a model of them, through the storage port, step by step.
 
-A share of the tokens is kept for winding down, and every limit is raised now and then.
+Money is limited beside them. A share of money and tokens is kept for winding down, and every limit
+is raised now and then.
 """
 
 from __future__ import annotations
@@ -37,10 +38,15 @@ BUDGETS: dict[str, tuple[str, list[str], str, str]] = {
     "tokens": ("tokens", [], "workflow", "hour"),
     "searches": ("calls", ["Search*"], "organisation", "total"),
     "calls": ("calls", [], "workflow", "hour"),
+    "dollars": ("usd", [], "agent", "total"),
 }
 """Unit, what is counted, scope and window, by a name of the model's own."""
 KEEP = 30
-"""Percent of the limits of tokens that are kept for winding down."""
+"""Percent of the limits of tokens and money that are kept for winding down."""
+SPENDER = "spender"
+"""The agent whose money is limited."""
+BOUND, COST = 5, 1
+"""What a request holds of money, and what it costs."""
 
 Key = tuple[str, str, int]
 """Budget, scope and beginning of the period."""
@@ -68,6 +74,8 @@ class Sent:
     held: dict[Key, int]
     state: str = "open"
     prepaid: int = 0
+    prepaid_money: int = 0
+    spent: int = 0
 
     def tokens(self) -> int:
         return next(amount for (name, _, _), amount in self.keys.items() if "tokens" in name)
@@ -82,7 +90,8 @@ class MeteredMachine(StorageMachine):
 
     def __init__(self, make_storage: Callable[..., Storage]) -> None:
         super().__init__(
-            make_storage, {"all tokens": 1000, "tokens": 600, "searches": 4, "calls": 9}
+            make_storage,
+            {"all tokens": 1000, "tokens": 600, "searches": 4, "calls": 9, "dollars": 30},
         )
         self.counts: dict[Key, Count] = {}
         self.sent: list[Sent] = []
@@ -96,7 +105,7 @@ class MeteredMachine(StorageMachine):
                 budget_id="", organisation_id=self.org, scope_kind=scope,  # type: ignore[arg-type]
                 scope_id="" if scope == "organisation" else "*", window=window,  # type: ignore[arg-type]
                 limit_nanousd=self.limits[name], unit=unit, counts=counts,  # type: ignore[arg-type]
-                wind_down_percent=KEEP if unit == "tokens" else 0,
+                wind_down_percent=KEEP if unit != "calls" else 0,
             )  # fmt: skip
             made = self.run(
                 self.storage.write(within(self.org), catalogue.put_budget, ACTOR, budget)
@@ -108,12 +117,16 @@ class MeteredMachine(StorageMachine):
 
     # -- the model -----------------------------------------------------------------------------
 
-    def over(self, workflow: str, called: str, tokens: int) -> dict[Key, int]:
+    def over(
+        self, workflow: str, called: str, tokens: int, *, spender: bool = False
+    ) -> dict[Key, int]:
         """Return what a call takes of each balance."""
         found: dict[Key, int] = {}
         for name, (unit, counts, scope, window) in BUDGETS.items():
-            amount = tokens if unit == "tokens" else 1
-            own = "" if scope == "organisation" else workflow
+            if unit == "usd" and not spender:
+                continue
+            amount = {"tokens": tokens, "usd": BOUND, "calls": 1}[unit]
+            own = {"organisation": "", "agent": SPENDER}.get(scope, workflow)
             key = (name, own, self.now - self.now % HOUR if window == "hour" else 0)
             self.counts.setdefault(key, Count(authorized=self.limits[name]))
             if amount and (not counts or called.startswith("search")):
@@ -121,7 +134,7 @@ class MeteredMachine(StorageMachine):
         return found
 
     def kept(self, name: str) -> int:
-        return self.limits[name] * KEEP // 100 if BUDGETS[name][0] == "tokens" else 0
+        return self.limits[name] * KEEP // 100 if BUDGETS[name][0] != "calls" else 0
 
     def short(self, needs: dict[Key, int], *, winding: bool) -> list[Key]:
         """Return the balances that a call does not fit into."""
@@ -161,6 +174,11 @@ class MeteredMachine(StorageMachine):
             return True
         problem = wire.decode(answer.body, wire.Problem)
         assert problem.error_code == "GD-B004"
+        of_money = [each for each in short if each[0] == "dollars"]
+        if of_money:  # it is looked at first
+            assert problem.budget is not None
+            assert problem.budget.spent_nanousd == self.counts[of_money[0]].committed
+            return False
         counted = problem.details["counted"]
         assert (counted["limit"], counted["used"]) in [
             (self.limits[each[0]], self.counts[each].committed) for each in short
@@ -195,9 +213,11 @@ class MeteredMachine(StorageMachine):
                 self.close(sent, "expired")
                 if sent.unjournaled:
                     sent.prepaid = sent.tokens()
+                    sent.prepaid_money = BOUND
+                    sent.spent += BOUND
                     self.over(sent.workflow, sent.model, 1)
                     for key, amount in sent.keys.items():
-                        if BUDGETS[key[0]][0] == "tokens":
+                        if BUDGETS[key[0]][0] != "calls":
                             self.commit(key, amount)
 
     def request(self) -> RequestOrigin:
@@ -209,22 +229,24 @@ class MeteredMachine(StorageMachine):
         target=requests, workflow=st.sampled_from("ab"),
         model=st.sampled_from(["m", "search-preview"]), tokens=st.sampled_from([1, 150, 300]),
         unjournaled=st.booleans(), winding=st.booleans(), takes_last=st.booleans(),
+        spender=st.booleans(),
     )  # fmt: skip
     def send(
         self, workflow: str, model: str, tokens: int, unjournaled: bool, winding: bool,
-        takes_last: bool,
+        takes_last: bool, spender: bool,
     ) -> Any:  # fmt: skip
         call = wire.GateRequest(
             call_id=f"c{next(self.serial)}", kind="llm", function="openai", model=model,
             workflow_id=workflow, max_input_tokens=tokens // 3,
             max_output_tokens=tokens - tokens // 3, renewed=True, unjournaled=unjournaled,
             lease=wire.LeaseAsk(), winding_down=winding, takes_last=takes_last,
+            agent=SPENDER if spender else None,
         )  # fmt: skip
         command = GateCommand(
-            request=self.request(), call=call, declared_nanousd=5, grants_lease=True
+            request=self.request(), call=call, declared_nanousd=BOUND, grants_lease=True
         )
         answer = self.run(decide(self.storage, command))
-        needs = self.over(workflow, model, tokens)
+        needs = self.over(workflow, model, tokens, spender=spender)
         last_of = workflow if takes_last and not winding else ""
         if not self.decided(answer, needs, winding=winding, last_of=last_of):
             return multiple()
@@ -276,7 +298,7 @@ class MeteredMachine(StorageMachine):
         )  # fmt: skip
         flags = "" if tokens else "estimated in_doubt"
         priced = PricedEvent(
-            event, b"{}", cost=1, price_source="vendor", model=model, input_tokens=tokens // 2,
+            event, b"{}", cost=COST, price_source="vendor", model=model, input_tokens=tokens // 2,
             output_tokens=tokens - tokens // 2, flags=flags,
         )  # fmt: skip
         command = IngestCommand(request=self.request(), events=[priced])
@@ -294,8 +316,13 @@ class MeteredMachine(StorageMachine):
         tokens = tokens or sent.tokens()
         paid = min(tokens, sent.prepaid)
         sent.prepaid -= paid
+        paid_money = min(COST, sent.prepaid_money)
+        sent.prepaid_money -= paid_money
+        sent.spent += COST - paid_money
         for key, held in sent.held.items():
-            if BUDGETS[key[0]][0] == "tokens":
+            if key[0] == "dollars":
+                self.commit(key, COST - paid_money)
+            elif BUDGETS[key[0]][0] == "tokens":
                 self.commit(key, tokens - paid)
             elif held or sent.state == "released":
                 self.commit(key, 1)
@@ -321,6 +348,13 @@ class MeteredMachine(StorageMachine):
             if state.state != "open":  # its money was spent by late events
                 return
             sent.state = "open"
+            for key in sent.keys:
+                if key[0] == "dollars":
+                    count = self.counts[key]
+                    room = self.limits["dollars"] - count.committed - count.reserved
+                    sent.held[key] = min(BOUND - sent.spent, room)
+                    assert sent.held[key] == state.held_nanousd > 0
+                    count.reserved += sent.held[key]
             tokens = {k: n for k, n in sent.keys.items() if BUDGETS[k[0]][0] == "tokens"}
             room = min(
                 self.limits[k[0]] - self.counts[k].committed - self.counts[k].reserved
@@ -342,9 +376,11 @@ class MeteredMachine(StorageMachine):
         self.run(self.storage.sweep())
         self.expire()
 
-    @rule(all_tokens=st.integers(0, 2000), calls=st.integers(0, 12))
-    def change_limits(self, all_tokens: int, calls: int) -> None:
-        wanted = {"all tokens": all_tokens, "calls": calls}
+    @rule(
+        all_tokens=st.integers(0, 2000), calls=st.integers(0, 12), dollars=st.integers(0, 40)
+    )  # fmt: skip
+    def change_limits(self, all_tokens: int, calls: int, dollars: int) -> None:
+        wanted = {"all tokens": all_tokens, "calls": calls, "dollars": dollars}
         self.changed([name for name, limit in wanted.items() if limit != self.limits[name]])
         self.limits |= wanted
         self.set_limits()

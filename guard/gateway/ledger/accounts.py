@@ -214,7 +214,9 @@ def balance_of(
     # A budget that is set in the middle of a period counts what was spent in it before. Of tokens
     # these sums are dearer, and in its later periods there is nothing before. Calls are stored
     # nowhere else: they are counted from the first one under their budget on.
-    opening, scope = 0, (budget.organisation_id, budget.scope_kind, scope_id)
+    opening = 0
+    scope: tuple[str, records.ScopeKind, str]
+    scope = (budget.organisation_id, budget.scope_kind, scope_id)
     if budget.unit == "usd":
         opening = unit.spent_before(*scope, start_ms, end_ms)
     elif budget.unit == "tokens" and budget.created_at_ms > start_ms:
