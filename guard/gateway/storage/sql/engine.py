@@ -155,11 +155,13 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         self._samples = msgspec.structs.replace(found, at_ms=now_ms)
         if now_ms >= self._next_money_ms:
             # The sweep waits for it, and must not wait like a report for a server that is away.
-            self._money = await self.report(
-                lambda reading: money_samples.read(reading, wall_ms), SAMPLE_WAIT_S
-            )
-            ended_ms = self._monotonic_ms()
-            self._next_money_ms = ended_ms + money_samples.PAUSES * (ended_ms - now_ms)
+            try:
+                self._money = await self.report(
+                    lambda reading: money_samples.read(reading, wall_ms), SAMPLE_WAIT_S
+                )
+            finally:
+                ended_ms = self._monotonic_ms()
+                self._next_money_ms = ended_ms + money_samples.PAUSES * (ended_ms - now_ms)
         return True
 
     async def retain(self) -> None:
