@@ -275,6 +275,11 @@ CREATE INDEX wind_downs_begun ON wind_downs (begun_ms);
 """
 """A later step: shares that are kept for winding down, and the runs that do."""
 
+RAISED_UNITS: Final = """
+ALTER TABLE budget_raises ADD COLUMN raised_unit TEXT NOT NULL DEFAULT 'usd';
+"""
+"""A later step: what a raised budget counts; that of a run is gone when its raises are listed."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;
