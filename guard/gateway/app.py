@@ -12,6 +12,7 @@ from guard.core import wire
 from guard.gateway.api import docs
 from guard.gateway.api.admin.app import AdminApp, starlette_app
 from guard.gateway.api.admin.handlers import AdminHandlers
+from guard.gateway.api.admin.people import PeopleHandlers
 from guard.gateway.api.admin.table import operations
 from guard.gateway.api.auth import Authenticator
 from guard.gateway.api.control import ControlRoutes
@@ -156,13 +157,13 @@ class GatewayApp:
         self.operators = OperatorService(self.storage, clock_ms, passed_ms)
         handlers = AdminHandlers(
             self.storage,
-            self.operators,
             gatekeeper.recent,
             self.catalogue,
             clock_ms,
             private_webhooks=settings.private_webhooks,
         )
-        table = operations(handlers)
+        people = PeopleHandlers(self.storage, self.operators)
+        table = operations(handlers, people)
         admin = AdminApp(table, self.keys, self.storage)
         collector = GatewayCollector(
             self.counts,
@@ -180,6 +181,7 @@ class GatewayApp:
             Parts(
                 self.storage,
                 handlers,
+                people,
                 self.operators,
                 self.change_watcher,
                 settings,

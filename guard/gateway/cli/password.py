@@ -30,7 +30,8 @@ def password(
 ) -> None:
     """Set the password of a dashboard operator (admin by default) and end their sessions.
 
-    With --organisation the operator sees that organisation alone.
+    An operator of a new name is added, as an owner. With --organisation the operator sees that
+    organisation alone.
 
     \b
     Examples:

@@ -39,7 +39,7 @@ class SignIn:
         return [
             Route(SIGN_IN, self._show, methods=["GET"]),
             Route(SIGN_IN, self._sign_in, methods=["POST"]),
-            Route("/sign-out", self._site.action(self._sign_out), methods=["POST"]),
+            Route("/sign-out", self._site.action(self._sign_out, "viewer"), methods=["POST"]),
         ]
 
     async def _show(self, request: Request) -> Response:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.domain import records
+from guard.gateway.domain.operators import OperatorRole
 from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.rulesets import Change
 from guard.gateway.domain.setting_table import SETTINGS
@@ -248,10 +249,17 @@ class CreatedWebhook(Struct, kw_only=True):
     secret: str
 
 
-class PasswordBody(Strict, kw_only=True):
-    """The password that an operator signs in to the dashboard with."""
+class OperatorBody(Strict, kw_only=True):
+    """An operator of the dashboard to add or to change; what is left out stays as it is.
 
-    password: Annotated[str, Meta(min_length=PASSWORD_LENGTH_MIN, max_length=PASSWORD_LENGTH_MAX)]
+    A new operator is an owner, if it says nothing else, and without a password one who can sign in
+    by single sign-on only.
+    """
+
+    password: (
+        Annotated[str, Meta(min_length=PASSWORD_LENGTH_MIN, max_length=PASSWORD_LENGTH_MAX)] | None
+    ) = None
+    role: OperatorRole | None = None
 
 
 class SignInLink(Struct, kw_only=True):

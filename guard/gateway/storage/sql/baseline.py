@@ -275,6 +275,14 @@ CREATE INDEX wind_downs_begun ON wind_downs (begun_ms);
 """
 """A later step: shares that are kept for winding down, and the runs that do."""
 
+PEOPLE: Final = """
+ALTER TABLE organisations ADD COLUMN removed_ms {int};
+ALTER TABLE operators ADD COLUMN operator_role TEXT NOT NULL DEFAULT 'owner';
+ALTER TABLE sessions ADD COLUMN signed_in_by TEXT NOT NULL DEFAULT 'password';
+ALTER TABLE sessions ADD COLUMN signed_in_from TEXT NOT NULL DEFAULT '';
+"""
+"""A later step: organisations that were removed, roles, and where sessions began."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;
