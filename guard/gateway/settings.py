@@ -166,6 +166,27 @@ class GatewaySettings:
         "Proxies in front, or their networks, whose X-Forwarded-For is trusted.",
         (), _networks, option="trusted-proxy",
     )  # fmt: skip
+    first_admin_key: str | None = _setting(
+        "An admin key of the whole gateway (gda_...) to begin with, in place of one that is made "
+        "and printed. Give it by the environment or as a file: others see a program's options.",
+        None, secret=True,
+    )  # fmt: skip
+    first_admin_key_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the first admin key in it, such as a mounted secret.", None
+    )
+    first_api_key: str | None = _setting(
+        "A key for agents (gdk_...) of the oldest organisation to begin with.", None, secret=True
+    )
+    first_api_key_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the first key for agents in it.", None
+    )
+    first_password: str | None = _setting(
+        "The password of the dashboard's operator admin, while there is no operator.",
+        None, secret=True,
+    )  # fmt: skip
+    first_password_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the password of the operator admin in it.", None
+    )
     private_webhooks: bool = _setting("Let webhooks go to loopback and private addresses.", False)
     retention_days: int = _setting(
         "How long events and calls are kept (the current month at least); 0 keeps everything. "

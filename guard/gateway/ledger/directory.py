@@ -128,6 +128,12 @@ def create_key(
     return key
 
 
+def ensure_key(unit: UnitOfWork, actor: Actor, key: records.Key, key_hash: bytes) -> None:
+    """Store a key by its hash, if there was never one with it."""
+    if not unit.has_key(key_hash):
+        create_key(unit, actor, key, key_hash, None)
+
+
 def rotate_key(
     unit: UnitOfWork,
     actor: Actor,

@@ -358,6 +358,9 @@ class DirectoryStore(Protocol):
     def key(self, key_id: str) -> records.Key | None:
         """Return a key."""
 
+    def has_key(self, key_hash: bytes) -> bool:
+        """Tell whether there is a key with this hash, in any state."""
+
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
 

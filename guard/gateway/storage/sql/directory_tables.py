@@ -83,6 +83,10 @@ class DirectoryTables(ControlTables):
         row = self.row(f"{SELECT_KEYS} WHERE key_id = ?", key_id)
         return None if row is None else key_from_row(row).key
 
+    def has_key(self, key_hash: bytes) -> bool:
+        """Tell whether there is a key with this hash, in any state."""
+        return self.row("SELECT 1 FROM keys WHERE key_hash = ?", key_hash) is not None
+
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
         sql = f"{SELECT_KEYS} WHERE key_id LIKE ? AND revoked_at_ms IS NULL"
