@@ -270,6 +270,9 @@ class CatalogueStore(Protocol):
     def has_metered_budgets(self, organisation_id: str) -> bool:
         """Tell whether an organisation has budgets of tokens or calls."""
 
+    def has_budgets_of_tags(self, organisation_id: str) -> bool:
+        """Tell whether an organisation has budgets of tags, of money or of anything else."""
+
     def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
 

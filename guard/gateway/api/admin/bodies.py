@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from guard.core import globs
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.domain import records
 from guard.gateway.domain.operators import OperatorRole
@@ -14,6 +15,7 @@ from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.rulesets import Change
 from guard.gateway.domain.setting_table import SETTINGS
 from guard.gateway.domain.usage_export import ROWS_MAX, BilledRow
+from guard.gateway.domain.windows import Window
 from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
 _WEBHOOK_URL = (
@@ -94,7 +96,7 @@ class BudgetBody(Strict, kw_only=True):
 
     scope_kind: records.ScopeKind = "organisation"
     scope_id: Annotated[str, Meta(max_length=256)] = ""
-    window: Literal["total", "hour", "day", "month"] = "total"
+    window: Window = "total"
     limit_nanousd: NanoLimit | None = None
     limit_cents: CentsLimit | None = None
     limit_tokens: NanoLimit | None = None
@@ -133,6 +135,10 @@ class BudgetBody(Strict, kw_only=True):
             raise ValueError("on_exhausted and wind_down_percent belong to a limit of money")
         if (self.scope_kind == "organisation") != (self.scope_id == ""):
             raise ValueError("scope_id is empty for the organisation and set for all others")
+        if self.scope_kind == "tag" and not globs.is_pattern(self.scope_id):
+            name, equals, _ = self.scope_id.partition("=")
+            if not (name and equals):
+                raise ValueError("scope_id of a tag is its name and value, such as team=search")
         for counted in (self.limit_nanousd, self.limit_tokens, self.limit_calls):
             if counted is not None:
                 return counted

@@ -283,6 +283,12 @@ ALTER TABLE sessions ADD COLUMN signed_in_from TEXT NOT NULL DEFAULT '';
 """
 """A later step: organisations that were removed, roles, and where sessions began."""
 
+WEEKS: Final = """
+ALTER TABLE scope_totals ADD COLUMN week_ms {int} NOT NULL DEFAULT 0;
+ALTER TABLE scope_totals ADD COLUMN week_nanousd {int} NOT NULL DEFAULT 0;
+"""
+"""A later step: what each scope has cost in its newest week."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;
