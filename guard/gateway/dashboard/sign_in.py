@@ -19,6 +19,7 @@ from guard.gateway.services.operators import (
     DEVICE_MS,
     FIRST_OPERATOR,
     SESSION_MS,
+    UnknownPersonError,
     WrongPasswordError,
 )
 from guard.gateway.services.sign_in_throttle import ThrottledError
@@ -32,7 +33,7 @@ class SignIn:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._operators = site.parts.operators
-        self._addresses = security.ClientAddresses(site.parts.settings.trusted_proxies)
+        self._addresses = site.addresses
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -47,11 +48,28 @@ class SignIn:
             self._site.origin_checks.check_host(request)
             if "device" in request.query_params:
                 return await self._show_linked(request)
+            person = self._addresses.user_of(request)
+            if person is not None and "out" not in request.query_params:
+                return await self._sign_on(request, person)
             name = request.query_params.get("name", FIRST_OPERATOR)[:256]
             error = _EXPIRED if "expired" in request.query_params else ""
             return await self._form(request, 200, error, name)
         except (ForbiddenError, StoreError) as exc:
             return self._site.problem(request, exc)
+
+    async def _sign_on(self, request: Request, person: str) -> Response:
+        """Sign in whom a trusted proxy names."""
+        return_to = security.local_path(request.query_params.get("return_to", "/"))
+        try:
+            token = await self._operators.signed_on(
+                person, "proxy", self._addresses.of(request), self._site.sign_on_role
+            )
+        except UnknownPersonError as exc:
+            raise ForbiddenError(str(exc)) from None
+        response = self._site.redirect(return_to)
+        cookie = self._site.origin_checks.session_cookie
+        self._set_cookie(response, cookie, token, SESSION_MS // 1000)
+        return response
 
     async def _show_linked(self, request: Request) -> Response:
         """Make the browser known that has opened a link, and take the token out of its address."""
@@ -114,7 +132,7 @@ class SignIn:
 
     async def _sign_out(self, context: RequestContext) -> Response:
         await self._operators.sign_out(context.token)
-        response = self._site.redirect(SIGN_IN)
+        response = self._site.redirect(f"{SIGN_IN}?out")
         self._set_cookie(response, self._site.origin_checks.session_cookie, "", 0)
         response.headers["Clear-Site-Data"] = '"cache"'
         return response

@@ -6,7 +6,7 @@ import secrets
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jinja2
 from msgspec import Struct
@@ -136,6 +136,10 @@ class Site:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.origin_checks = OriginChecks(parts.settings)
+        self.addresses = security.ClientAddresses(
+            parts.settings.trusted_proxies, parts.settings.proxy_user_header
+        )
+        self.sign_on_role = cast("OperatorRole | None", parts.settings.sign_on_role)
         self.assets = Assets()
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -202,10 +206,14 @@ class Site:
 
         Raises:
             NotFoundError: the operator may see no such organisation.
+        ForbiddenError: a trusted proxy does not say clearly who it is.
         """
         token = request.cookies.get(self.origin_checks.session_cookie, "")
         session = await self.parts.operators.session(token) if token else None
         if session is None:
+            return None
+        # Who signs in at the proxy as somebody else is somebody else here too.
+        if self.addresses.user_of(request) not in (None, session.operator.name):
             return None
         bound_to = session.operator.organisation_id
         note_owner(request.scope, bound_to or session.operator.operator_id)

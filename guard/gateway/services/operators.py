@@ -46,6 +46,10 @@ class WrongPasswordError(Exception):
     """No operator has this name and password."""
 
 
+class UnknownPersonError(Exception):
+    """Who has signed in elsewhere is no operator here."""
+
+
 class SignedIn(Struct, frozen=True):
     """What a browser gets that has signed in.
 
@@ -180,6 +184,31 @@ class OperatorService:
         token = await self.open_session(operator, "password", address)
         known_until_ms = self._clock_ms() + DEVICE_MS
         return SignedIn(token, devices.issue(operator.operator_id, hashed, known_until_ms))
+
+    async def signed_on(
+        self, name: str, signed_in_by: str, address: str, role: OperatorRole | None
+    ) -> str:
+        """Start a session of a person who has signed in elsewhere, and return its token.
+
+        Args:
+            name: of the operator.
+            signed_in_by: where they have signed in.
+            address: of the client.
+            role: of a person who is no operator yet, and becomes one of all organisations;
+                ``None``: such a person does not get in.
+
+        Raises:
+            UnknownPersonError: there is no such operator.
+        """
+        found = await self._store.find_operator(name)
+        if found is None and role is None:
+            raise UnknownPersonError(f"{name} is not an operator of this gateway")
+        operator = (
+            await self.put(Actor(signed_in_by), name, None, role=role)
+            if found is None
+            else found[0]
+        )
+        return await self.open_session(operator, signed_in_by, address)
 
     async def open_session(self, operator: Operator, signed_in_by: str, address: str) -> str:
         """Start a session of an operator who has shown who they are, and return its token.
