@@ -55,6 +55,7 @@ from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
+from guard.gateway.single_sign_on import provider_of
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
@@ -182,6 +183,7 @@ class GatewayApp:
                 self.storage,
                 handlers,
                 people,
+                provider_of(settings),
                 self.operators,
                 self.change_watcher,
                 settings,

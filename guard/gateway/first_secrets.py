@@ -44,7 +44,9 @@ def first_secrets(settings: GatewaySettings) -> FirstSecrets:
     api_key = _key(settings.first_api_key, settings.first_api_key_file, "first_api_key")
     if api_key is not None and admin_key is None:
         raise SettingError("first_api_key", "effect beside first_admin_key, which is missing")
-    name, password = _given(settings.first_password, settings.first_password_file, "first_password")
+    name, password = secret_of(
+        settings.first_password, settings.first_password_file, "first_password"
+    )
     if password is not None and not PASSWORD_LENGTH_MIN <= len(password) <= PASSWORD_LENGTH_MAX:
         raise SettingError(name, f"{PASSWORD_LENGTH_MIN} to {PASSWORD_LENGTH_MAX} characters")
     return FirstSecrets(admin_key, api_key, password)
@@ -52,7 +54,7 @@ def first_secrets(settings: GatewaySettings) -> FirstSecrets:
 
 def _key(value: str | None, file: Path | None, setting: str) -> str | None:
     prefix = ADMIN_PREFIX if setting == "first_admin_key" else SDK_PREFIX
-    name, key = _given(value, file, setting)
+    name, key = secret_of(value, file, setting)
     if key is not None and not (
         key.startswith(prefix) and _RANDOM.fullmatch(key.removeprefix(prefix))
     ):
@@ -64,8 +66,17 @@ def _key(value: str | None, file: Path | None, setting: str) -> str | None:
     return key
 
 
-def _given(value: str | None, file: Path | None, setting: str) -> tuple[str, str | None]:
-    """Return the name of the setting that gives a secret, and the secret."""
+def secret_of(value: str | None, file: Path | None, setting: str) -> tuple[str, str | None]:
+    """Return the name of the setting that gives a secret, and the secret.
+
+    Args:
+        value: as it was given.
+        file: that has it.
+        setting: the name of the value's.
+
+    Raises:
+        SettingError: both are given, or the file cannot be read.
+    """
     if file is None:
         return setting, value
     name = f"{setting}_file"

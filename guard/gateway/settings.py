@@ -206,6 +206,22 @@ class GatewaySettings:
         "X-Forwarded-User; they are signed in to the dashboard. Others' are ignored.",
         None, _header,
     )  # fmt: skip
+    openid_issuer: str | None = _setting(
+        "The OpenID provider at which people sign in to the dashboard: its issuer, such as "
+        "https://login.example.com.", None,
+    )  # fmt: skip
+    openid_client_id: str | None = _setting("This gateway's client id at the provider.", None)
+    openid_client_secret: str | None = _setting(
+        "The client secret at the provider; without one, a public client with PKCE.", None,
+        secret=True,
+    )  # fmt: skip
+    openid_client_secret_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the client secret in it, such as a mounted secret.", None
+    )
+    openid_claim: str = _setting(
+        "The claim of the ID token that names the operator; an email has to be a verified one.",
+        "email",
+    )
     sign_on_role: str | None = _setting(
         "The role of persons who come by single sign-on and are no operators yet: viewer, operator "
         "or owner, of all organisations. Without it only operators get in.", None, _role,

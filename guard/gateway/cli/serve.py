@@ -85,11 +85,13 @@ def serve(config: Path | None, **options: Any) -> None:
     from guard.gateway.domain.errors import StoreError
     from guard.gateway.first_secrets import first_secrets
     from guard.gateway.server import bind
+    from guard.gateway.single_sign_on import provider_of
     from guard.gateway.tls import TlsError
 
     try:
         settings = load(options, os.environ, config)
         given = first_secrets(settings)
+        provider_of(settings)
     except (SettingsError, SettingError) as exc:
         raise click.UsageError(str(exc)) from None
     logs.configure(settings.log_level, cast("logs.Format", settings.log_format))

@@ -84,6 +84,11 @@ class OriginChecks:
         """Name of the cookie that says that the browser is known."""
         return "__Host-guard_device" if self.is_https else "guard_device"
 
+    @property
+    def openid_cookie(self) -> str:
+        """Name of the cookie of a sign-in that goes on at the OpenID provider."""
+        return "__Host-guard_openid" if self.is_https else "guard_openid"
+
     def check_host(self, request: Request) -> None:
         """Refuse host names that are not the gateway's (DNS rebinding).
 

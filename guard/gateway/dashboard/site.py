@@ -31,6 +31,7 @@ from guard.gateway.domain.operators import (
 )
 from guard.gateway.domain.records import Organisation
 from guard.gateway.services.change_watcher import ChangeWatcher
+from guard.gateway.services.openid import OpenIdProvider
 from guard.gateway.services.operators import OperatorService, actor_name
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
@@ -123,6 +124,7 @@ class Parts(Struct):
     storage: Storage
     handlers: AdminHandlers
     people: PeopleHandlers
+    openid: OpenIdProvider | None
     operators: OperatorService
     change_watcher: ChangeWatcher
     settings: GatewaySettings
