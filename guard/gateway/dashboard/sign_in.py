@@ -33,6 +33,8 @@ from guard.gateway.services.operators import (
 from guard.gateway.services.sign_in_throttle import ThrottledError
 
 OPENID: Final = "/sign-in/openid"
+_BACK_MAX: Final = 1024
+"""Of an address in a cookie, of which browsers keep four kilobytes."""
 _EXPIRED: Final = "The link has expired. Sign in all the same, or make another."
 
 
@@ -90,7 +92,8 @@ class SignIn:
         try:
             self._site.origin_checks.check_host(request)
             provider = self._provider()
-            flow = Flow.new(security.local_path(request.query_params.get("return_to", "/")))
+            back = security.local_path(request.query_params.get("return_to", "/"))
+            flow = Flow.new(back if len(back) <= _BACK_MAX else "/")
             try:
                 address = await provider.begin(flow, self._callback(request))
             except OpenIdError as exc:
