@@ -6,7 +6,7 @@ import secrets
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import jinja2
 from msgspec import Struct
@@ -27,6 +27,7 @@ from guard.gateway.domain.operators import (
     OperatorSession,
     RoleError,
     allows,
+    as_role,
     require_role,
 )
 from guard.gateway.domain.records import Organisation
@@ -141,7 +142,7 @@ class Site:
         self.addresses = security.ClientAddresses(
             parts.settings.trusted_proxies, parts.settings.proxy_user_header
         )
-        self.sign_on_role = cast("OperatorRole | None", parts.settings.sign_on_role)
+        self.sign_on_role: OperatorRole | None = as_role(parts.settings.sign_on_role)
         self.assets = Assets()
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
@@ -15,6 +15,11 @@ _RANKS: Final = {"viewer": 0, "operator": 1, "owner": 2}
 
 class RoleError(Exception):
     """The operator's role does not allow this."""
+
+
+def as_role(text: str | None) -> OperatorRole | None:
+    """Return the role of this name; ``None`` where there is none."""
+    return next((role for role in get_args(OperatorRole) if role == text), None)
 
 
 def allows(role: OperatorRole, needed: OperatorRole) -> bool:
