@@ -60,8 +60,8 @@ _DERIVED: Final = (
     *(
         f"INSERT INTO scope_totals SELECT organisation_id, CASE WHEN {column} IS NULL"
         f" THEN 'no {kind}' ELSE '{kind}' END, coalesce({column}, ''), sum(cost_nanousd), 0, 0, 0,"
-        f" 0, 0, 0, count(*), {_LLM}, {_TOOL}, {_TOKENS}, {_UNPRICED} FROM events"
-        f" GROUP BY organisation_id, {column}"
+        f" 0, 0, 0, count(*), {_LLM}, {_TOOL}, {_TOKENS}, {_UNPRICED}, 0, 0"
+        f" FROM events GROUP BY organisation_id, {column}"
         for kind, column in COLUMNS.items()
     ),
     (

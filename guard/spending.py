@@ -9,6 +9,7 @@ import attrs
 
 from guard.breaker.exceptions import GuardError, GuardTransportError
 from guard.core import wire
+from guard.core.tags import tags_of
 from guard.facade import name_of, ready_runtime, ready_runtime_async
 from guard.hooks import ErrorContext, fire, fire_async
 from guard.runtime import active
@@ -208,6 +209,8 @@ def _query(workflow: str | None, run: str | None) -> dict[str, str]:
         asked["workflow"] = scope.workflow_id
         asked.setdefault("run", scope.run_id)
         asked.update(agent=scope.agent, chain=scope.chain_id, user=scope.user)
+        if scope.tags is not None:
+            asked["tags"] = "\n".join(f"{n}={v}" for n, v in tags_of(scope.tags).items())
     return {name: value for name, value in asked.items() if value is not None}
 
 

@@ -56,7 +56,7 @@ class GuardSandbox:
         Args:
             cents: the limit.
             workflow: of one workflow; everything together when None.
-            window: ``total``, ``hour``, ``day`` or ``month``.
+            window: ``total``, ``hour``, ``day``, ``week`` or ``month``.
         """
         kind, scope_id = ("organisation", "") if workflow is None else ("workflow", workflow)
         self.admin.set_budget(cents, window=window, scope_kind=kind, scope_id=scope_id)

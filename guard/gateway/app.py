@@ -12,6 +12,7 @@ from guard.core import wire
 from guard.gateway.api import docs
 from guard.gateway.api.admin.app import AdminApp, starlette_app
 from guard.gateway.api.admin.handlers import AdminHandlers
+from guard.gateway.api.admin.people import PeopleHandlers
 from guard.gateway.api.admin.table import operations
 from guard.gateway.api.auth import Authenticator
 from guard.gateway.api.control import ControlRoutes
@@ -54,6 +55,7 @@ from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
+from guard.gateway.single_sign_on import provider_of
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
@@ -156,13 +158,13 @@ class GatewayApp:
         self.operators = OperatorService(self.storage, clock_ms, passed_ms)
         handlers = AdminHandlers(
             self.storage,
-            self.operators,
             gatekeeper.recent,
             self.catalogue,
             clock_ms,
             private_webhooks=settings.private_webhooks,
         )
-        table = operations(handlers)
+        people = PeopleHandlers(self.storage, self.operators)
+        table = operations(handlers, people)
         admin = AdminApp(table, self.keys, self.storage)
         collector = GatewayCollector(
             self.counts,
@@ -180,6 +182,8 @@ class GatewayApp:
             Parts(
                 self.storage,
                 handlers,
+                people,
+                provider_of(settings),
                 self.operators,
                 self.change_watcher,
                 settings,

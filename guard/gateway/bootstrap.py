@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from msgspec import Struct
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
+from guard.gateway.first_secrets import FirstSecrets
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING, within
+from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
 
@@ -42,6 +45,36 @@ async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
     sdk = make_key(ids, now_ms, role="sdk", organisation_id=own, name="first key")
     await storage.write(within(own), directory.create_key, actor, sdk.key, sdk.key_hash, None)
     return FirstRun(own, sdk.api_key, await new_admin_key(storage, now_ms, "first admin key"))
+
+
+async def begin_with(storage: Storage, now_ms: int, given: FirstSecrets) -> FirstRun | None:
+    """Set up an empty store, with the keys that were given or with keys of its own.
+
+    A key that was given is made where there was never one like it: a second start changes nothing,
+    and a revoked key stays revoked.
+
+    Returns:
+        The keys that it has made up, to be shown once; ``None``: none.
+    """
+    if given.admin_key is None:
+        return await first_run(storage, now_ms)
+    actor = Actor("first run")
+    if not await storage.organisations():
+        with contextlib.suppress(ConflictError):  # another replica that started at the same time
+            await storage.write(NOTHING, directory.create_organisation, actor, FIRST_ORGANISATION)
+    ids = IdFactory()
+    own = (await storage.organisations())[0].organisation_id
+    admin = make_key(
+        ids, now_ms, role="admin", organisation_id=None, name="first admin key",
+        api_key=given.admin_key,
+    )  # fmt: skip
+    await storage.write(ANYTHING, directory.ensure_key, actor, admin.key, admin.key_hash)
+    if given.api_key is not None:
+        sdk = make_key(
+            ids, now_ms, role="sdk", organisation_id=own, name="first key", api_key=given.api_key
+        )
+        await storage.write(ANYTHING, directory.ensure_key, actor, sdk.key, sdk.key_hash)
+    return None
 
 
 class LocalKeys(Struct):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,9 @@ Check = Callable[[Any], Any]
 DATABASE: Final = Path("guard-gateway.sqlite3")
 DATABASE_VARIABLE: Final = "GUARD_GATEWAY_DATABASE"
 _DAY_MAX: Final = 36_500
+_TOKEN: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+_OTHER_HEADERS: Final = {"host", "cookie", "origin", "referer", "user-agent", "x-forwarded-for"}
+"""Which browsers send by themselves, so that a proxy may pass them on."""
 
 
 class SettingError(ValueError):
@@ -55,6 +59,16 @@ def _networks(value: tuple[str, ...]) -> None:
             raise ValueError(
                 f"addresses or networks such as 10.0.0.0/8; {each!r} is not an address or network"
             ) from None
+
+
+def _header(value: str) -> None:
+    if not _TOKEN.fullmatch(value) or value.lower() in _OTHER_HEADERS:
+        raise ValueError("the name of a header such as X-Forwarded-User")
+
+
+def _role(value: str) -> None:
+    if value not in ("viewer", "operator", "owner"):
+        raise ValueError("viewer, operator or owner")
 
 
 def _level(value: str) -> None:
@@ -166,6 +180,52 @@ class GatewaySettings:
         "Proxies in front, or their networks, whose X-Forwarded-For is trusted.",
         (), _networks, option="trusted-proxy",
     )  # fmt: skip
+    first_admin_key: str | None = _setting(
+        "An admin key of the whole gateway (gda_...) to begin with, in place of one that is made "
+        "and printed. Give it by the environment or as a file: others see a program's options.",
+        None, secret=True,
+    )  # fmt: skip
+    first_admin_key_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the first admin key in it, such as a mounted secret.", None
+    )
+    first_api_key: str | None = _setting(
+        "A key for agents (gdk_...) of the oldest organisation to begin with.", None, secret=True
+    )
+    first_api_key_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the first key for agents in it.", None
+    )
+    first_password: str | None = _setting(
+        "The password of the dashboard's operator admin, while there is no operator.",
+        None, secret=True,
+    )  # fmt: skip
+    first_password_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the password of the operator admin in it.", None
+    )
+    proxy_user_header: str | None = _setting(
+        "A header in which a trusted proxy names the person who has signed in there, such as "
+        "X-Forwarded-User; they are signed in to the dashboard. Others' are ignored.",
+        None, _header,
+    )  # fmt: skip
+    openid_issuer: str | None = _setting(
+        "The OpenID provider at which people sign in to the dashboard: its issuer, such as "
+        "https://login.example.com.", None,
+    )  # fmt: skip
+    openid_client_id: str | None = _setting("This gateway's client id at the provider.", None)
+    openid_client_secret: str | None = _setting(
+        "The client secret at the provider; without one, a public client with PKCE.", None,
+        secret=True,
+    )  # fmt: skip
+    openid_client_secret_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the client secret in it, such as a mounted secret.", None
+    )
+    openid_claim: str = _setting(
+        "The claim of the ID token that names the operator; an email has to be a verified one.",
+        "email",
+    )
+    sign_on_role: str | None = _setting(
+        "The role of persons who come by single sign-on and are no operators yet: viewer, operator "
+        "or owner, of all organisations. Without it only operators get in.", None, _role,
+    )  # fmt: skip
     private_webhooks: bool = _setting("Let webhooks go to loopback and private addresses.", False)
     retention_days: int = _setting(
         "How long events and calls are kept (the current month at least); 0 keeps everything. "
@@ -224,6 +284,8 @@ class GatewaySettings:
         """Check the settings that belong together."""
         if self.tls_self_signed and self.tls_cert is not None:
             raise SettingError("tls_self_signed", "no effect beside tls_cert: give one of them")
+        if self.proxy_user_header is not None and not self.trusted_proxies:
+            raise SettingError("proxy_user_header", "trusted_proxies beside it, which are missing")
         if self.tls_key is not None and self.tls_cert is None:
             raise SettingError("tls_key", "the key of tls_cert, which is missing")
 

@@ -38,3 +38,23 @@ def test_they_are_set_shown_and_edited(tenant: Tenant, visit: Callable[..., Visi
     wrong = visitor.post("/budgets", unit="tokens", limit="1.5", **fields)
     assert wrong.status_code == 400
     assert {each["limit_nanousd"] for each in tenant.admin.budgets()} == {20_000, 20}
+
+
+def test_a_team_has_a_budget_by_the_week(tenant: Tenant, visit: Callable[..., Visitor]) -> None:
+    visitor = visit(tenant.organisation_id)
+    for team, cost in (("search", 3 * 10**9), ("ads", 10**9)):
+        event = {"type": "llm", "data": {"model": "m", "cost_nanousd": cost}}
+        tenant.send("w", {**event, "tags": {"team": team, "feature": "chat"}})
+    fields: dict[str, Any] = {"scope_kind": "tag", "scope_id": "team=*", "window": "week",
+                              "limit": "2", "thresholds": "80"}  # fmt: skip
+    preview = text_of(visitor.post("/budgets", do="preview", **fields).text)
+    assert "team=search" in preview
+    assert "team=ads" not in preview.split("Reached at")[-1]
+    assert visitor.post("/budgets", do="save", **fields).status_code == 303
+    tenant.send("w", {**event, "tags": {"team": "ads"}})
+    page = text_of(visitor.get("/budgets").text)
+    assert "$2.00 per week" in page
+    assert "team=ads" in page
+    wrong = visitor.post("/budgets", do="save", **{**fields, "scope_id": "search"})
+    assert wrong.status_code == 400
+    assert "team=search" in wrong.text

@@ -72,12 +72,13 @@ def plant(tenant: Any) -> None:
 def test_no_name_becomes_markup(signed_in: Callable[..., Any], tenant: Any) -> None:
     plant(tenant)
     tenant.admin.create_key("<script>window.pwned=1</script>")
+    tenant.admin.put_operator('"><img src=x onerror=window.pwned=1>', role="viewer")
     page = signed_in("/")
     page.evaluate("window.wasNotReloaded = true")
     calls = [None, "spans", "models", "decisions", "errors"]
     paths: list[tuple[str, dict[str, str]]] = [
         (path, {}) for path in ("/", "/workflows", "/users", "/events", "/approvals", "/budgets",
-                                "/policies", "/keys", "/audit")
+                                "/policies", "/keys", "/people", "/audit")
     ]  # fmt: skip
     paths += [("/events", {"show": "refused"}), ("/workflows", {"q": CORPUS[0]})]
     paths += [("/workflow", {"id": CORPUS[at % len(CORPUS)], "tab": tab or "calls"})

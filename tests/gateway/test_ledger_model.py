@@ -35,8 +35,18 @@ TTL = HOUR // 2
 LIFE = 30_000
 KEEP_DAYS = 40
 SEASON = 100 * 24 * HOUR
-USERS = (None, "user-1", "user-2", "guest")
+WEEK = 7 * 24 * HOUR
+Who = tuple[str | None, str | None]
+"""A user, and a tag with the name team."""
+USERS: tuple[Who, ...] = (
+    (None, None), ("user-1", None), ("user-2", "red"), ("guest", "red"), ("user-1", "blue"),
+    (None, "blue"),
+)  # fmt: skip
 AMOUNTS = (1, 99, 100, 101, 200, 400)  # often just fit, or just do not
+
+
+def _tags(user: Who) -> dict[str, str]:
+    return {} if user[1] is None else {"team": user[1], "feature": "x"}
 
 
 @attrs.define
@@ -55,7 +65,7 @@ class Hold:
 
     id: str
     workflow: str
-    user: str | None
+    user: Who
     keys: list[tuple[str, int]]
     way: str
     amount: int
@@ -73,7 +83,7 @@ class Hold:
 
 
 class LedgerMachine(StorageMachine):
-    """Three scopes: the organisation and one kind of users for ever, each workflow by the hour."""
+    """The organisation and one kind of users for ever, workflows by the hour, teams by the week."""
 
     holds = Bundle("holds")
     events = Bundle("events")
@@ -82,7 +92,7 @@ class LedgerMachine(StorageMachine):
     of_organisation: ClassVar = OrganisationSettings(reservation_ttl_ms=TTL)
 
     def __init__(self, make_storage: Callable[..., Storage]) -> None:
-        super().__init__(make_storage, {"org": 1000, "flow": 600, "user": 500})
+        super().__init__(make_storage, {"org": 1000, "flow": 600, "user": 500, "tag": 550})
         self.accounts: dict[tuple[str, int], Account] = {}
         self.all_holds: list[Hold] = []
         self.charged: set[str] = set()
@@ -94,20 +104,25 @@ class LedgerMachine(StorageMachine):
     def set_limits(self) -> None:
         self.put_budgets(
             [("organisation", "", "total", "org"), ("workflow", "*", "hour", "flow"),
-             ("user", "user-*", "total", "user")]
+             ("user", "user-*", "total", "user"), ("tag", "team=*", "week", "tag")]
         )  # fmt: skip
         for (name, epoch), account in self.accounts.items():
-            if not epoch or epoch + HOUR > self.now:
+            if not epoch or epoch + (WEEK if name.startswith("team=") else HOUR) > self.now:
                 account.authorized_max = max(account.authorized_max, self.limit((name, epoch)))
 
     def limit(self, key: tuple[str, int]) -> int:
         name = key[0]
+        if name.startswith("team="):
+            return self.limits["tag"]
         return self.limits["org" if name == "org" else "flow" if len(name) == 1 else "user"]
 
-    def scopes(self, workflow: str, user: str | None) -> list[tuple[str, int]]:
+    def scopes(self, workflow: str, user: Who) -> list[tuple[str, int]]:
         keys = [("org", 0), (workflow, self.now - self.now % HOUR)]
-        if user is not None and user.startswith("user-"):
-            keys.append((user, 0))
+        name, team = user
+        if name is not None and name.startswith("user-"):
+            keys.append((name, 0))
+        if team is not None:  # weeks begin on Mondays, and time with a Thursday
+            keys.append((f"team={team}", self.now - (self.now - 4 * 24 * HOUR) % WEEK))
         for key in keys:
             self.accounts.setdefault(key, Account(authorized_max=self.limit(key)))
         return keys
@@ -157,12 +172,12 @@ class LedgerMachine(StorageMachine):
         amount=st.sampled_from(AMOUNTS),
         way=st.sampled_from(["call", "renewed", "unjournaled"]),
     )
-    def gate(self, workflow: str, user: str | None, amount: int, way: str) -> Any:
+    def gate(self, workflow: str, user: Who, amount: int, way: str) -> Any:
         number = next(self.serial)
         call = wire.GateRequest(
             call_id=f"c{number}", kind="llm" if way == "unjournaled" else "call", function="f",
-            workflow_id=workflow, user=user, renewed=way != "call",
-            unjournaled=way == "unjournaled",
+            workflow_id=workflow, user=user[0], renewed=way != "call",
+            unjournaled=way == "unjournaled", tags=_tags(user),
         )  # fmt: skip
         command = GateCommand(request=self.request(), call=call, declared_nanousd=amount)
         answer = self.run(decide(self.storage, command))
@@ -200,22 +215,23 @@ class LedgerMachine(StorageMachine):
         target=events, workflow=st.sampled_from("ab"), user=st.sampled_from(USERS),
         cost=st.integers(1, 200),
     )  # fmt: skip
-    def charge_without_a_hold(self, workflow: str, user: str | None, cost: int) -> Any:
+    def charge_without_a_hold(self, workflow: str, user: Who, cost: int) -> Any:
         return self.ingest(f"e{next(self.serial)}", workflow, user, cost, None, False)
 
     @rule(event=events)
-    def charge_again(self, event: tuple[str, str, str | None, int, Hold | None, bool]) -> None:
+    def charge_again(self, event: tuple[str, str, Who, int, Hold | None, bool]) -> None:
         if event[0] not in self.either_way:
             self.ingest(*event)
 
     def ingest(
-        self, event_id: str, workflow: str, user: str | None, cost: int, hold: Hold | None,
+        self, event_id: str, workflow: str, user: Who, cost: int, hold: Hold | None,
         final: bool,
     ) -> Any:  # fmt: skip
         given = (event_id, workflow, user, cost, hold, final)
         event = wire.Event(
-            event_id=event_id, type="llm", at_ms=1, workflow_id=workflow, user=user,
+            event_id=event_id, type="llm", at_ms=1, workflow_id=workflow, user=user[0],
             reservation_id=None if hold is None else hold.id,
+            tags={} if hold is not None and not hold.forgotten and cost % 2 else _tags(user),
         )  # fmt: skip
         priced = PricedEvent(event, b"{}", cost=cost, price_source="vendor", final=final)
         command = IngestCommand(request=self.request(), events=[priced])
@@ -300,7 +316,10 @@ class LedgerMachine(StorageMachine):
         self.charged.clear()
         self.either_way.add(self.newest)
 
-    @rule(org=st.integers(0, 2000), flow=st.integers(0, 1000), user=st.integers(0, 1000))
+    @rule(
+        org=st.integers(0, 2000), flow=st.integers(0, 1000), user=st.integers(0, 1000),
+        tag=st.integers(0, 1000),
+    )  # fmt: skip
     def change_limits(self, **limits: int) -> None:
         self.limits = limits
         self.set_limits()

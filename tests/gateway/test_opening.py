@@ -44,7 +44,7 @@ def insert(connection: sqlite3.Connection, number: int, row: dict[str, Any]) -> 
 def count(totals: ScopeTotals, row: dict[str, Any]) -> None:
     event = wire.Event(event_id="e", type="llm", at_ms=1)
     keys = (row["workflow_id"], row["agent"], row["chain_id"], row["user_id"], row["key_id"],
-            (row["model"],) if row["model"] else ())  # fmt: skip
+            (), (row["model"],) if row["model"] else ())  # fmt: skip
     totals.count(row["organisation_id"], keys, row["charged_at_ms"],
                  PricedEvent(event, b"{}", cost=row["cost_nanousd"]))  # fmt: skip
 
@@ -60,7 +60,7 @@ events = st.lists(
     }), max_size=30,
 )  # fmt: skip
 kinds = st.sampled_from(["organisation", *SCOPE_KINDS, "model"])
-every_window = st.sampled_from(["hour", "day", "month", "total"])
+every_window = st.sampled_from(["hour", "day", "week", "month", "total"])
 
 
 @given(events, kinds, every_window)

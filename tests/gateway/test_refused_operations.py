@@ -29,6 +29,8 @@ class Owned:
     webhook_id: str
     key_id: str
     approval_id: str
+    organisation_id: str
+    session_id: str = "0" * 16
     name: str = "extra"  # of a policy, and of an operator
     workflow_id: str = "b"
 
@@ -47,7 +49,8 @@ def _owned(world: World) -> Owned:
         body = call("p", workflow_id="b", tool_name="pay", run_id="r")
         approval_id = http.post("/gate", json=body, headers=headers).json()["approval_id"]
     return Owned(budget["budget_id"], price["price_id"], webhook["webhook"]["webhook_id"],
-                 key["key"]["key_id"], approval_id)  # fmt: skip
+                 key["key"]["key_id"], approval_id,
+                 world.organisation_id)  # fmt: skip
 
 
 def _body(operation: Operation, owned: Owned) -> Any:
@@ -89,7 +92,12 @@ _NAMES_ONE: dict[tuple[str, str], int] = {
     ("GET", "/workflows/{workflow_id:path}"): 404,
     ("POST", "/approvals/{approval_id}"): 404,
     ("DELETE", "/webhooks/{webhook_id}"): 404,
+    ("DELETE", "/organisations/{organisation_id}"): 409,
     ("PUT", "/operators/{name}"): 409,
+    ("DELETE", "/operators/{name}"): 404,
+    ("POST", "/operators/{name}/sign-in-link"): 404,
+    ("DELETE", "/operators/{name}/sessions"): 404,
+    ("DELETE", "/sessions/{session_id}"): 404,
 }
 """What a key of another organisation is told that names the thing, but not the organisation.
 
@@ -130,7 +138,7 @@ async def test_no_operation_is_done_for_who_may_not(
             )
 
         before = await asyncio.to_thread(world.state)
-        for operation in operations(_AnyHandler()):  # type: ignore[arg-type]
+        for operation in operations(_AnyHandler(), _AnyHandler()):  # type: ignore[arg-type]
             named = f"{operation.method} {operation.path}"
             for who, key in senders.items():
                 reply = await send(operation, key, world.organisation_id)

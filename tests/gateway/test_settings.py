@@ -30,6 +30,10 @@ def other(setting: Setting) -> tuple[str, str, Any]:
         return "error", '"error"', "error"
     if setting.name == "log_format":
         return "json", '"json"', "json"
+    if setting.name == "proxy_user_header":
+        return "X-User", '"X-User"', "X-User"
+    if setting.name == "sign_on_role":
+        return "viewer", '"viewer"', "viewer"
     if setting.name == "redis":
         return "redis://h/1", '"redis://h/1"', "redis://h/1"
     match setting.kind:
@@ -51,7 +55,10 @@ def other(setting: Setting) -> tuple[str, str, Any]:
 
 def beside(setting: Setting) -> dict[str, str]:
     """Return what has to be set as well."""
-    return {"GUARD_GATEWAY_TLS_CERT": "/cert"} if setting.name == "tls_key" else {}
+    return {
+        "tls_key": {"GUARD_GATEWAY_TLS_CERT": "/cert"},
+        "proxy_user_header": {"GUARD_GATEWAY_TRUSTED_PROXIES": "10.0.0.1"},
+    }.get(setting.name, {})
 
 
 @pytest.mark.parametrize("setting", table(), ids=lambda setting: setting.name)
@@ -69,9 +76,9 @@ def test_each_setting(setting: Setting, tmp_path: Path) -> None:
     assert getattr(load({}, also, config), setting.name) == meaning
 
     # An option goes before the environment, and that before the file.
-    again = {"log_level": "debug", "log_format": "text", "redis": "unix:///s"}.get(
-        setting.name, "false" if setting.kind == "flag" else "78"
-    )
+    again = {
+        "log_level": "debug", "log_format": "text", "redis": "unix:///s", "sign_on_role": "owner",
+    }.get(setting.name, "false" if setting.kind == "flag" else "78")  # fmt: skip
     if setting.kind == "list":
         again = "10.0.0.2"
     first = setting.read(again)

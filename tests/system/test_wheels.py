@@ -28,6 +28,7 @@ EXTRAS = sorted(PROJECT["optional-dependencies"])
 STEM = f"{DISTRIBUTION.replace('-', '_')}-{__version__}"
 BRINGS = {
     "agents": "agents", "all": "sklearn", "gateway": "genai_prices", "langgraph": "langgraph",
+    "oidc": "authlib",
     "postgres": "psycopg", "redis": "redis", "replicas": "psycopg", "spam": "numpy",
     "spam-train": "sklearn",
 }  # fmt: skip

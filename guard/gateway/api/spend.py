@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from guard.core import wire
+from guard.core.wire.fields import TAG_NAME_LENGTH_MAX, TAGS_MAX
 from guard.gateway.api.auth import Authenticator, signature_of
 from guard.gateway.api.control import text_in
 from guard.gateway.api.decisions import bad_text, overloaded
@@ -14,6 +17,8 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.services.load import REQUEST_BYTES, Load
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
+
+_TAGS_LENGTH_MAX: Final = TAGS_MAX * (TAG_NAME_LENGTH_MAX + wire.NAME_LENGTH_MAX + 2)
 
 
 @attrs.frozen(eq=False)
@@ -29,7 +34,8 @@ class SpendRoute:
     async def get(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with what ``workflow``, and ``run`` if it is given, have spent.
 
-        ``agent``, ``chain`` and ``user`` name further scopes whose budgets are to be shown.
+        ``agent``, ``chain`` and ``user`` name further scopes whose budgets are to be shown, and
+        ``tags`` those that are ``name=value``, separated by newlines.
         """
         if scope["method"] != "GET":
             raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"GET")])
@@ -43,7 +49,7 @@ class SpendRoute:
         if identity.workflow_id not in (None, workflow_id):
             raise fail(403, "GD-W004", "Another workflow", "the key is for another workflow")
         agent, chain, user = (_name_in(scope, name) for name in ("agent", "chain", "user"))
-        keys = (workflow_id, agent, chain, user, identity.key_id, ())
+        keys = (workflow_id, agent, chain, user, identity.key_id, _tags_in(scope), ())
         owner = identity.organisation_id
         if not self._load.take(owner, REQUEST_BYTES):
             raise overloaded()
@@ -55,6 +61,15 @@ class SpendRoute:
             self._load.release(owner, REQUEST_BYTES)
         answer = EncodedAnswer(200, wire.encode(reply))
         await send_answer(scope, send, answer, signature_of(identity, answer))
+
+
+def _tags_in(scope: Scope) -> tuple[str, ...]:
+    text = text_in(scope, "tags") or ""
+    if len(text) > _TAGS_LENGTH_MAX:
+        raise fail(400, "GD-P002", "Bad request", f"tags: at most {_TAGS_LENGTH_MAX} characters")
+    if (flaw := wire.flaw_in_text(text)) is not None:
+        raise bad_text(f"tags: {flaw}")
+    return tuple(sorted(each for each in text.split("\n") if each))
 
 
 def _name_in(scope: Scope, parameter: str) -> str | None:

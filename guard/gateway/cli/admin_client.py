@@ -177,6 +177,14 @@ class AdminClient:
         """Create a tenant."""
         return dict(self.request("POST", "/organisations", {"name": name}))
 
+    def organisations(self) -> list[_Json]:
+        """List organisations."""
+        return list(self.request("GET", "/organisations"))
+
+    def remove_organisation(self, organisation: str) -> None:
+        """Remove a tenant by its id or name, with its keys and operators."""
+        self.request("DELETE", f"/organisations/{_quoted(organisation)}")
+
     def create_key(self, name: str = "sdk", **fields: Any) -> str:
         """Create a key and return it. With ``hmac_secret`` its requests must be signed."""
         return str(self.create_key_full(name, **fields)["api_key"])
@@ -190,7 +198,34 @@ class AdminClient:
 
     def set_password(self, name: str, password: str) -> _Json:
         """Set the password of a dashboard operator, who is added if there is none."""
-        return dict(self.request("PUT", f"/operators/{_quoted(name)}", {"password": password}))
+        return self.put_operator(name, password=password)
+
+    def operators(self) -> list[_Json]:
+        """List the operators of the dashboard."""
+        return list(self.request("GET", "/operators"))
+
+    def put_operator(
+        self, name: str, *, password: str | None = None, role: str | None = None
+    ) -> _Json:
+        """Add an operator, or change the password or the role of one."""
+        body = _given({"password": password, "role": role})
+        return dict(self.request("PUT", f"/operators/{_quoted(name)}", body))
+
+    def remove_operator(self, name: str) -> None:
+        """Remove an operator and end their sessions."""
+        self.request("DELETE", f"/operators/{_quoted(name)}")
+
+    def sessions(self) -> list[_Json]:
+        """List the sessions of the dashboard, newest first."""
+        return list(self.request("GET", "/sessions"))
+
+    def end_session(self, session_id: str) -> None:
+        """End a session."""
+        self.request("DELETE", f"/sessions/{_quoted(session_id)}")
+
+    def end_sessions(self, name: str) -> None:
+        """End every session of an operator."""
+        self.request("DELETE", f"/operators/{_quoted(name)}/sessions")
 
     def sign_in_link(self, name: str) -> _Json:
         """Make a link for a new device of a dashboard operator: ``{path, expires_at_ms}``."""

@@ -103,14 +103,20 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     "scope_kind",
     default="organisation",
     show_default=True,
-    type=click.Choice(["organisation", "workflow", "agent", "chain", "user", "key", "model"]),
+    type=click.Choice(
+        ["organisation", "workflow", "agent", "chain", "user", "key", "tag", "model"]
+    ),
 )
 @click.option(
-    "--id", "scope_id", default="", help="An id; '*' or a glob ('user-*'): a budget for each match."
+    "--id",
+    "scope_id",
+    default="",
+    help="An id, of a tag its name and value (team=search); '*' or a glob ('user-*', 'team=*'): a "
+    "budget for each match.",
 )
 @click.option(
     "--window", default="total", show_default=True,
-    type=click.Choice(["total", "hour", "day", "month"]),
+    type=click.Choice(["total", "hour", "day", "week", "month"]),
 )  # fmt: skip
 @click.option("--soft", is_flag=True, help="Warn instead of refusing.")
 @click.option(
@@ -140,6 +146,7 @@ def budgets_set(
       guard gateway budgets set --limit-cents 5000 --window month
       guard gateway budgets set --scope workflow --id '*' --window day --limit-cents 200
       guard gateway budgets set --scope user --id '*' --window month --limit-cents 500
+      guard gateway budgets set --scope tag --id team=search --window week --limit-cents 20000
       guard gateway budgets set --scope workflow --id '*' --window day --limit-tokens 2M
       guard gateway budgets set --scope workflow --id research --limit-calls 20 --of search
       guard gateway budgets set --scope workflow --id nightly --limit-cents 200 --on-exhausted ask

@@ -17,6 +17,7 @@ from guard.gateway.cli.local import local
 from guard.gateway.cli.numbers import Finite, Whole
 from guard.gateway.cli.output import note, show, where, with_client
 from guard.gateway.cli.password import password, sign_in_link
+from guard.gateway.cli.people import operators, organisations, sessions
 from guard.gateway.cli.policies import policies
 from guard.gateway.cli.prices import prices
 from guard.gateway.cli.reconcile import reconcile
@@ -149,7 +150,8 @@ def _show_key(made: dict[str, Any]) -> None:
 
 
 for _command in (
-    serve, password, sign_in_link, local, settings, budgets, policies, prices, approvals, usage,
-    reconcile, audit, apply, backup, restore, migrate, copy, *directives("guard gateway"),
+    serve, organisations, operators, sessions, password, sign_in_link, local, settings, budgets,
+    policies, prices, approvals, usage, reconcile, audit, apply, backup, restore, migrate, copy,
+    *directives("guard gateway"),
 ):  # fmt: skip
     gateway.add_command(_command)

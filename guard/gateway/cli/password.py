@@ -30,7 +30,8 @@ def password(
 ) -> None:
     """Set the password of a dashboard operator (admin by default) and end their sessions.
 
-    With --organisation the operator sees that organisation alone.
+    An operator of a new name is added, as an owner. With --organisation the operator sees that
+    organisation alone.
 
     \b
     Examples:
@@ -91,13 +92,16 @@ def set_in_database(database: Path | DatabaseUrl, name: str, secret: str) -> Non
         raise click.ClickException(safe(exc)) from None
 
 
-async def greet(app: Any, base_url: str) -> None:
-    """Say where the dashboard is; on a terminal, ask for the first password."""
+async def greet(app: Any, base_url: str, first_password: str | None = None) -> None:
+    """Say where the dashboard is; without a first password, ask for one on a terminal."""
     from guard.gateway.domain.commands import Actor
     from guard.gateway.services.operators import FIRST_OPERATOR
 
     click.echo(f"Dashboard: {base_url}/")
     if await app.operators.has_operators():
+        return
+    if first_password is not None:
+        await app.operators.set_password(Actor("first run"), FIRST_OPERATOR, first_password, None)
         return
     while sys.stdin.isatty() and sys.stdout.isatty():
         secret = click.prompt(

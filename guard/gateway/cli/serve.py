@@ -19,7 +19,7 @@ import click
 from guard.gateway.cli.password import greet
 from guard.gateway.open_files import room_for
 from guard.gateway.services import logs
-from guard.gateway.settings import GatewaySettings
+from guard.gateway.settings import GatewaySettings, SettingError
 from guard.gateway.settings_sources import (
     CONFIG_VARIABLE,
     Setting,
@@ -30,6 +30,7 @@ from guard.gateway.settings_sources import (
 )
 
 if TYPE_CHECKING:
+    from guard.gateway.first_secrets import FirstSecrets
     from guard.gateway.server import GatewayServer
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ def _options(command: F) -> F:
 def serve(config: Path | None, **options: Any) -> None:
     """Serve until interrupted.
 
-    The first run makes an organisation, an API key and an admin key, and prints the keys once.
+    The first run makes an organisation, an API key and an admin key, and prints the keys once. With
+    a first admin key that is given (GUARD_GATEWAY_FIRST_ADMIN_KEY_FILE) it prints none.
 
     Each setting is an option, a variable of the environment, or a line of a TOML file; an option
     goes before the environment, and that before the file.
@@ -81,12 +83,16 @@ def serve(config: Path | None, **options: Any) -> None:
       guard gateway serve --host 0.0.0.0 --tls-self-signed
     """
     from guard.gateway.domain.errors import StoreError
+    from guard.gateway.first_secrets import first_secrets
     from guard.gateway.server import bind
+    from guard.gateway.single_sign_on import provider_of
     from guard.gateway.tls import TlsError
 
     try:
         settings = load(options, os.environ, config)
-    except SettingsError as exc:
+        given = first_secrets(settings)
+        provider_of(settings)
+    except (SettingsError, SettingError) as exc:
         raise click.UsageError(str(exc)) from None
     logs.configure(settings.log_level, cast("logs.Format", settings.log_format))
     for sentence in unknown_variables(os.environ):
@@ -98,7 +104,7 @@ def serve(config: Path | None, **options: Any) -> None:
         raise _failed(settings, exc.strerror or str(exc)) from None
     try:
         with contextlib.closing(listening):
-            _run(settings, listening)
+            _run(settings, listening, given)
     except (StoreError, TlsError) as exc:
         raise _failed(settings, str(exc)) from None
 
@@ -162,9 +168,9 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: GatewayServer) -> 
         loop.add_signal_handler(number, server.stop)
 
 
-def _run(settings: GatewaySettings, listening: Any) -> None:
+def _run(settings: GatewaySettings, listening: Any, given: FirstSecrets) -> None:
     from guard.gateway.app import GatewayApp
-    from guard.gateway.bootstrap import first_run
+    from guard.gateway.bootstrap import begin_with
     from guard.gateway.server import GatewayServer, new_event_loop, tune_process
     from guard.gateway.tls import files_of, fingerprint
 
@@ -179,7 +185,7 @@ def _run(settings: GatewaySettings, listening: Any) -> None:
 
     async def start(app: GatewayApp, server: GatewayServer) -> None:
         await app.open()
-        made = await first_run(app.storage, app.clock_ms())
+        made = await begin_with(app.storage, app.clock_ms(), given)
         loop = asyncio.get_running_loop()
         if not sys.stdin.isatty():  # else there may be a prompt, which a signal has to end
             _stop_on_signals(loop, server)
@@ -200,7 +206,7 @@ def _run(settings: GatewaySettings, listening: Any) -> None:
                 "--tls-self-signed or --tls-cert, or a TLS proxy in front (name it with "
                 "--trusted-proxy).",
             )
-        await greet(app, server.base_url)
+        await greet(app, server.base_url, given.password)
         _stop_on_signals(loop, server)
         tune_process()
         logger.info("ready on %s", server.base_url)

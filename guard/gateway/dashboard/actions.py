@@ -39,12 +39,12 @@ class Actions:
             Route("/control", action(self.control), methods=["POST"]),
             Route("/approvals", action(self.answer), methods=["POST"]),
             Route("/keys", page(self.keys), methods=["GET"]),
-            Route("/keys", action(self.create_key), methods=["POST"]),
+            Route("/keys", action(self.create_key, "owner"), methods=["POST"]),
             Route("/keys/change", page(self.confirm_key), methods=["GET"]),
-            Route("/keys/change", action(self.change_key), methods=["POST"]),
+            Route("/keys/change", action(self.change_key, "owner"), methods=["POST"]),
             Route("/settings", page(self.settings), methods=["GET"]),
             Route("/settings", action(self.save_settings), methods=["POST"]),
-            Route("/audit/verify", action(self.verify_audit), methods=["POST"]),
+            Route("/audit/verify", action(self.verify_audit, "viewer"), methods=["POST"]),
         ]
 
     # -- control -------------------------------------------------------------------------------

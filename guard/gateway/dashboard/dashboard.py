@@ -8,6 +8,7 @@ from guard.gateway.dashboard.actions import Actions
 from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
 from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
+from guard.gateway.dashboard.people import People
 from guard.gateway.dashboard.sign_in import SignIn
 from guard.gateway.dashboard.site import Parts, Site
 
@@ -22,4 +23,5 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *Pages(site).routes(),
         *Actions(site).routes(),
         *BudgetsAndPolicies(site).routes(),
+        *People(site).routes(),
     ]

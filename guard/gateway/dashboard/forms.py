@@ -184,6 +184,12 @@ def new_key(form: Form) -> bodies.NewKeyBody:
     )
 
 
+def operator(form: Form) -> bodies.OperatorBody:
+    """Read the role and the password of an operator; an empty password is none."""
+    fields = {"role": form.text("role"), "password": form.secret("password") or None}
+    return checked(fields, bodies.OperatorBody)
+
+
 def rotation(form: Form) -> bodies.RotateBody:
     """Read how long the old key stays valid."""
     hours = whole(form.text("overlap_hours", "0"), "the number of hours")

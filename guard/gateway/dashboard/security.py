@@ -17,6 +17,7 @@ from guard.gateway.settings import GatewaySettings
 
 FORM_BYTES_MAX: Final = 131_072
 FORM_FIELDS_MAX: Final = 400
+NAME_MAX: Final = 256
 _FORM: Final = b"application/x-www-form-urlencoded"
 
 CSP: Final = (
@@ -82,6 +83,11 @@ class OriginChecks:
     def device_cookie(self) -> str:
         """Name of the cookie that says that the browser is known."""
         return "__Host-guard_device" if self.is_https else "guard_device"
+
+    @property
+    def openid_cookie(self) -> str:
+        """Name of the cookie of a sign-in that goes on at the OpenID provider."""
+        return "__Host-guard_openid" if self.is_https else "guard_openid"
 
     def check_host(self, request: Request) -> None:
         """Refuse host names that are not the gateway's (DNS rebinding).
@@ -198,14 +204,36 @@ def local_path(path: str, default: str = "/") -> str:
 
 
 class ClientAddresses:
-    """Finds a client's address behind the operator's own proxies.
+    """Finds a client's address, and who it is, behind the operator's own proxies.
 
     Args:
         trusted: addresses and networks of the trusted proxies.
+        user_header: in which they name who has signed in there; ``None``: they name nobody.
     """
 
-    def __init__(self, trusted: Sequence[str]) -> None:
+    def __init__(self, trusted: Sequence[str], user_header: str | None = None) -> None:
         self._trusted = [ipaddress.ip_network(each) for each in trusted]
+        self._user_header = user_header
+
+    def user_of(self, request: Request) -> str | None:
+        """Return whom a trusted proxy names; ``None`` without a proxy, or a name.
+
+        Raises:
+            ForbiddenError: it names several, or none that an operator can have.
+        """
+        peer = request.client.host if request.client else ""
+        if self._user_header is None or not self._is_trusted(peer):
+            return None
+        named = request.headers.getlist(self._user_header)
+        if not named or named == [""]:
+            return None
+        try:
+            name = named[0].strip().encode("latin-1").decode("utf-8")
+        except UnicodeError:
+            name = ""
+        if len(named) > 1 or not name.isprintable() or not 1 <= len(name) <= NAME_MAX:
+            raise ForbiddenError("the proxy does not say clearly who has signed in")
+        return name
 
     def of(self, request: Request) -> str:
         """Return a client's address: the last one that is not a trusted proxy's."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import urllib.parse
-from typing import Final
+from typing import Final, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,15 +15,26 @@ from guard.gateway.api.http import ProblemError, note_owner
 from guard.gateway.dashboard import security
 from guard.gateway.dashboard.security import ForbiddenError
 from guard.gateway.dashboard.site import SIGN_IN, RequestContext, Site, new_sign_in_token
-from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.errors import NotFoundError, StoreError
+from guard.gateway.services.openid import (
+    CALLBACK_PATH,
+    FLOW_S,
+    Flow,
+    OpenIdError,
+    OpenIdProvider,
+)
 from guard.gateway.services.operators import (
     DEVICE_MS,
     FIRST_OPERATOR,
     SESSION_MS,
+    UnknownPersonError,
     WrongPasswordError,
 )
 from guard.gateway.services.sign_in_throttle import ThrottledError
 
+OPENID: Final = "/sign-in/openid"
+_BACK_MAX: Final = 1024
+"""Of an address in a cookie, of which browsers keep four kilobytes."""
 _EXPIRED: Final = "The link has expired. Sign in all the same, or make another."
 
 
@@ -32,14 +44,17 @@ class SignIn:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._operators = site.parts.operators
-        self._addresses = security.ClientAddresses(site.parts.settings.trusted_proxies)
+        self._openid = site.parts.openid
+        self._addresses = site.addresses
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         return [
             Route(SIGN_IN, self._show, methods=["GET"]),
             Route(SIGN_IN, self._sign_in, methods=["POST"]),
-            Route("/sign-out", self._site.action(self._sign_out), methods=["POST"]),
+            Route(OPENID, self._begin_openid, methods=["GET"]),
+            Route(CALLBACK_PATH, self._end_openid, methods=["GET"]),
+            Route("/sign-out", self._site.action(self._sign_out, "viewer"), methods=["POST"]),
         ]
 
     async def _show(self, request: Request) -> Response:
@@ -47,11 +62,92 @@ class SignIn:
             self._site.origin_checks.check_host(request)
             if "device" in request.query_params:
                 return await self._show_linked(request)
+            person = self._addresses.user_of(request)
+            if person is not None and "out" not in request.query_params:
+                return await self._sign_on(request, person)
             name = request.query_params.get("name", FIRST_OPERATOR)[:256]
             error = _EXPIRED if "expired" in request.query_params else ""
             return await self._form(request, 200, error, name)
         except (ForbiddenError, StoreError) as exc:
             return self._site.problem(request, exc)
+
+    async def _sign_on(self, request: Request, person: str) -> Response:
+        """Sign in whom a trusted proxy names."""
+        return_to = security.local_path(request.query_params.get("return_to", "/"))
+        try:
+            token = await self._operators.signed_on(
+                person, "proxy", self._addresses.of(request), self._site.sign_on_role
+            )
+        except UnknownPersonError as exc:
+            raise ForbiddenError(str(exc)) from None
+        response = self._site.redirect(return_to)
+        cookie = self._site.origin_checks.session_cookie
+        self._set_cookie(response, cookie, token, SESSION_MS // 1000)
+        return response
+
+    # -- at an OpenID provider -----------------------------------------------------------------
+
+    async def _begin_openid(self, request: Request) -> Response:
+        """Send the browser to the provider."""
+        try:
+            self._site.origin_checks.check_host(request)
+            provider = self._provider()
+            back = security.local_path(request.query_params.get("return_to", "/"))
+            flow = Flow.new(back if len(back) <= _BACK_MAX else "/")
+            try:
+                address = await provider.begin(flow, self._callback(request))
+            except OpenIdError as exc:
+                return await self._form(request, 502, f"Single sign-on failed: {exc}.", "")
+        except (ForbiddenError, NotFoundError, StoreError) as exc:
+            return self._site.problem(request, exc)
+        response = self._site.redirect(address)
+        # Lax: the provider's page, on another site, sends the browser back.
+        cookie = self._site.origin_checks.openid_cookie
+        self._set_cookie(response, cookie, flow.text(), FLOW_S, same_site="lax")
+        return response
+
+    async def _end_openid(self, request: Request) -> Response:
+        """Sign in whom the provider names."""
+        try:
+            self._site.origin_checks.check_host(request)
+            provider = self._provider()
+            try:
+                flow, token = await self._signed_on_at(provider, request)
+            except (OpenIdError, UnknownPersonError) as exc:
+                response = await self._form(request, 403, f"Single sign-on failed: {exc}.", "")
+                self._set_cookie(response, self._site.origin_checks.openid_cookie, "", 0)
+                return response
+        except (ForbiddenError, NotFoundError, StoreError) as exc:
+            return self._site.problem(request, exc)
+        # A page, and no redirect: browsers send a strict cookie only where this site leads.
+        back = security.local_path(flow.return_to)
+        response = self._site.html(request, "signed_on.html", 200, return_to=back)
+        cookies = self._site.origin_checks
+        self._set_cookie(response, cookies.session_cookie, token, SESSION_MS // 1000)
+        self._set_cookie(response, cookies.openid_cookie, "", 0)
+        return response
+
+    async def _signed_on_at(self, provider: OpenIdProvider, request: Request) -> tuple[Flow, str]:
+        given = request.query_params
+        flow = Flow.read(request.cookies.get(self._site.origin_checks.openid_cookie, ""))
+        state = given.get("state", "").encode()
+        if flow is None or not hmac.compare_digest(state, flow.state.encode()):
+            raise OpenIdError("it was not begun in this browser, or took too long")
+        if "code" not in given:
+            raise OpenIdError("the provider refused")
+        name = await provider.end(flow, given["code"], self._callback(request))
+        address = self._addresses.of(request)
+        role = self._site.sign_on_role
+        return flow, await self._operators.signed_on(name, "openid", address, role)
+
+    def _provider(self) -> OpenIdProvider:
+        if self._openid is None:
+            raise NotFoundError("no single sign-on at this gateway")
+        return self._openid
+
+    def _callback(self, request: Request) -> str:
+        base_url = self._site.parts.settings.public_url or str(request.base_url)
+        return base_url.rstrip("/") + CALLBACK_PATH
 
     async def _show_linked(self, request: Request) -> Response:
         """Make the browser known that has opened a link, and take the token out of its address."""
@@ -74,7 +170,8 @@ class SignIn:
             error=error,
             name=name,
             return_to=security.local_path(request.query_params.get("return_to", "/")),
-            is_set_up=await self._operators.has_operators(),
+            openid="" if self._openid is None else OPENID,
+            is_set_up=self._openid is not None or await self._operators.has_operators(),
             base_url=str(request.base_url).rstrip("/"),
         )
         self._set_cookie(response, cookie, token)
@@ -114,13 +211,18 @@ class SignIn:
 
     async def _sign_out(self, context: RequestContext) -> Response:
         await self._operators.sign_out(context.token)
-        response = self._site.redirect(SIGN_IN)
+        response = self._site.redirect(f"{SIGN_IN}?out")
         self._set_cookie(response, self._site.origin_checks.session_cookie, "", 0)
         response.headers["Clear-Site-Data"] = '"cache"'
         return response
 
     def _set_cookie(
-        self, response: Response, name: str, value: str, max_age_s: int | None = None
+        self,
+        response: Response,
+        name: str,
+        value: str,
+        max_age_s: int | None = None,
+        same_site: Literal["strict", "lax"] = "strict",
     ) -> None:
         response.set_cookie(
             name,
@@ -129,5 +231,5 @@ class SignIn:
             path="/",
             httponly=True,
             secure=self._site.origin_checks.is_https,
-            samesite="strict",
+            samesite=same_site,
         )

@@ -15,15 +15,24 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import AdminCall
+from guard.gateway.api.admin.people import PeopleHandlers
 from guard.gateway.api.http import ProblemError, note_owner
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
 from guard.gateway.dashboard.security import ForbiddenError, Form, OriginChecks
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
-from guard.gateway.domain.operators import OperatorSession
+from guard.gateway.domain.operators import (
+    OperatorRole,
+    OperatorSession,
+    RoleError,
+    allows,
+    as_role,
+    require_role,
+)
 from guard.gateway.domain.records import Organisation
 from guard.gateway.services.change_watcher import ChangeWatcher
+from guard.gateway.services.openid import OpenIdProvider
 from guard.gateway.services.operators import OperatorService, actor_name
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
@@ -46,6 +55,14 @@ NOTICES: Final = {
     "policy-deleted": "The policy was deactivated.",
     "settings": "The settings are active.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
+    "operator-added": "The operator was added.",
+    "operator-role": "The role was changed.",
+    "operator-password": "The password was changed, and their sessions have ended.",
+    "operator-sign-out": "Their sessions have ended.",
+    "operator-remove": "The operator was removed, and their sessions have ended.",
+    "session-ended": "The session has ended.",
+    "organisation-created": "The organisation was created. Make its first key next.",
+    "organisation-removed": "The organisation was removed, with its keys and operators.",
     "audit-ok": "The audit log is complete: every entry's hash is right.",
 }
 """Texts of notices after an action; the URL carries only the name, so a link cannot plant text."""
@@ -53,7 +70,7 @@ NOTICES: Final = {
 NAVIGATION: Final = (
     ("/", "Overview"), ("/workflows", "Workflows"), ("/events", "Events"),
     ("/approvals", "Approvals"), ("/budgets", "Budgets"), ("/policies", "Policies"),
-    ("/keys", "Keys"), ("/settings", "Settings"), ("/audit", "Audit"),
+    ("/keys", "Keys"), ("/people", "People"), ("/settings", "Settings"), ("/audit", "Audit"),
 )  # fmt: skip
 
 
@@ -74,8 +91,12 @@ class RequestContext(Struct):
     def call(self, *, body: Any = None, **path: str) -> AdminCall:
         """Return an admin call of this operator."""
         operator = self.session.operator
-        actor = Actor(actor_name(operator), operator.organisation_id)
+        actor = Actor(actor_name(operator), operator.organisation_id, operator.role)
         return AdminCall(actor, self.org(), path, query=None, body=body)
+
+    def may(self, needed: OperatorRole) -> bool:
+        """Tell whether the operator's role is at least this."""
+        return allows(self.session.operator.role, needed)
 
     def link(self, path: str, **query: Any) -> str:
         """Return a URL on this site that keeps the organisation."""
@@ -103,6 +124,8 @@ class Parts(Struct):
 
     storage: Storage
     handlers: AdminHandlers
+    people: PeopleHandlers
+    openid: OpenIdProvider | None
     operators: OperatorService
     change_watcher: ChangeWatcher
     settings: GatewaySettings
@@ -116,6 +139,10 @@ class Site:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.origin_checks = OriginChecks(parts.settings)
+        self.addresses = security.ClientAddresses(
+            parts.settings.trusted_proxies, parts.settings.proxy_user_header
+        )
+        self.sign_on_role: OperatorRole | None = as_role(parts.settings.sign_on_role)
         self.assets = Assets()
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -140,8 +167,13 @@ class Site:
 
         return endpoint
 
-    def action(self, view: View) -> Endpoint:
-        """Return the endpoint of a posted form that needs a session, its token and its origin."""
+    def action(self, view: View, needed: OperatorRole = "operator") -> Endpoint:
+        """Return the endpoint of a posted form that needs a session, its token and its origin.
+
+        Args:
+            view: what the form does.
+            needed: the least role that may send it.
+        """
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -153,19 +185,22 @@ class Site:
                     raise ForbiddenError("the form is not from this session; load the page again")
             except (ForbiddenError, ValueError, ProblemError) as exc:
                 return self.problem(request, exc)
-            return await self._guarded(request, view, form)
+            return await self._guarded(request, view, form, needed)
 
         return endpoint
 
-    async def _guarded(self, request: Request, view: View, form: Form) -> Response:
+    async def _guarded(
+        self, request: Request, view: View, form: Form, needed: OperatorRole = "viewer"
+    ) -> Response:
         context = None
         try:
             self.origin_checks.check_host(request)
             context = await self.context(request, form)
             if context is None:
                 return self._to_sign_in(request)
+            require_role(context.session.operator.role, needed)
             return await view(context)
-        except (ForbiddenError, ValueError, ProblemError, NotFoundError, ConflictError,
+        except (ForbiddenError, RoleError, ValueError, ProblemError, NotFoundError, ConflictError,
                 StoreError) as exc:  # fmt: skip
             return self.problem(request, exc, context)
 
@@ -174,10 +209,14 @@ class Site:
 
         Raises:
             NotFoundError: the operator may see no such organisation.
+        ForbiddenError: a trusted proxy does not say clearly who it is.
         """
         token = request.cookies.get(self.origin_checks.session_cookie, "")
         session = await self.parts.operators.session(token) if token else None
         if session is None:
+            return None
+        # Who signs in at the proxy as somebody else is somebody else here too.
+        if self.addresses.user_of(request) not in (None, session.operator.name):
             return None
         bound_to = session.operator.organisation_id
         note_owner(request.scope, bound_to or session.operator.operator_id)
@@ -225,7 +264,7 @@ class Site:
         values |= {
             "context": context,
             "link": context.link,
-            "operator": context.session.operator.name,
+            "operator": context.session.operator,
             "csrf": security.csrf_of(context.token),
             "here": context.request.url.path,
             "return_to": _address(context.request),
@@ -275,7 +314,7 @@ def _address(request: Request) -> str:
 
 
 def _explained(exc: Exception) -> tuple[int, str, str]:
-    if isinstance(exc, ForbiddenError):
+    if isinstance(exc, ForbiddenError | RoleError):
         return 403, "Not allowed", f"Refused: {exc}."
     if isinstance(exc, NotFoundError):
         return 404, "Not found", f"There is {exc}."

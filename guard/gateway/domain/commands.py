@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain import models
+from guard.gateway.domain.operators import OperatorRole
 from guard.gateway.domain.waiting import Place, Waiter
 
 
@@ -191,6 +192,7 @@ class Actor(Struct, frozen=True):
 
     name: str
     organisation_id: str | None = None
+    role: OperatorRole = "owner"
 
 
 class PostCommitEvent(Struct, frozen=True):

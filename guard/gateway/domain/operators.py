@@ -1,8 +1,44 @@
-"""Operators of the dashboard and their sessions."""
+"""Operators of the dashboard, what their roles allow, and their sessions."""
 
 from __future__ import annotations
 
+from typing import Final, Literal, get_args
+
 from msgspec import Struct
+
+OperatorRole = Literal["owner", "operator", "viewer"]
+"""A viewer changes nothing. An operator stops and approves calls and sets budgets, policies, prices
+and settings. An owner also decides who may: organisations, operators, sessions and keys."""
+
+_RANKS: Final = {"viewer": 0, "operator": 1, "owner": 2}
+
+
+class RoleError(Exception):
+    """The operator's role does not allow this."""
+
+
+def as_role(text: str | None) -> OperatorRole | None:
+    """Return the role of this name; ``None`` where there is none."""
+    return next((role for role in get_args(OperatorRole) if role == text), None)
+
+
+def allows(role: OperatorRole, needed: OperatorRole) -> bool:
+    """Tell whether a role is at least another."""
+    return _RANKS[role] >= _RANKS[needed]
+
+
+def require_role(role: OperatorRole, needed: OperatorRole) -> None:
+    """Refuse what a role does not allow.
+
+    Args:
+        role: of who acts.
+        needed: the least role that may.
+
+    Raises:
+        RoleError: the role is a lower one.
+    """
+    if not allows(role, needed):
+        raise RoleError(f"this takes the role {needed}, and yours is {role}")
 
 
 class Operator(Struct, kw_only=True):
@@ -11,6 +47,8 @@ class Operator(Struct, kw_only=True):
     operator_id: str
     name: str
     organisation_id: str | None = None
+    role: OperatorRole = "owner"
+    has_password: bool = True
     created_at_ms: int = 0
     changed_at_ms: int = 0
 
@@ -22,3 +60,23 @@ class OperatorSession(Struct, kw_only=True):
     created_at_ms: int
     seen_at_ms: int
     expires_at_ms: int
+
+
+class SessionView(Struct, kw_only=True):
+    """A session as owners see it.
+
+    Attributes:
+        session_id: names the session; signs nobody in.
+        name: of the operator.
+        signed_in_by: ``password``, or how else.
+        signed_in_from: the address of the client.
+    """
+
+    session_id: str
+    name: str
+    organisation_id: str | None
+    created_at_ms: int
+    seen_at_ms: int
+    expires_at_ms: int
+    signed_in_by: str
+    signed_in_from: str

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from guard.core.wire import NANOUSD_MAX, ControlMessage, NanoUsd
 from guard.gateway.domain.windows import Window
 
-ScopeKind = Literal["organisation", "workflow", "agent", "chain", "user", "key", "model"]
+ScopeKind = Literal["organisation", "workflow", "agent", "chain", "user", "key", "tag", "model"]
 PolicyScope = Literal["organisation", "workflow", "agent", "key"]
 BudgetMode = Literal["hard", "soft"]
 BudgetUnit = Literal["usd", "tokens", "calls"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from guard.core import globs
 from guard.gateway.domain import models, records, windows
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.ledger import Balance, BudgetAccount
+from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.lineage import lineage
 from guard.gateway.ledger.state import (
     SCOPE_KINDS,
@@ -64,6 +64,38 @@ def metered_accounts_of(
             yield meter, found
 
 
+def tags_over(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    tags: Mapping[str, str],
+    reservation: Reservation | None = None,
+) -> tuple[str, ...]:
+    """Return the tags of a call or an event for :data:`ScopeKeys`; none where no budget is of tags.
+
+    Args:
+        unit: the unit of work.
+        org: whose call it is.
+        tags: its own.
+        reservation: of the call; an event without tags has those that money was set aside under.
+    """
+    if org.budgets is None:
+        _read_budgets(unit, org)
+    if not org.is_tagged:
+        return ()
+    if tags or reservation is None:
+        return tuple(sorted([f"{name}={value}" for name, value in tags.items()]))
+    held = {
+        *reservation.balance_ids,
+        *(i for each in reservation.metered for i in each.balance_ids),
+    }
+    found = set()
+    for balance in map(unit.balance, held):
+        rule = unit.budget(balance.budget_id)
+        if rule is not None and rule.scope_kind == "tag":
+            found.add(balance.scope_id)
+    return tuple(sorted(found))
+
+
 def _open(
     unit: UnitOfWork,
     org: OrganisationState,
@@ -105,6 +137,11 @@ def _read_budgets(unit: UnitOfWork, org: OrganisationState) -> BudgetIndex:
     org.budgets = index_of(rule for rule in rules if rule.unit == "usd")
     org.metered = metered_index(rules)
     org.is_metered = bool(org.metered) or (org.many and unit.has_metered_budgets(own))
+    org.is_tagged = (
+        unit.has_budgets_of_tags(own)
+        if org.many
+        else any(rule.scope_kind == "tag" for rule in rules)
+    )
     return org.budgets
 
 
@@ -112,10 +149,10 @@ def _names(keys: ScopeKeys) -> dict[str, Sequence[str]]:
     """Return what an exact budget may be of, by kind of scope."""
     names: dict[str, Sequence[str]] = {
         kind: lineage(scope_id) if kind == "key" else (scope_id,)
-        for kind, scope_id in zip(SCOPE_KINDS, keys[:-1], strict=True)
+        for kind, scope_id in zip(SCOPE_KINDS, keys[:5], strict=True)
         if scope_id is not None
     }
-    names["model"] = keys[-1]
+    names["tag"], names["model"] = keys[5], keys[-1]
     return names
 
 
@@ -164,10 +201,12 @@ def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budg
     if "organisation" in index:
         for budget in index["organisation"].exact.get("", ()):
             yield budget, ""
-    for kind, scope_id in zip(SCOPE_KINDS, keys[:-1], strict=True):
+    for kind, scope_id in zip(SCOPE_KINDS, keys[:5], strict=True):
         if kind in index and scope_id is not None:
             names = lineage(scope_id) if kind == "key" else (scope_id,)
             yield from _applying_to_one(index[kind], names, scope_id)
+    for tag in keys[5] if "tag" in index else ():
+        yield from _applying_to_one(index["tag"], (tag,), tag)
     if keys[-1] and "model" in index:
         # A budget for any of a model's names applies; one for several has a balance per family.
         yield from _applying_to_one(index["model"], keys[-1], models.family(keys[-1][0]))
@@ -212,15 +251,17 @@ def balance_of(
     if found is not None:
         return found
     # A budget that is set in the middle of a period counts what was spent in it before. Of tokens
-    # these sums are dearer, and in its later periods there is nothing before. Calls are stored
-    # nowhere else: they are counted from the first one under their budget on.
+    # these sums are dearer, and in its later periods there is nothing before. Calls, and what is
+    # spent under a tag, are stored nowhere else: they are counted from the first call under their
+    # budget on.
     opening = 0
-    scope: tuple[str, records.ScopeKind, str]
-    scope = (budget.organisation_id, budget.scope_kind, scope_id)
-    if budget.unit == "usd":
-        opening = unit.spent_before(*scope, start_ms, end_ms)
-    elif budget.unit == "tokens" and budget.created_at_ms > start_ms:
-        opening = unit.tokens_before(*scope, start_ms, end_ms)
+    if budget.scope_kind != "tag":
+        scope: tuple[str, records.ScopeKind, str]
+        scope = (budget.organisation_id, budget.scope_kind, scope_id)
+        if budget.unit == "usd":
+            opening = unit.spent_before(*scope, start_ms, end_ms)
+        elif budget.unit == "tokens" and budget.created_at_ms > start_ms:
+            opening = unit.tokens_before(*scope, start_ms, end_ms)
     return unit.add_balance(
         Balance(
             balance_id=0,

@@ -12,7 +12,7 @@ from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import EncodedAnswer, IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import chains, control, expiry, idempotency, metered, requests
-from guard.gateway.ledger.accounts import accounts_of, organisation
+from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
 from guard.gateway.ledger.state import OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -50,7 +50,10 @@ def _add_verdict(
     reply: wire.EventsReply,
 ) -> None:
     """Tell the SDK the state of its last event's workflow."""
-    keys = (last.workflow_id, last.agent, last.chain_id, last.user, request.key_id, ())
+    keys = (
+        last.workflow_id, last.agent, last.chain_id, last.user, request.key_id,
+        tags_over(unit, org, last.tags), (),
+    )  # fmt: skip
     account = ledger.tightest(accounts_of(unit, org, keys))
     reply.budget = None if account is None else account.view()
     state = org.directives.state_of(last.workflow_id, last.run_id, unit.now_ms)
@@ -207,7 +210,10 @@ def _record(
     accounts: list[BudgetAccount] = []
     asked = None if reservation is None else reservation.model
     named = models.names(priced.model, asked)
-    keys = (event.workflow_id, event.agent, event.chain_id, event.user, request.key_id, named)
+    keys = (
+        event.workflow_id, event.agent, event.chain_id, event.user, request.key_id,
+        tags_over(unit, org, event.tags, reservation), named,
+    )  # fmt: skip
     if cost:
         accounts = _charged_accounts(unit, org, keys, reservation)
     counted = metered.over_event(unit, org, keys) if event.type == "llm" else ()

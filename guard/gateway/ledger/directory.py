@@ -1,4 +1,4 @@
-"""Organisations, keys and nonces; operators and their sessions."""
+"""Organisations, keys and nonces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from guard.gateway.domain import records, setting_table
 from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.domain.lineage import LENGTH_MAX, lineage
-from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger import audit, control
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -46,6 +45,30 @@ def create_organisation(unit: UnitOfWork, actor: Actor, name: str) -> records.Or
     unit.add_organisation(created)
     audit.record(unit, actor, "organisation.create", name, {}, created.organisation_id)
     return created
+
+
+def remove_organisation(unit: UnitOfWork, actor: Actor, organisation_id: str) -> None:
+    """End a tenant: its keys, its operators and their sessions, and its name is free again.
+
+    What it has recorded stays until it is too old, like everybody's.
+
+    Raises:
+        NotFoundError: no such organisation.
+        ConflictError: it is the only one.
+    """
+    names = unit.organisation_names()
+    name = names.get(organisation_id)
+    if name is None:
+        raise NotFoundError("no such organisation")
+    if len(names) == 1:
+        raise ConflictError("the only organisation cannot be removed")
+    for key in unit.keys_in_use(organisation_id):
+        unit.save_key(msgspec.structs.replace(key, revoked_at_ms=unit.now_ms))
+    for operator in unit.operators(organisation_id):
+        unit.remove_operator(operator.operator_id)
+    unit.remove_organisation(organisation_id)
+    audit.record(unit, actor, "organisation.remove", name, {}, organisation_id)
+    unit.announce(PostCommitEvent("catalogue", organisation_id))
 
 
 def update_organisation(
@@ -103,6 +126,12 @@ def create_key(
                "workflow_id": key.workflow_id, "signed": key.signed}  # fmt: skip
     audit.record(unit, actor, "key.create", key.key_id, details, key.organisation_id)
     return key
+
+
+def ensure_key(unit: UnitOfWork, actor: Actor, key: records.Key, key_hash: bytes) -> None:
+    """Store a key by its hash, if there was never one with it."""
+    if not unit.has_key(key_hash):
+        create_key(unit, actor, key, key_hash, None)
 
 
 def rotate_key(
@@ -179,53 +208,3 @@ def _own_key(
 def use_nonce(unit: UnitOfWork, key_id: str, nonce: str, keep_ms: int) -> bool:
     """Remember a nonce; ``False`` when it was used before."""
     return unit.use_nonce(key_id, nonce, unit.now_ms + keep_ms)
-
-
-# -- operators ---------------------------------------------------------------------------------
-
-
-def put_operator(unit: UnitOfWork, actor: Actor, wanted: Operator, password_hash: str) -> Operator:
-    """Add an operator, or change the password of one and end every session of theirs.
-
-    Raises:
-        ConflictError: an operator of this name sees another organisation.
-    """
-    known = unit.operator(wanted.name)
-    if known is None:
-        saved = msgspec.structs.replace(
-            wanted,
-            operator_id=unit.ids.uuid7(unit.now_ms),
-            created_at_ms=unit.now_ms,
-            changed_at_ms=unit.now_ms,
-        )
-    elif known.organisation_id != wanted.organisation_id:
-        raise ConflictError("an operator of this name sees another organisation")
-    else:
-        saved = msgspec.structs.replace(known, changed_at_ms=unit.now_ms)
-    unit.save_operator(saved, password_hash)
-    action = "operator.create" if known is None else "operator.password"
-    audit.record(unit, actor, action, saved.name, {}, saved.organisation_id)
-    return saved
-
-
-def let_device_in(unit: UnitOfWork, actor: Actor, operator: Operator) -> None:
-    """Record that a link was made for a new device of an operator."""
-    audit.record(unit, actor, "operator.link", operator.name, {}, operator.organisation_id)
-
-
-def open_session(
-    unit: UnitOfWork, actor: Actor, operator_id: str, token_hash: bytes, keep_ms: int
-) -> None:
-    """Start a session, by the hash of its token."""
-    unit.add_session(token_hash, operator_id, unit.now_ms + keep_ms)
-    audit.record(unit, actor, "operator.sign_in", actor.name, {}, actor.organisation_id)
-
-
-def touch_session(unit: UnitOfWork, token_hash: bytes) -> None:
-    """Note that a session is in use."""
-    unit.touch_session(token_hash)
-
-
-def end_session(unit: UnitOfWork, token_hash: bytes) -> None:
-    """End a session."""
-    unit.end_session(token_hash)

@@ -30,7 +30,7 @@ from guard.gateway.ledger import (
     requests,
     winding,
 )
-from guard.gateway.ledger.accounts import accounts_of, organisation
+from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
 from guard.gateway.ledger.amounts import Amount, GateDecision
 from guard.gateway.ledger.estimates import function_of, last_model
 from guard.gateway.ledger.state import NO_SCOPES, OrganisationState, ScopeKeys
@@ -213,7 +213,8 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
             return CallRefusal(status=402, error_code="GD-B004", title="", reason="", recall=held)
     # 6. No call waits, and there is no lease that may be topped up: refused.
     lease = leases.current(decision.unit, decision.lease, accounts)
-    if command.is_ahead and (lease is None or not command.grants_lease or needs):
+    may_lease = command.grants_lease and not needs and not decision.org.is_tagged
+    if command.is_ahead and (lease is None or not may_lease):
         return _not_topped_up()
     # 7. It fits: reserved.
     asks.decided(decision, _all(accounts, needs), refused=False)
@@ -243,8 +244,9 @@ def _keys(decision: GateDecision) -> ScopeKeys:
     """Return what decides which budgets are over the call."""
     call = decision.command.call
     named = models.names(decision.answered_by, _model(call))
+    tags = tags_over(decision.unit, decision.org, call.tags)
     return (call.workflow_id, call.agent, decision.chain_id, call.user,
-            decision.command.request.key_id, named)  # fmt: skip
+            decision.command.request.key_id, tags, named)  # fmt: skip
 
 
 def _accounts(decision: GateDecision, keys: ScopeKeys) -> list[BudgetAccount]:
@@ -331,7 +333,8 @@ def _granted(
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
     granted = judgement.amount
-    is_alone = bool(needs) or decision.is_last or call.winding_down
+    # Of one lane, other calls may have other tags, and so other budgets.
+    is_alone = bool(needs) or decision.is_last or call.winding_down or org.is_tagged
     may_lease = command.grants_lease and not is_alone
     # Who takes more than the call needs, or covers others with it, jumps the line.
     is_awaited = line.is_awaited(command, accounts)

@@ -141,7 +141,7 @@ def _book(
     own = org.organisation_id
     if not unit.add_event(own, "", priced, at.hour_ms, (), ids):
         return
-    unit.count_usage(own, (None, None, None, None, "", names), at.hour_ms, priced)
+    unit.count_usage(own, (None, None, None, None, "", (), names), at.hour_ms, priced)
     unit.change_balances([account.balance for account in charged])
     outcome = ledger.charge(charged, cost, None, ())
     control.announce_charge(unit, org, outcome)

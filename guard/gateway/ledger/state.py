@@ -17,13 +17,18 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.ledger import BudgetAccount
 
-ScopeKeys = tuple[str | None, str | None, str | None, str | None, str | None, tuple[str, ...]]
-"""Workflow, agent, chain, user and key of a call or an event, and every name of its models."""
+ScopeKeys = tuple[
+    str | None, str | None, str | None, str | None, str | None, tuple[str, ...], tuple[str, ...]
+]
+"""Workflow, agent, chain, user and key of a call or an event; its tags, as ``name=value``, where
+there are budgets of tags; and every name of its models."""
 
 SCOPE_KINDS: Final[tuple[records.ScopeKind, ...]] = ("workflow", "agent", "chain", "user", "key")
-"""The kinds of the first parts of ``ScopeKeys``; the last one's is ``model``."""
+"""The kinds of the first parts of ``ScopeKeys``; those of the others are ``tag`` and ``model``."""
 
-NO_SCOPES: Final = (None, None, None, None, None)
+NO_SCOPES: Final[tuple[None, None, None, None, None, tuple[str, ...]]] = (
+    None, None, None, None, None, (),
+)  # fmt: skip
 """The first parts of ``ScopeKeys`` where only models count."""
 
 
@@ -187,7 +192,8 @@ class OrganisationState(Struct):
 
     ``budgets`` is ``None`` until a rule needs it, and again after a change of a budget. It has all
     of them that are of money, or, where they are ``many``, those for several scopes each;
-    ``metered`` has the others. ``is_metered`` says whether there are others.
+    ``metered`` has the others. ``is_metered`` says whether there are others, ``is_tagged`` whether
+    there are any of tags.
     """
 
     organisation_id: str
@@ -198,5 +204,6 @@ class OrganisationState(Struct):
     many: bool = False
     metered: dict[Meter, BudgetIndex] = {}
     is_metered: bool = False
+    is_tagged: bool = False
     accounts: dict[AccountKeys, tuple[float, list[BudgetAccount]]] = {}
     compacted_seq: int = 0

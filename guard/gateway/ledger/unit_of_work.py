@@ -281,6 +281,9 @@ class CatalogueStore(Protocol):
     def has_metered_budgets(self, organisation_id: str) -> bool:
         """Tell whether an organisation has budgets of tokens or calls."""
 
+    def has_budgets_of_tags(self, organisation_id: str) -> bool:
+        """Tell whether an organisation has budgets of tags, of money or of anything else."""
+
     def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
 
@@ -352,8 +355,14 @@ class DirectoryStore(Protocol):
     def organisation_named(self, name: str) -> bool:
         """Tell whether an organisation has this name."""
 
+    def organisation_names(self) -> dict[str, str]:
+        """Return the names of all organisations, by their ids."""
+
     def add_organisation(self, organisation: records.Organisation) -> None:
         """Insert an organisation."""
+
+    def remove_organisation(self, organisation_id: str) -> None:
+        """Note that an organisation is removed, and give its name free."""
 
     def save_settings(
         self, organisation_id: str, settings: records.OrganisationSettings
@@ -363,8 +372,14 @@ class DirectoryStore(Protocol):
     def key(self, key_id: str) -> records.Key | None:
         """Return a key."""
 
+    def has_key(self, key_hash: bytes) -> bool:
+        """Tell whether there is a key with this hash, in any state."""
+
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
+
+    def keys_in_use(self, organisation_id: str) -> list[records.Key]:
+        """Return the keys of an organisation that are not revoked."""
 
     def has_other_keys(self, organisation_id: str, root_id: str) -> bool:
         """Tell whether an organisation's agents have a valid key outside of one key's lineage."""
@@ -381,10 +396,29 @@ class DirectoryStore(Protocol):
     def operator(self, name: str) -> Operator | None:
         """Return an operator."""
 
-    def save_operator(self, operator: Operator, password_hash: str) -> None:
-        """Write an operator and end their sessions."""
+    def operators(self, organisation_id: str) -> list[Operator]:
+        """Return the operators of one organisation."""
 
-    def add_session(self, token_hash: bytes, operator_id: str, expires_at_ms: int) -> None:
+    def add_operator(self, operator: Operator, password_hash: str) -> None:
+        """Insert an operator; an empty hash is no password's."""
+
+    def save_password(self, operator: Operator, password_hash: str) -> None:
+        """Write an operator's password."""
+
+    def save_role(self, operator: Operator) -> None:
+        """Write an operator's role."""
+
+    def remove_operator(self, operator_id: str) -> None:
+        """Remove an operator and their sessions."""
+
+    def add_session(
+        self,
+        token_hash: bytes,
+        operator_id: str,
+        expires_at_ms: int,
+        signed_in_by: str,
+        signed_in_from: str,
+    ) -> None:
         """Insert a session."""
 
     def touch_session(self, token_hash: bytes) -> None:
@@ -392,6 +426,9 @@ class DirectoryStore(Protocol):
 
     def end_session(self, token_hash: bytes) -> None:
         """Remove a session."""
+
+    def end_sessions(self, operator_id: str) -> None:
+        """Remove every session of an operator."""
 
     def audit_head(self) -> tuple[int, str] | None:
         """Return the number and the hash of the newest audit entry."""

@@ -53,9 +53,11 @@ def make_key(
     signed: bool = False,
     hmac_secret: str | None = None,
     owner_id: str | None = None,
+    api_key: str | None = None,
 ) -> NewKey:
-    """Make a key, and an HMAC secret when its requests have to be signed."""
-    api_key = _PREFIXES[role] + secrets.token_urlsafe(32)
+    """Make a key, random if none is given, and a secret when its requests have to be signed."""
+    if api_key is None:
+        api_key = _PREFIXES[role] + secrets.token_urlsafe(32)
     if signed and hmac_secret is None:
         hmac_secret = secrets.token_urlsafe(32)
     own_id = ids.uuid7(now_ms)

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.operators import Operator, OperatorSession
-from guard.gateway.ledger import directory
+from guard.gateway.domain.operators import Operator, OperatorRole, OperatorSession, SessionView
+from guard.gateway.ledger import people
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.reading import network_of
 from guard.gateway.services import devices
@@ -44,6 +44,10 @@ _REST_MAX_S: Final = 0.5
 
 class WrongPasswordError(Exception):
     """No operator has this name and password."""
+
+
+class UnknownPersonError(Exception):
+    """Who has signed in elsewhere is no operator here."""
 
 
 class SignedIn(Struct, frozen=True):
@@ -89,19 +93,63 @@ class OperatorService:
     async def set_password(
         self, actor: Actor, name: str, password: str, organisation_id: str | None
     ) -> Operator:
-        """Add an operator, or change the password of one (which ends their sessions).
+        """Add an operator, an owner, or change the password of one (which ends their sessions).
 
         Raises:
             ValueError: the password is too short or too long.
             ConflictError: the name belongs to an operator of another organisation.
         """
+        return await self.put(actor, name, organisation_id, password=password)
+
+    async def put(
+        self,
+        actor: Actor,
+        name: str,
+        organisation_id: str | None,
+        *,
+        password: str | None = None,
+        role: OperatorRole | None = None,
+    ) -> Operator:
+        """Add an operator, or change the password (which ends their sessions) or the role of one.
+
+        Args:
+            actor: who asks for it.
+            name: of the operator.
+            organisation_id: what a new operator sees, and a known one has to; ``None``: all.
+            password: the new one; ``None``: as it is, and none for a new operator.
+            role: the new one; ``None``: as it is, and owner for a new operator.
+
+        Raises:
+            ValueError: the password is too short or too long.
+            ConflictError: the name belongs to an operator of another organisation.
+        """
+        hashed = None if password is None else await self._hashed(password)
+        wanted = Operator(operator_id="", name=name, organisation_id=organisation_id)
+        return await self._store.write(
+            NOTHING, people.put_operator, actor, wanted, password_hash=hashed, role=role
+        )
+
+    async def _hashed(self, password: str) -> str:
         if not PASSWORD_LENGTH_MIN <= len(password) <= PASSWORD_LENGTH_MAX:
             raise ValueError(
                 f"a password has {PASSWORD_LENGTH_MIN} to {PASSWORD_LENGTH_MAX} characters"
             )
-        hashed = await asyncio.to_thread(self._hasher.hash, password)
-        wanted = Operator(operator_id="", name=name, organisation_id=organisation_id)
-        return await self._store.write(NOTHING, directory.put_operator, actor, wanted, hashed)
+        return await asyncio.to_thread(self._hasher.hash, password)
+
+    async def remove(self, actor: Actor, name: str, organisation_id: str | None) -> Operator:
+        """Remove an operator and end their sessions.
+
+        Args:
+            actor: who asks for it.
+            name: of the operator.
+            organisation_id: whose operator it has to be; ``None``: of any, or of all.
+
+        Raises:
+            NotFoundError: there is no such operator.
+        """
+        return await self._store.write(
+            NOTHING, people.remove_operator, actor, organisation_id, name
+        )
 
     async def sign_in(self, name: str, password: str, address: str, device: str = "") -> SignedIn:
         """Check a password and start a session.
@@ -133,17 +181,55 @@ class OperatorService:
                 self._throttle.left(whose)
             self._throttle.succeeded(whose, name)
         operator, hashed = found
+        token = await self.open_session(operator, "password", address)
+        known_until_ms = self._clock_ms() + DEVICE_MS
+        return SignedIn(token, devices.issue(operator.operator_id, hashed, known_until_ms))
+
+    async def signed_on(
+        self, name: str, signed_in_by: str, address: str, role: OperatorRole | None
+    ) -> str:
+        """Start a session of a person who has signed in elsewhere, and return its token.
+
+        Args:
+            name: of the operator.
+            signed_in_by: where they have signed in.
+            address: of the client.
+            role: of a person who is no operator yet, and becomes one of all organisations;
+                ``None``: such a person does not get in.
+
+        Raises:
+            UnknownPersonError: there is no such operator.
+        """
+        found = await self._store.find_operator(name)
+        if found is None and role is None:
+            raise UnknownPersonError(f"{name} is not an operator of this gateway")
+        operator = (
+            await self.put(Actor(signed_in_by), name, None, role=role)
+            if found is None
+            else found[0]
+        )
+        return await self.open_session(operator, signed_in_by, address)
+
+    async def open_session(self, operator: Operator, signed_in_by: str, address: str) -> str:
+        """Start a session of an operator who has shown who they are, and return its token.
+
+        Args:
+            operator: as they are stored.
+            signed_in_by: how they have shown it.
+            address: of the client.
+        """
         token = secrets.token_urlsafe(32)
         await self._store.write(
             NOTHING,
-            directory.open_session,
+            people.open_session,
             Actor(actor_name(operator), operator.organisation_id),
             operator.operator_id,
             token_hash(token),
             SESSION_MS,
+            signed_in_by=signed_in_by,
+            signed_in_from=address,
         )
-        known_until_ms = self._clock_ms() + DEVICE_MS
-        return SignedIn(token, devices.issue(operator.operator_id, hashed, known_until_ms))
+        return token
 
     async def knows(self, name: str, device: str) -> bool:
         """Tell whether a token is one of a device of this operator."""
@@ -166,7 +252,9 @@ class OperatorService:
         if found is None or organisation_id not in (None, found[0].organisation_id):
             raise NotFoundError("there is no such operator")
         operator, hashed = found
-        await self._store.write(NOTHING, directory.let_device_in, actor, operator)
+        if not hashed:
+            raise NotFoundError("there is no password of this operator")
+        await self._store.write(NOTHING, people.let_device_in, actor, operator)
         ends_ms = self._clock_ms() + LINK_MS
         return devices.issue(operator.operator_id, hashed, ends_ms), ends_ms
 
@@ -174,7 +262,7 @@ class OperatorService:
         if not devices.is_token(token):
             return None
         found = await self._store.find_operator(name)
-        if found is None:
+        if found is None or not found[1]:
             return None
         return devices.device_of(token, found[0].operator_id, found[1], self._clock_ms())
 
@@ -218,8 +306,9 @@ class OperatorService:
             WrongPasswordError: there is none.
         """
         found = await self._store.find_operator(name)
-        # An unknown name takes as long as a wrong password.
-        hashed = await asyncio.to_thread(_nobodys_hash, self._hasher) if found is None else found[1]
+        # An unknown name takes as long as a wrong password, and so does an operator without one.
+        hashed = "" if found is None else found[1]
+        hashed = hashed or await asyncio.to_thread(_nobodys_hash, self._hasher)
         is_right = len(password) <= PASSWORD_LENGTH_MAX and await asyncio.to_thread(
             self._verify, hashed, password
         )
@@ -237,15 +326,50 @@ class OperatorService:
         """Return the session of a token while it is valid."""
         found = await self._store.find_session(token_hash(token))
         now_ms = self._clock_ms()
-        if found is None or found.expires_at_ms <= now_ms or found.seen_at_ms + IDLE_MS <= now_ms:
+        if found is None or _has_ended(found, now_ms):
             return None
         if now_ms - found.seen_at_ms >= _TOUCH_MS:
-            await self._store.write(NOTHING, directory.touch_session, token_hash(token))
+            await self._store.write(NOTHING, people.touch_session, token_hash(token))
         return found
 
     async def sign_out(self, token: str) -> None:
         """End a session."""
-        await self._store.write(NOTHING, directory.end_session, token_hash(token))
+        await self._store.write(NOTHING, people.end_session, token_hash(token))
+
+    async def sessions(self, organisation_id: str | None) -> list[SessionView]:
+        """List the sessions of one organisation's operators, or of all, newest first."""
+        found = await self._store.sessions(organisation_id)
+        now_ms = self._clock_ms()
+        return [view for _, view in found if not _has_ended(view, now_ms)]
+
+    async def end_session(self, actor: Actor, session_id: str, organisation_id: str | None) -> None:
+        """End a session by its id.
+
+        Args:
+            actor: who asks for it.
+            session_id: see :class:`guard.gateway.domain.operators.SessionView`.
+            organisation_id: of whose operators it has to be; ``None``: of any.
+
+        Raises:
+            NotFoundError: there is no such session.
+        """
+        for hashed, view in await self._store.sessions(organisation_id):
+            if view.session_id == session_id:
+                await self._store.write(NOTHING, people.end_others_session, actor, view, hashed)
+                return
+        raise NotFoundError("there is no such session")
+
+    async def end_sessions(self, actor: Actor, name: str, organisation_id: str | None) -> Operator:
+        """End every session of an operator.
+
+        Raises:
+            NotFoundError: there is no such operator.
+        """
+        return await self._store.write(NOTHING, people.end_sessions, actor, organisation_id, name)
+
+
+def _has_ended(session: OperatorSession | SessionView, now_ms: int) -> bool:
+    return session.expires_at_ms <= now_ms or session.seen_at_ms + IDLE_MS <= now_ms
 
 
 def actor_name(operator: Operator) -> str:

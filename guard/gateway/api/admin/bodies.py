@@ -7,12 +7,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from guard.core import globs
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.domain import records
+from guard.gateway.domain.operators import OperatorRole
 from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.rulesets import Change
 from guard.gateway.domain.setting_table import SETTINGS
 from guard.gateway.domain.usage_export import ROWS_MAX, BilledRow
+from guard.gateway.domain.windows import Window
 from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
 _WEBHOOK_URL = (
@@ -93,7 +96,7 @@ class BudgetBody(Strict, kw_only=True):
 
     scope_kind: records.ScopeKind = "organisation"
     scope_id: Annotated[str, Meta(max_length=256)] = ""
-    window: Literal["total", "hour", "day", "month"] = "total"
+    window: Window = "total"
     limit_nanousd: NanoLimit | None = None
     limit_cents: CentsLimit | None = None
     limit_tokens: NanoLimit | None = None
@@ -135,6 +138,10 @@ class BudgetBody(Strict, kw_only=True):
             )
         if (self.scope_kind == "organisation") != (self.scope_id == ""):
             raise ValueError("scope_id is empty for the organisation and set for all others")
+        if self.scope_kind == "tag" and not globs.is_pattern(self.scope_id):
+            name, equals, _ = self.scope_id.partition("=")
+            if not (name and equals):
+                raise ValueError("scope_id of a tag is its name and value, such as team=search")
         for counted in (self.limit_nanousd, self.limit_tokens, self.limit_calls):
             if counted is not None:
                 return counted
@@ -267,10 +274,17 @@ class CreatedWebhook(Struct, kw_only=True):
     secret: str
 
 
-class PasswordBody(Strict, kw_only=True):
-    """The password that an operator signs in to the dashboard with."""
+class OperatorBody(Strict, kw_only=True):
+    """An operator of the dashboard to add or to change; what is left out stays as it is.
 
-    password: Annotated[str, Meta(min_length=PASSWORD_LENGTH_MIN, max_length=PASSWORD_LENGTH_MAX)]
+    A new operator is an owner, if it says nothing else, and without a password one who can sign in
+    by single sign-on only.
+    """
+
+    password: (
+        Annotated[str, Meta(min_length=PASSWORD_LENGTH_MIN, max_length=PASSWORD_LENGTH_MAX)] | None
+    ) = None
+    role: OperatorRole | None = None
 
 
 class SignInLink(Struct, kw_only=True):

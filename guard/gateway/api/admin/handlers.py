@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
@@ -13,13 +12,12 @@ import attrs
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.api.admin import bodies
-from guard.gateway.api.admin.operations import AdminCall, organisation_named
+from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.api.http import fail
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor
-from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.lineage import owner_of
-from guard.gateway.domain.operators import Operator
 from guard.gateway.domain.preview import EXAMPLES_MAX, Difference, RecentCalls, compare, replaced
 from guard.gateway.domain.rulesets import RuleSet, first_named_twice
 from guard.gateway.ledger import (
@@ -31,18 +29,18 @@ from guard.gateway.ledger import (
     reconciliation,
     webhooks,
 )
-from guard.gateway.ledger.state import NOTHING, within
+from guard.gateway.ledger.state import within
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.keys import NewKey, make_key
-from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.webhooks import check_url
 from guard.gateway.storage.port import Storage
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OPERATOR_NAME_MAX: Final = 256
+_OWNERS_ONLY: Final = {directory.create_key, directory.rotate_key, directory.revoke_key}
+"""What a person does who decides who may."""
 
 
 @attrs.frozen(eq=False)
@@ -50,7 +48,6 @@ class AdminHandlers:
     """Handlers over the storage port; each returns the reply's value."""
 
     _storage: Storage
-    _operators: OperatorService
     _recent: RecentCalls
     _catalogue: CatalogueCache
     _clock_ms: Callable[[], int]
@@ -64,23 +61,16 @@ class AdminHandlers:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Awaitable[T]:
-        """Run a use case on the caller's organisation, as the caller."""
+        """Run a use case on the caller's organisation, as the caller.
+
+        Raises:
+            RoleError: the caller's role does not allow it.
+        """
+        call.require("owner" if use_case in _OWNERS_ONLY else "operator")
         own = within(call.own)
         return self._storage.write(own, use_case, call.actor, *args, **kwargs)
 
-    # -- organisations and keys ----------------------------------------------------------------
-
-    async def organisations(self, call: AdminCall) -> list[records.Organisation]:
-        found = await self._storage.organisations()
-        own = call.actor.organisation_id
-        return [o for o in found if own is None or o.organisation_id == own]
-
-    async def create_organisation(self, call: AdminCall) -> records.Organisation:
-        if call.actor.organisation_id is not None:
-            raise ConflictError("this admin key is for one organisation")
-        return await self._storage.write(
-            NOTHING, directory.create_organisation, call.actor, call.body.name
-        )
+    # -- settings and keys ---------------------------------------------------------------------
 
     async def organisation(self, call: AdminCall) -> records.Organisation:
         found = await self._storage.organisations()
@@ -123,6 +113,7 @@ class AdminHandlers:
         return _shown_once(made, key)
 
     async def rotate_key(self, call: AdminCall) -> bodies.CreatedKey:
+        call.require("owner")
         key_id = call.path["key_id"]
         own = call.own
         old = next((k for k in await self.keys(call) if k.key_id == key_id), None)
@@ -187,6 +178,7 @@ class AdminHandlers:
         return await self._storage.prices(call.own)
 
     async def reconcile(self, call: AdminCall) -> list[records.Adjustment]:
+        call.require("operator")
         wanted: bodies.ReconcileBody = call.body
         if len({row.width_ms for row in wanted.rows}) > 1:
             raise ConflictError("hours and days in one request")
@@ -231,6 +223,7 @@ class AdminHandlers:
         )
 
     async def apply(self, call: AdminCall) -> bodies.Plan:
+        call.require("operator")
         wanted: bodies.ApplyBody = call.body
         own = call.own
         rules = RuleSet(
@@ -369,27 +362,6 @@ class AdminHandlers:
 
     async def deliveries(self, call: AdminCall) -> list[records.Delivery]:
         return await self._storage.deliveries(call.own, call.query.limit)
-
-    # -- operators -----------------------------------------------------------------------------
-
-    async def put_operator(self, call: AdminCall) -> Operator:
-        name = call.path["name"]
-        if not name.isprintable() or not 1 <= len(name) <= _OPERATOR_NAME_MAX:
-            # 404, as for any unknown path: the name is part of the URL.
-            raise NotFoundError("no operator can have a name like that")
-        wanted = call.actor.organisation_id or call.organisation_id
-        if wanted is not None:
-            wanted = await organisation_named(self._storage, wanted)
-        return await self._operators.set_password(call.actor, name, call.body.password, wanted)
-
-    async def sign_in_link(self, call: AdminCall) -> bodies.SignInLink:
-        name = call.path["name"]
-        own = call.actor.organisation_id or call.organisation_id
-        if own is not None:
-            own = await organisation_named(self._storage, own)
-        device, ends_ms = await self._operators.let_device_in(call.actor, name, own)
-        query = urllib.parse.urlencode({"name": name, "device": device})
-        return bodies.SignInLink(path=f"/sign-in?{query}", expires_at_ms=ends_ms)
 
 
 def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRule:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.operators import OperatorRole, require_role
 from guard.gateway.storage.port import Storage
 
 
@@ -24,6 +25,14 @@ class AdminCall(Struct):
     path: dict[str, str]
     query: Any
     body: Any
+
+    def require(self, needed: OperatorRole) -> None:
+        """Refuse what the actor's role does not allow.
+
+        Raises:
+            RoleError: it takes a higher one.
+        """
+        require_role(self.actor.role, needed)
 
     @property
     def own(self) -> str:

@@ -6,18 +6,22 @@ from guard.core import wire
 from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import Operation
+from guard.gateway.api.admin.people import PeopleHandlers
 from guard.gateway.domain import records
-from guard.gateway.domain.operators import Operator
+from guard.gateway.domain.operators import Operator, SessionView
 
 
-def operations(h: AdminHandlers) -> list[Operation]:
+def operations(h: AdminHandlers, people: PeopleHandlers) -> list[Operation]:
     """Return the table of admin operations."""
     op, r, b = Operation, records, bodies
     return [
-        op("GET", "/organisations", h.organisations, "List organisations", list[r.Organisation],
-           wide=True),
-        op("POST", "/organisations", h.create_organisation, "Create an organisation",
+        op("GET", "/organisations", people.organisations, "List organisations",
+           list[r.Organisation], wide=True),
+        op("POST", "/organisations", people.create_organisation, "Create an organisation",
            r.Organisation, body=b.NewOrganisation, status=201, wide=True, conflicts=True),
+        op("DELETE", "/organisations/{organisation_id}", people.remove_organisation,
+           "Remove an organisation, with its keys and operators", None, status=204, wide=True,
+           conflicts=True),
         op("GET", "/organisations/settings", h.organisation, "Show an organisation's settings",
            r.Organisation),
         op("PUT", "/organisations/settings", h.settings, "Replace an organisation's settings",
@@ -88,8 +92,19 @@ def operations(h: AdminHandlers) -> list[Operation]:
            status=204),
         op("GET", "/webhooks/deliveries", h.deliveries, "List webhook deliveries",
            list[r.Delivery], query=b.LimitQuery),
-        op("PUT", "/operators/{name}", h.put_operator, "Set the password of a dashboard operator",
-           Operator, body=b.PasswordBody, wide=True, conflicts=True),
-        op("POST", "/operators/{name}/sign-in-link", h.sign_in_link,
+        op("GET", "/operators", people.operators, "List operators of the dashboard",
+           list[Operator], wide=True),
+        op("PUT", "/operators/{name}", people.put_operator,
+           "Add a dashboard operator, or set the password or the role of one", Operator,
+           body=b.OperatorBody, wide=True, conflicts=True),
+        op("DELETE", "/operators/{name}", people.remove_operator,
+           "Remove an operator and end their sessions", None, status=204, wide=True),
+        op("POST", "/operators/{name}/sign-in-link", people.sign_in_link,
            "Make a link for an operator's new device", b.SignInLink, wide=True),
+        op("DELETE", "/operators/{name}/sessions", people.end_sessions,
+           "End every session of an operator", None, status=204, wide=True),
+        op("GET", "/sessions", people.sessions, "List sessions of the dashboard",
+           list[SessionView], wide=True),
+        op("DELETE", "/sessions/{session_id}", people.end_session, "End a session", None,
+           status=204, wide=True),
     ]  # fmt: skip

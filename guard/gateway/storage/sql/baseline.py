@@ -280,6 +280,20 @@ ALTER TABLE budget_raises ADD COLUMN raised_unit TEXT NOT NULL DEFAULT 'usd';
 """
 """A later step: what a raised budget counts; that of a run is gone when its raises are listed."""
 
+PEOPLE: Final = """
+ALTER TABLE organisations ADD COLUMN removed_ms {int};
+ALTER TABLE operators ADD COLUMN operator_role TEXT NOT NULL DEFAULT 'owner';
+ALTER TABLE sessions ADD COLUMN signed_in_by TEXT NOT NULL DEFAULT 'password';
+ALTER TABLE sessions ADD COLUMN signed_in_from TEXT NOT NULL DEFAULT '';
+"""
+"""A later step: organisations that were removed, roles, and where sessions began."""
+
+WEEKS: Final = """
+ALTER TABLE scope_totals ADD COLUMN week_ms {int} NOT NULL DEFAULT 0;
+ALTER TABLE scope_totals ADD COLUMN week_nanousd {int} NOT NULL DEFAULT 0;
+"""
+"""A later step: what each scope has cost in its newest week."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;

@@ -121,6 +121,14 @@ class CatalogueTables(RaiseTables):
         found = [budget_from_row(row) for row in rows]
         return [each for each in found if not globs.is_pattern(each.scope_id)]
 
+    def has_budgets_of_tags(self, organisation_id: str) -> bool:
+        """Tell whether an organisation has budgets of tags, of money or of anything else."""
+        some = (
+            "SELECT 1 FROM budgets WHERE organisation_id = ?"
+            " AND scope_kind IN ('tag', 'tokens:tag', 'calls:tag') LIMIT 1"
+        )
+        return self.row(some, organisation_id) is not None
+
     def has_metered_budgets(self, organisation_id: str) -> bool:
         """Tell whether an organisation has budgets of tokens or calls."""
         some = (

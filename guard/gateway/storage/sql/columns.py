@@ -14,7 +14,9 @@ COLUMNS: Final[dict[str, LiteralString]] = {
         "key_id organisation_id role name prefix key_hash workflow_id hmac_secret created_at_ms"
         " expires_at_ms revoked_at_ms"
     ),
-    "operators": "operator_id name organisation_id password_hash created_at_ms changed_at_ms",
+    "operators": (
+        "operator_id name organisation_id password_hash created_at_ms changed_at_ms operator_role"
+    ),
     "budgets": (
         'budget_id organisation_id scope_kind scope_id "window" limit_nanousd mode epsilon_nanousd'
         " thresholds version created_at_ms updated_at_ms counts on_exhausted ask_ms"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
+
+import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records, usage
@@ -251,8 +254,8 @@ def newest_charges(
     reading: Connection, organisation_id: str, scope_kind: records.ScopeKind, limit: int
 ) -> list[usage.ChargedEvent]:
     """Return the newest charges, each with its id of one kind of scope."""
-    column = _SCOPE_COLUMNS[scope_kind]
-    return [
+    column = "tags" if scope_kind == "tag" else _SCOPE_COLUMNS[scope_kind]
+    found = [
         usage.ChargedEvent(*row)
         for row in reading.rows(
             f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM (SELECT *"  # noqa: S608 (constant text)
@@ -262,6 +265,14 @@ def newest_charges(
             organisation_id, SCAN_MAX, limit,
         )
     ]  # fmt: skip
+    if scope_kind != "tag":
+        return found
+    return [
+        msgspec.structs.replace(each, scope_id=f"{name}={value}")
+        for each in found
+        if each.scope_id
+        for name, value in json.loads(each.scope_id).items()
+    ]
 
 
 def fullest_balances(

@@ -11,7 +11,12 @@ from guard.gateway.domain.control import Directives
 from guard.gateway.domain.lineage import below
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import AuditRow, OrganisationState
-from guard.gateway.storage.sql.columns import SELECT_KEYS, SELECT_OPERATORS, SELECT_ORGANISATIONS
+from guard.gateway.storage.sql.columns import (
+    SELECT_KEYS,
+    SELECT_OPERATORS,
+    SELECT_ORGANISATIONS,
+    columns,
+)
 from guard.gateway.storage.sql.control_tables import ControlTables
 from guard.gateway.storage.sql.rows import (
     key_from_row,
@@ -33,15 +38,29 @@ class DirectoryTables(ControlTables):
         """Tell whether an organisation has this name."""
         return self.row("SELECT 1 FROM organisations WHERE name = ?", name) is not None
 
+    def organisation_names(self) -> dict[str, str]:
+        """Return the names of all organisations, by their ids."""
+        sql = "SELECT organisation_id, name FROM organisations WHERE removed_ms IS NULL"
+        return dict(self.rows(sql))
+
     def add_organisation(self, organisation: records.Organisation) -> None:
         """Insert an organisation."""
         own = organisation.organisation_id
         self.write(
-            "INSERT INTO organisations VALUES (?,?,?,?,0)",
+            "INSERT INTO organisations (organisation_id, name, created_at_ms, settings)"
+            " VALUES (?,?,?,?)",
             (own, organisation.name, organisation.created_at_ms,
              wire.encode(organisation.settings).decode()),
         )  # fmt: skip
         self.put(self.orgs, own, OrganisationState(own, organisation.settings, 0, Directives()))
+
+    def remove_organisation(self, organisation_id: str) -> None:
+        """Note that an organisation is removed, and give its name free."""
+        self.write(
+            "UPDATE organisations SET removed_ms = ?, name = organisation_id"
+            " WHERE organisation_id = ?",
+            (self.now_ms, organisation_id),
+        )
 
     def save_settings(
         self, organisation_id: str, settings: records.OrganisationSettings
@@ -64,11 +83,20 @@ class DirectoryTables(ControlTables):
         row = self.row(f"{SELECT_KEYS} WHERE key_id = ?", key_id)
         return None if row is None else key_from_row(row).key
 
+    def has_key(self, key_hash: bytes) -> bool:
+        """Tell whether there is a key with this hash, in any state."""
+        return self.row("SELECT 1 FROM keys WHERE key_hash = ?", key_hash) is not None
+
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
         sql = f"{SELECT_KEYS} WHERE key_id LIKE ? AND revoked_at_ms IS NULL"
         rows = self.rows(sql, below(key_id, "%"))
         return [key_from_row(row).key for row in rows]
+
+    def keys_in_use(self, organisation_id: str) -> list[records.Key]:
+        """Return the keys of an organisation that are not revoked."""
+        sql = f"{SELECT_KEYS} WHERE organisation_id = ? AND revoked_at_ms IS NULL"
+        return [key_from_row(row).key for row in self.rows(sql, organisation_id)]
 
     def has_other_keys(self, organisation_id: str, root_id: str) -> bool:
         """Tell whether an organisation's agents have a valid key outside of one key's lineage."""
@@ -110,22 +138,53 @@ class DirectoryTables(ControlTables):
         row = self.row(f"{SELECT_OPERATORS} WHERE name = ?", name)
         return None if row is None else operator_from_row(row)[0]
 
-    def save_operator(self, operator: Operator, password_hash: str) -> None:
-        """Write an operator and end their sessions."""
-        self.write(
-            "INSERT INTO operators VALUES (?,?,?,?,?,?) ON CONFLICT (operator_id) DO UPDATE SET"
-            " password_hash = excluded.password_hash, changed_at_ms = excluded.changed_at_ms",
-            (operator.operator_id, operator.name, operator.organisation_id, password_hash,
-             operator.created_at_ms, operator.changed_at_ms),
-        )  # fmt: skip
-        self.write("DELETE FROM sessions WHERE operator_id = ?", (operator.operator_id,))
+    def operators(self, organisation_id: str) -> list[Operator]:
+        """Return the operators of one organisation."""
+        rows = self.rows(f"{SELECT_OPERATORS} WHERE organisation_id = ?", organisation_id)
+        return [operator_from_row(row)[0] for row in rows]
 
-    def add_session(self, token_hash: bytes, operator_id: str, expires_at_ms: int) -> None:
+    def add_operator(self, operator: Operator, password_hash: str) -> None:
+        """Insert an operator; an empty hash is no password's."""
+        self.write(
+            f"INSERT INTO operators ({columns('operators')}) VALUES (?,?,?,?,?,?,?)",  # noqa: S608 (constant text)
+            (operator.operator_id, operator.name, operator.organisation_id, password_hash,
+             operator.created_at_ms, operator.changed_at_ms, operator.role),
+        )  # fmt: skip
+
+    def save_password(self, operator: Operator, password_hash: str) -> None:
+        """Write an operator's password."""
+        self.write(
+            "UPDATE operators SET password_hash = ?, changed_at_ms = ? WHERE operator_id = ?",
+            (password_hash, operator.changed_at_ms, operator.operator_id),
+        )
+
+    def save_role(self, operator: Operator) -> None:
+        """Write an operator's role."""
+        self.write(
+            "UPDATE operators SET operator_role = ?, changed_at_ms = ? WHERE operator_id = ?",
+            (operator.role, operator.changed_at_ms, operator.operator_id),
+        )
+
+    def remove_operator(self, operator_id: str) -> None:
+        """Remove an operator and their sessions."""
+        self.end_sessions(operator_id)
+        self.write("DELETE FROM operators WHERE operator_id = ?", (operator_id,))
+
+    def add_session(
+        self,
+        token_hash: bytes,
+        operator_id: str,
+        expires_at_ms: int,
+        signed_in_by: str,
+        signed_in_from: str,
+    ) -> None:
         """Insert a session."""
         self.write(
-            "INSERT INTO sessions VALUES (?,?,?,?,?)",
-            (token_hash, operator_id, self.now_ms, self.now_ms, expires_at_ms),
-        )
+            "INSERT INTO sessions (token_hash, operator_id, created_at_ms, seen_at_ms,"
+            " expires_at_ms, signed_in_by, signed_in_from) VALUES (?,?,?,?,?,?,?)",
+            (token_hash, operator_id, self.now_ms, self.now_ms, expires_at_ms,
+             signed_in_by, signed_in_from),
+        )  # fmt: skip
 
     def touch_session(self, token_hash: bytes) -> None:
         """Note that a session is in use."""
@@ -136,6 +195,10 @@ class DirectoryTables(ControlTables):
     def end_session(self, token_hash: bytes) -> None:
         """Remove a session."""
         self.write("DELETE FROM sessions WHERE token_hash = ?", (token_hash,))
+
+    def end_sessions(self, operator_id: str) -> None:
+        """Remove every session of an operator."""
+        self.write("DELETE FROM sessions WHERE operator_id = ?", (operator_id,))
 
     # -- audit log -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed
-from guard.gateway.domain.operators import Operator, OperatorSession
+from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.domain.waiting import LAPSE_MS
 from guard.gateway.storage.sql.columns import (
@@ -28,6 +28,7 @@ from guard.gateway.storage.sql.rows import (
     organisation_from_row,
     raise_from_row,
     session_from_row,
+    session_view_from_row,
     webhook_from_row,
 )
 
@@ -77,8 +78,10 @@ class SqlQueries(ReadingStore):
     # -- directory -----------------------------------------------------------------------------
 
     async def organisations(self) -> list[records.Organisation]:
-        """Return all tenants, oldest first."""
-        rows = await self._rows(f"{SELECT_ORGANISATIONS} ORDER BY organisation_id")
+        """Return all tenants, oldest first, but for those that were removed."""
+        rows = await self._rows(
+            f"{SELECT_ORGANISATIONS} WHERE removed_ms IS NULL ORDER BY organisation_id"
+        )
         return [organisation_from_row(row) for row in rows]
 
     async def find_key(self, key_hash: bytes) -> records.KeySecret | None:
@@ -104,6 +107,29 @@ class SqlQueries(ReadingStore):
         """Return an operator and the hash of the password."""
         rows = await self._rows(f"{SELECT_OPERATORS} WHERE name = ?", name)
         return operator_from_row(rows[0]) if rows else None
+
+    async def operators(self, organisation_id: str | None) -> list[Operator]:
+        """Return the operators of one organisation, or of all and of each, by name."""
+        where, arguments = equals(organisation_id=organisation_id)
+        rows = await self._rows(
+            f"{SELECT_OPERATORS} WHERE {where or 'true'} ORDER BY name", *arguments
+        )
+        return [operator_from_row(row)[0] for row in rows]
+
+    async def sessions(self, organisation_id: str | None) -> list[tuple[bytes, SessionView]]:
+        """Return sessions and the hashes of their tokens, of one organisation's operators or all.
+
+        The newest are first; some may have ended.
+        """
+        where, arguments = equals(organisation_id=organisation_id)
+        rows = await self._rows(
+            "SELECT s.token_hash, o.name, o.organisation_id, s.created_at_ms, s.seen_at_ms,"  # noqa: S608 (constant text)
+            " s.expires_at_ms, s.signed_in_by, s.signed_in_from"
+            " FROM sessions s JOIN operators o USING (operator_id)"
+            f" WHERE {where or 'true'} ORDER BY s.created_at_ms DESC, s.token_hash",
+            *arguments,
+        )
+        return [session_view_from_row(row) for row in rows]
 
     async def has_operators(self) -> bool:
         """Tell whether there is anyone who can sign in."""

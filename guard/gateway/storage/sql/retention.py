@@ -114,12 +114,14 @@ class Retention:
 
 
 def cutoff_ms(now_ms: int, keep_ms: int) -> int:
-    """Return the time before which rows may be deleted: never one of the current month.
+    """Return the time before which rows may be deleted: never one of the current month or week.
 
     >>> cutoff_ms(40 * DAY_MS, 1 * DAY_MS) // DAY_MS  # on the tenth of February: its first day
     31
+    >>> cutoff_ms(31 * DAY_MS, 1 * DAY_MS) // DAY_MS  # on the first, a Sunday: that week's Monday
+    25
     """
-    return min(now_ms - keep_ms, period_of("month", now_ms)[0])
+    return min(now_ms - keep_ms, period_of("month", now_ms)[0], period_of("week", now_ms)[0])
 
 
 # -- tables in the order of time -------------------------------------------------------------------

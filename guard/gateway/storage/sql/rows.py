@@ -12,7 +12,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.ledger import Balance, MeteredHold, Reservation
-from guard.gateway.domain.operators import Operator, OperatorSession
+from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
 
 
 def stored_kind(unit: records.BudgetUnit, scope_kind: str) -> str:
@@ -125,8 +125,8 @@ def webhook_from_row(row: tuple[Any, ...]) -> records.Webhook:
 def operator_from_row(row: tuple[Any, ...]) -> tuple[Operator, str]:
     """Build an operator, and the password's hash, from a row."""
     operator = Operator(
-        operator_id=row[0], name=row[1], organisation_id=row[2], created_at_ms=row[4],
-        changed_at_ms=row[5],
+        operator_id=row[0], name=row[1], organisation_id=row[2], role=row[6],
+        has_password=bool(row[3]), created_at_ms=row[4], changed_at_ms=row[5],
     )  # fmt: skip
     return operator, row[3]
 
@@ -135,8 +135,18 @@ def session_from_row(row: tuple[Any, ...]) -> OperatorSession:
     """Build a session from a row of operators and the times of the session."""
     operator, _ = operator_from_row(row)
     return OperatorSession(
-        operator=operator, created_at_ms=row[6], seen_at_ms=row[7], expires_at_ms=row[8]
+        operator=operator, created_at_ms=row[7], seen_at_ms=row[8], expires_at_ms=row[9]
     )
+
+
+def session_view_from_row(row: tuple[Any, ...]) -> tuple[bytes, SessionView]:
+    """Build the hash of a session's token, and what owners see of the session, from a row."""
+    token_hash = bytes(row[0])
+    return token_hash, SessionView(
+        session_id=token_hash.hex()[:16], name=row[1], organisation_id=row[2],
+        created_at_ms=row[3], seen_at_ms=row[4], expires_at_ms=row[5], signed_in_by=row[6],
+        signed_in_from=row[7],
+    )  # fmt: skip
 
 
 def audit_entry_from_row(row: tuple[Any, ...]) -> records.AuditEntry:

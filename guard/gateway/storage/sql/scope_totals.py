@@ -1,4 +1,4 @@
-"""Running totals of every scope: what it has cost in all, and in the current hour, day and month.
+"""Running totals of every scope: in all, and in the current hour, day, week and month.
 
 A balance that is opened at noon counts what its scope has cost since midnight. That sum is read
 from one row, whatever the number of events. Totals are collected in a unit of work and written
@@ -8,11 +8,12 @@ once for each scope.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Final
 
 from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.commands import PricedEvent
-from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
+from guard.gateway.domain.windows import DAY_MS, HOUR_MS, WEEK_MS, period_of
 from guard.gateway.ledger.state import SCOPE_KINDS, ScopeKeys
 from guard.gateway.storage.sql.tables import Tables
 
@@ -25,7 +26,7 @@ _PERIODS: Final = ", ".join(
     f"{size}_nanousd = CASE WHEN excluded.{size}_ms > t.{size}_ms THEN excluded.{size}_nanousd"
     f" WHEN excluded.{size}_ms = t.{size}_ms THEN t.{size}_nanousd + excluded.{size}_nanousd"
     f" ELSE t.{size}_nanousd END, {size}_ms = max(t.{size}_ms, excluded.{size}_ms)"
-    for size in ("hour", "day", "month")
+    for size in ("hour", "day", "month", "week")
 )
 _COUNTERS: Final = ", ".join(
     f"{name} = min(t.{name} + excluded.{name}, {NANOUSD_MAX})"
@@ -33,7 +34,7 @@ _COUNTERS: Final = ", ".join(
                  "output_tokens", "unpriced")
 )  # fmt: skip
 _WRITE: Final = (
-    f"INSERT INTO scope_totals AS t VALUES ({','.join('?' * 16)})"  # noqa: S608 (constants of this module)
+    f"INSERT INTO scope_totals AS t VALUES ({','.join('?' * 18)})"  # noqa: S608 (constants of this module)
     f" ON CONFLICT (organisation_id, scope_kind, scope_id) DO UPDATE SET {_PERIODS}, {_COUNTERS}"
 )
 
@@ -56,7 +57,7 @@ class ScopeTotals:
             priced.input_tokens, priced.output_tokens, int("unpriced" in priced.flags),
         )  # fmt: skip
         scopes = [(organisation_id, "organisation", "")]
-        for kind, scope_id in (*zip(SCOPE_KINDS, keys[:-1], strict=True), ("run", event.run_id)):
+        for kind, scope_id in (*zip(SCOPE_KINDS, keys[:5], strict=True), ("run", event.run_id)):
             if scope_id is None:
                 scopes.append((organisation_id, f"no {kind}", ""))
             else:
@@ -172,14 +173,23 @@ def _row(entries: list[tuple[int, tuple[int, ...]]]) -> list[int]:
     """
     if len(entries) == 1:
         hour_ms, (cost, *counts) = entries[0]
-        return [cost, hour_ms, cost, _day_of(hour_ms), cost, _month_of(hour_ms), cost, *counts]
+        day_ms, month_ms, week_ms = (
+            start_of(hour_ms) for start_of in (_day_of, _month_of, _week_of)
+        )
+        return [cost, hour_ms, cost, day_ms, cost, month_ms, cost, *counts, week_ms, cost]
     cost, *counts = (sum(column) for column in zip(*(each for _, each in entries), strict=True))
-    row = [cost]
-    for start_of in (_hour_of, _day_of, _month_of):
-        newest_ms = max(start_of(hour_ms) for hour_ms, _ in entries)
-        row.append(newest_ms)
-        row.append(sum(each[0] for hour_ms, each in entries if start_of(hour_ms) == newest_ms))
-    return row + counts
+    hour, day, month, week = (
+        _newest(entries, start_of) for start_of in (_hour_of, _day_of, _month_of, _week_of)
+    )
+    return [cost, *hour, *day, *month, *counts, *week]
+
+
+def _newest(
+    entries: list[tuple[int, tuple[int, ...]]], start_of: Callable[[int], int]
+) -> tuple[int, int]:
+    """Return the newest period of entries, and what they have cost in it."""
+    newest_ms = max(start_of(hour_ms) for hour_ms, _ in entries)
+    return newest_ms, sum(each[0] for hour_ms, each in entries if start_of(hour_ms) == newest_ms)
 
 
 def _hour_of(at_ms: int) -> int:
@@ -190,6 +200,10 @@ def _day_of(at_ms: int) -> int:
     return at_ms - at_ms % DAY_MS
 
 
+def _week_of(at_ms: int) -> int:
+    return period_of("week", at_ms)[0]
+
+
 @functools.lru_cache(maxsize=64)
 def _month_of(at_ms: int) -> int:
     return period_of("month", at_ms)[0]
@@ -198,4 +212,4 @@ def _month_of(at_ms: int) -> int:
 def _size(start_ms: int, end_ms: int | None) -> str | None:
     if end_ms is None:
         return None
-    return {HOUR_MS: "hour", DAY_MS: "day"}.get(end_ms - start_ms, "month")
+    return {HOUR_MS: "hour", DAY_MS: "day", WEEK_MS: "week"}.get(end_ms - start_ms, "month")

@@ -90,9 +90,10 @@ def _winds_down(
 def _total(
     reading: Connection, organisation_id: str, kind: str, scope_id: str
 ) -> tuple[Any, ...] | None:
-    """Return the running totals of a scope: in all, and of its newest hour, day and month."""
+    """Return the running totals of a scope: in all, and of its newest hour, day, month and week."""
     rows = reading.rows(
-        "SELECT cost_nanousd, hour_ms, hour_nanousd, day_ms, day_nanousd, month_ms, month_nanousd"
+        "SELECT cost_nanousd, hour_ms, hour_nanousd, day_ms, day_nanousd, month_ms, month_nanousd,"
+        " week_ms, week_nanousd"
         " FROM scope_totals WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?",
         organisation_id, kind, scope_id,
     )  # fmt: skip
@@ -121,9 +122,9 @@ def _account(
     if rows:
         return BudgetAccount(budget, balance_from_row(rows[0]))
     total = None
-    if budget.unit == "usd":
+    if budget.unit == "usd" and budget.scope_kind != "tag":
         total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
-    at = {"total": 0, "hour": 1, "day": 3, "month": 5}[budget.window]
+    at = {"total": 0, "hour": 1, "day": 3, "month": 5, "week": 7}[budget.window]
     spent = 0
     if budget.unit == "tokens" and budget.created_at_ms > start_ms:
         scope = (budget.organisation_id, budget.scope_kind, scope_id)

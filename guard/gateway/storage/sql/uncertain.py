@@ -172,10 +172,12 @@ def charged_hours(
 
 def _scopes(keys: ScopeKeys, priced: PricedEvent) -> Iterator[tuple[str, str]]:
     yield "organisation", ""
-    for kind, scope_id in (*zip(SCOPE_KINDS, keys[:-1], strict=True), ("run", priced.event.run_id)):
+    for kind, scope_id in (*zip(SCOPE_KINDS, keys[:5], strict=True), ("run", priced.event.run_id)):
         yield (f"no {kind}", "") if scope_id is None else (kind, scope_id)
     for above in lineage(keys[4] or "")[1:]:
         yield "below key", above  # budgets of these keys count it, their own usage does not
+    for tag in keys[5]:
+        yield "tag", tag
     for name in keys[-1]:
         yield "model", name
     # As usage is grouped: budgets of models count those of their families too.

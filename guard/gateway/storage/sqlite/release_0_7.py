@@ -92,7 +92,7 @@ def _count(
         provider=provider, model=model, input_tokens=input_tokens, output_tokens=output_tokens,
         flags=flags,
     )  # fmt: skip
-    keys = (workflow_id, agent, chain_id, None, key_id, models.names(model))
+    keys = (workflow_id, agent, chain_id, None, key_id, (), models.names(model))
     tables.count_usage(organisation_id, keys, charged_at_ms, priced)
 
 

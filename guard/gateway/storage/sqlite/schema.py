@@ -51,6 +51,8 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.RAISES.format(**_WORDS),
     baseline.WIND_DOWNS.format(**_WORDS),
     baseline.RAISED_UNITS.format(**_WORDS),
+    baseline.PEOPLE.format(**_WORDS),
+    baseline.WEEKS.format(**_WORDS),
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 

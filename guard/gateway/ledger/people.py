@@ -1,0 +1,149 @@
+"""Operators of the dashboard and their sessions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.domain.operators import Operator, OperatorRole, SessionView
+from guard.gateway.ledger import audit
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+
+def put_operator(
+    unit: UnitOfWork,
+    actor: Actor,
+    wanted: Operator,
+    *,
+    password_hash: str | None = None,
+    role: OperatorRole | None = None,
+) -> Operator:
+    """Add an operator, or change the password or the role of one.
+
+    Args:
+        unit, actor: as everywhere.
+        wanted: name, and what the operator sees; of a known one ``None`` says nothing.
+        password_hash: of the new password, which ends every session; ``None``: as it is. A new
+            operator without one cannot sign in with a password.
+        role: the new role; ``None``: as it is, and owner for a new operator.
+
+    Raises:
+        ConflictError: an operator of this name sees another organisation.
+    """
+    known = unit.operator(wanted.name)
+    if known is not None and wanted.organisation_id not in (None, known.organisation_id):
+        raise ConflictError("an operator of this name sees another organisation")
+    if known is None:
+        saved = msgspec.structs.replace(
+            wanted,
+            operator_id=unit.ids.uuid7(unit.now_ms),
+            role=role or wanted.role,
+            has_password=bool(password_hash),
+            created_at_ms=unit.now_ms,
+            changed_at_ms=unit.now_ms,
+        )
+        unit.add_operator(saved, password_hash or "")
+        _record(unit, actor, "operator.create", saved, {"role": saved.role})
+        return saved
+    saved = known
+    if password_hash is not None:
+        saved = msgspec.structs.replace(saved, has_password=True, changed_at_ms=unit.now_ms)
+        unit.save_password(saved, password_hash)
+        unit.end_sessions(saved.operator_id)
+        _record(unit, actor, "operator.password", saved)
+    if role is not None and role != saved.role:
+        saved = msgspec.structs.replace(saved, role=role, changed_at_ms=unit.now_ms)
+        unit.save_role(saved)
+        _record(unit, actor, "operator.role", saved, {"role": role, "before": known.role})
+    return saved
+
+
+def remove_operator(
+    unit: UnitOfWork, actor: Actor, organisation_id: str | None, name: str
+) -> Operator:
+    """Remove an operator and end every session of theirs.
+
+    Args:
+        unit, actor: as everywhere.
+        organisation_id: whose operator it has to be; ``None``: of any, or of all.
+        name: of the operator.
+
+    Raises:
+        NotFoundError: there is no such operator.
+    """
+    known = _own(unit, organisation_id, name)
+    unit.remove_operator(known.operator_id)
+    _record(unit, actor, "operator.remove", known)
+    return known
+
+
+def _own(unit: UnitOfWork, organisation_id: str | None, name: str) -> Operator:
+    known = unit.operator(name)
+    if known is None or organisation_id not in (None, known.organisation_id):
+        raise NotFoundError("no such operator")
+    return known
+
+
+def let_device_in(unit: UnitOfWork, actor: Actor, operator: Operator) -> None:
+    """Record that a link was made for a new device of an operator."""
+    _record(unit, actor, "operator.link", operator)
+
+
+def open_session(
+    unit: UnitOfWork,
+    actor: Actor,
+    operator_id: str,
+    token_hash: bytes,
+    keep_ms: int,
+    *,
+    signed_in_by: str,
+    signed_in_from: str,
+) -> None:
+    """Start a session, by the hash of its token."""
+    ends_ms = unit.now_ms + keep_ms
+    unit.add_session(token_hash, operator_id, ends_ms, signed_in_by, signed_in_from)
+    details = {"by": signed_in_by, "from": signed_in_from}
+    audit.record(unit, actor, "operator.sign_in", actor.name, details, actor.organisation_id)
+
+
+def touch_session(unit: UnitOfWork, token_hash: bytes) -> None:
+    """Note that a session is in use."""
+    unit.touch_session(token_hash)
+
+
+def end_session(unit: UnitOfWork, token_hash: bytes) -> None:
+    """End a session."""
+    unit.end_session(token_hash)
+
+
+def end_others_session(
+    unit: UnitOfWork, actor: Actor, whose: SessionView, token_hash: bytes
+) -> None:
+    """End a session of another operator."""
+    unit.end_session(token_hash)
+    audit.record(unit, actor, "session.end", whose.name, {}, whose.organisation_id)
+
+
+def end_sessions(
+    unit: UnitOfWork, actor: Actor, organisation_id: str | None, name: str
+) -> Operator:
+    """End every session of an operator.
+
+    Raises:
+        NotFoundError: there is no such operator.
+    """
+    known = _own(unit, organisation_id, name)
+    unit.end_sessions(known.operator_id)
+    _record(unit, actor, "session.end_all", known)
+    return known
+
+
+def _record(
+    unit: UnitOfWork,
+    actor: Actor,
+    action: str,
+    operator: Operator,
+    details: dict[str, str] | None = None,
+) -> None:
+    audit.record(unit, actor, action, operator.name, details or {}, operator.organisation_id)

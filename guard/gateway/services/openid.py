@@ -1,0 +1,261 @@
+"""Single sign-on by OpenID Connect: the authorization code flow with PKCE, over authlib.
+
+Nothing is kept here between the two halves of a sign-in: what the second one needs is in a cookie
+of the browser that began, so that any replica finishes what another has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from guard.core.plaintext import flaw_in_address
+
+if TYPE_CHECKING:
+    from joserfc.jwk import KeySet
+
+logger = logging.getLogger(__name__)
+
+CALLBACK_PATH: Final = "/sign-in/openid/callback"
+FLOW_S: Final = 600
+"""How long a person may take at the provider."""
+
+_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
+                      "ES512", "EdDSA", "Ed25519")  # fmt: skip
+"""Of signatures with a key pair: a secret that signs would have to be known to whoever checks."""
+
+_KEEP_S: Final = 3600
+_TIMEOUT_S: Final = 10.0
+_LEEWAY_S: Final = 60
+_NAME_MAX: Final = 256
+_ENDS_MAX: Final = 8
+
+
+class OpenIdError(Exception):
+    """The provider does not say who somebody is; the text says why, without secrets."""
+
+
+class Flow(Struct, frozen=True):
+    """One sign-in that has begun.
+
+    Attributes:
+        state: comes back from the provider.
+        nonce: comes back in the token.
+        verifier: proves that who ends the sign-in has begun it.
+        return_to: the page that was asked for.
+    """
+
+    state: str
+    nonce: str
+    verifier: str
+    return_to: str
+
+    def __repr__(self) -> str:
+        return "Flow()"
+
+    @classmethod
+    def new(cls, return_to: str) -> Flow:
+        """Begin one."""
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        return cls(state, nonce, verifier, return_to)
+
+    def text(self) -> str:
+        """Return it as the value of a cookie."""
+        shown = base64.urlsafe_b64encode(self.return_to.encode()).decode()
+        return f"{self.state}.{self.nonce}.{self.verifier}.{shown}"
+
+    @classmethod
+    def read(cls, text: str) -> Flow | None:
+        """Return the flow of a cookie; ``None`` where it is none."""
+        parts = text.split(".")
+        if len(parts) != 4 or not all(parts):
+            return None
+        try:
+            return_to = base64.urlsafe_b64decode(parts[3].encode("ascii")).decode()
+        except ValueError:
+            return None
+        return cls(parts[0], parts[1], parts[2], return_to)
+
+
+class OpenIdProvider:
+    """One provider that people sign in at.
+
+    Args:
+        issuer: its address, under which it describes itself.
+        client_id: of this gateway, at the provider.
+        client_secret: the same; ``None``: a public client, with PKCE alone.
+        claim: of the token, which names the operator.
+    """
+
+    def __init__(self, issuer: str, client_id: str, client_secret: str | None, claim: str) -> None:
+        self._issuer = issuer
+        self._client_id = client_id
+        self._client_secret = client_secret
+        self._claim = claim
+        self._known: tuple[float, dict[str, Any], KeySet] | None = None
+        self._asking = asyncio.Lock()
+        # A stranger's code is the provider's to refuse; so many at once are enough of them.
+        self._ends = asyncio.Semaphore(_ENDS_MAX)
+
+    async def begin(self, flow: Flow, callback: str) -> str:
+        """Return where to send the browser.
+
+        Args:
+            flow: the sign-in.
+            callback: the address that the provider sends the browser back to.
+
+        Raises:
+            OpenIdError: the provider cannot be reached, or describes itself wrongly.
+        """
+        described, _ = await self._provider()
+        async with self._client(callback) as client:
+            address, _state = client.create_authorization_url(
+                described["authorization_endpoint"],
+                state=flow.state,
+                nonce=flow.nonce,
+                code_verifier=flow.verifier,
+            )
+        return str(address)
+
+    async def end(self, flow: Flow, code: str, callback: str) -> str:
+        """Return the name of the person who has signed in.
+
+        Args:
+            flow: the sign-in.
+            code: what the provider has given the browser.
+            callback: as for :meth:`begin`.
+
+        Raises:
+            OpenIdError: the provider says otherwise, or cannot be reached.
+        """
+        import httpx
+        from authlib.common.errors import AuthlibBaseError
+
+        described, keys = await self._provider()
+        try:
+            async with self._ends, self._client(callback) as client:
+                token = await client.fetch_token(
+                    described["token_endpoint"], code=code, code_verifier=flow.verifier
+                )
+        except (AuthlibBaseError, httpx.HTTPError, ValueError) as exc:
+            logger.warning("the OpenID provider gave no token: %s", type(exc).__name__)
+            raise OpenIdError("the provider refused to finish the sign-in; try again") from None
+        given = token.get("id_token")
+        if not isinstance(given, str):
+            raise OpenIdError("the provider gave no ID token")
+        try:
+            return self._name(self._claims(given, keys, flow.nonce))
+        except OpenIdError:
+            # Its keys may be new ones: ask once more, at most once a minute.
+            if not self._may_ask_again():
+                raise
+            self._known = None
+            _, keys = await self._provider()
+            return self._name(self._claims(given, keys, flow.nonce))
+
+    def _may_ask_again(self) -> bool:
+        return self._known is not None and time.monotonic() - self._known[0] > _LEEWAY_S
+
+    def _claims(self, given: str, keys: KeySet, nonce: str) -> dict[str, Any]:
+        """Return the claims of an ID token that is for this sign-in.
+
+        Raises:
+            OpenIdError: it is not, or its signature is not the provider's.
+        """
+        from joserfc import jwt
+        from joserfc.errors import JoseError
+
+        registry = jwt.JWTClaimsRegistry(
+            leeway=_LEEWAY_S,
+            iss={"essential": True, "value": self._issuer},
+            aud={"essential": True, "value": self._client_id},
+            nonce={"essential": True, "value": nonce},
+            sub={"essential": True},
+            exp={"essential": True},
+            iat={"essential": True},
+        )
+        try:
+            claims = dict(jwt.decode(given, keys, algorithms=_ALGORITHMS).claims)
+            registry.validate(claims)
+        except (JoseError, ValueError, TypeError, KeyError) as exc:
+            logger.warning("an ID token was refused: %s", type(exc).__name__)
+            raise OpenIdError("the provider's ID token is not for this sign-in") from None
+        audience = claims["aud"]
+        if isinstance(audience, list) and len(audience) > 1 and "azp" not in claims:
+            raise OpenIdError("the provider's ID token is for several, and does not say whose")
+        if claims.get("azp", self._client_id) != self._client_id:
+            raise OpenIdError("the provider's ID token is for another client")
+        return claims
+
+    def _name(self, claims: dict[str, Any]) -> str:
+        name = claims.get(self._claim)
+        if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= _NAME_MAX:
+            raise OpenIdError(f"the provider's ID token has no claim {self._claim}")
+        if self._claim == "email" and claims.get("email_verified") is not True:
+            raise OpenIdError("the provider has not verified this person's mail address")
+        return name
+
+    def _client(self, callback: str) -> Any:
+        from authlib.integrations.httpx_client import AsyncOAuth2Client
+
+        is_public = self._client_secret is None
+        return AsyncOAuth2Client(
+            self._client_id,
+            self._client_secret,
+            token_endpoint_auth_method="none" if is_public else "client_secret_basic",
+            scope="openid email profile",
+            redirect_uri=callback,
+            code_challenge_method="S256",
+            timeout=_TIMEOUT_S,
+        )
+
+    async def _provider(self) -> tuple[dict[str, Any], KeySet]:
+        """Return how the provider describes itself, and its keys; asked for once an hour."""
+        async with self._asking:
+            now_s = time.monotonic()
+            if self._known is None or now_s - self._known[0] > _KEEP_S:
+                self._known = (now_s, *await self._ask())
+            return self._known[1], self._known[2]
+
+    async def _ask(self) -> tuple[dict[str, Any], KeySet]:
+        import httpx
+        from joserfc.errors import JoseError
+        from joserfc.jwk import KeySet
+
+        try:
+            async with httpx.AsyncClient(timeout=_TIMEOUT_S) as http:
+                address = self._issuer.rstrip("/") + "/.well-known/openid-configuration"
+                described = (await http.get(address)).raise_for_status().json()
+                if described["issuer"] != self._issuer:
+                    raise OpenIdError(f"the provider calls itself otherwise than {self._issuer}")
+                for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
+                    require_secure(described[name])
+                found = (await http.get(described["jwks_uri"])).raise_for_status().json()
+            return described, KeySet.import_key_set(found)
+        except (httpx.HTTPError, JoseError, ValueError, KeyError, TypeError) as exc:
+            logger.warning("the OpenID provider cannot be asked: %s", type(exc).__name__)
+            raise OpenIdError(
+                f"the provider at {urlsplit(self._issuer).hostname} does not answer as one"
+            ) from None
+
+
+def require_secure(address: object) -> None:
+    """Refuse an address to which a secret would go in clear text over a network.
+
+    Raises:
+        ValueError: it is one, or no address.
+    """
+    if not isinstance(address, str) or not urlsplit(address).hostname:
+        raise ValueError("an address such as https://login.example.com")
+    if not address.startswith(("https://", "http://")):
+        raise ValueError("an address such as https://login.example.com")
+    flaw = flaw_in_address(address, ())
+    if flaw is not None:
+        raise ValueError("an address such as https://login.example.com; http is for this machine")

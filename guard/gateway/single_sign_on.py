@@ -1,0 +1,34 @@
+"""The OpenID provider that a gateway's settings name."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from guard.gateway.first_secrets import secret_of
+from guard.gateway.services.openid import OpenIdProvider, require_secure
+from guard.gateway.settings import GatewaySettings, SettingError
+from guard.version import installs
+
+
+def provider_of(settings: GatewaySettings) -> OpenIdProvider | None:
+    """Return the provider, or ``None`` where the settings name none.
+
+    Raises:
+        SettingError: the settings contradict one another, or a package is missing.
+    """
+    if settings.openid_issuer is None:
+        return None
+    try:
+        require_secure(settings.openid_issuer)
+    except ValueError as exc:
+        raise SettingError("openid_issuer", str(exc)) from None
+    if settings.openid_client_id is None:
+        raise SettingError("openid_issuer", "openid_client_id beside it, which is missing")
+    if not all(importlib.util.find_spec(name) for name in ("authlib", "joserfc")):
+        raise SettingError("openid_issuer", f"a package: {installs('oidc')}")
+    _, secret = secret_of(
+        settings.openid_client_secret, settings.openid_client_secret_file, "openid_client_secret"
+    )
+    return OpenIdProvider(
+        settings.openid_issuer, settings.openid_client_id, secret, settings.openid_claim
+    )
