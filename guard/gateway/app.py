@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from guard.core import wire
 from guard.gateway.api import docs
+from guard.gateway.api.admin.alert_handlers import AlertHandlers, alert_operations
 from guard.gateway.api.admin.app import AdminApp, starlette_app
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.table import operations
@@ -40,6 +42,7 @@ from guard.gateway.databases import storage_of
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import Rates
+from guard.gateway.services.alert_watch import AlertWatch
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.fanout import Hub
@@ -154,15 +157,17 @@ class GatewayApp:
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
         )
         self.operators = OperatorService(self.storage, clock_ms, passed_ms)
+        alerts = AlertHandlers(self.storage, settings)
         handlers = AdminHandlers(
             self.storage,
             self.operators,
             gatekeeper.recent,
             self.catalogue,
             clock_ms,
+            alerts,
             private_webhooks=settings.private_webhooks,
         )
-        table = operations(handlers)
+        table = [*operations(handlers), *alert_operations(alerts)]
         admin = AdminApp(table, self.keys, self.storage)
         collector = GatewayCollector(
             self.counts,
@@ -190,7 +195,14 @@ class GatewayApp:
         self._cold = starlette_app(
             [*health.routes(), *docs.routes(), *document.routes(), *admin.routes(), *dashboard]
         )
-        self._webhooks = WebhookSender(self.storage, clock_ms, private=settings.private_webhooks)
+        self._webhooks = WebhookSender(
+            self.storage, clock_ms, private=settings.private_webhooks,
+            base_url=settings.public_url or "",
+        )  # fmt: skip
+        self._alert_watch = AlertWatch(
+            self.storage, lambda: self.storage.statistics().get("healthy", False),
+            self._webhooks.send_unrecorded, clock_ms, time.monotonic,
+        )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- life cycle ----------------------------------------------------------------------------
@@ -210,6 +222,7 @@ class GatewayApp:
         self._tasks = [
             asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),
             asyncio.create_task(self._webhooks.run(), name="guard-gateway-webhooks"),
+            asyncio.create_task(self._alert_watch.run(), name="guard-gateway-alerts"),
             asyncio.create_task(self.change_watcher.run(), name="guard-gateway-change-watcher"),
         ]
         self._opened.set()

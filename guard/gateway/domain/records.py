@@ -278,7 +278,11 @@ class Webhook(Struct, kw_only=True):
 
 
 class Delivery(Struct, kw_only=True):
-    """One webhook message and how its delivery went."""
+    """One message to a channel and how its delivery went.
+
+    ``last_status`` is the status of HTTP or the reply code of SMTP; ``error`` says in a few words
+    why the last attempt failed.
+    """
 
     delivery_id: str
     webhook_id: str
@@ -288,6 +292,9 @@ class Delivery(Struct, kw_only=True):
     delivered_at_ms: int | None
     failed: bool
     last_status: int | None
+    error: str = ""
+    channel: str = ""
+    kind: str = "webhook"
 
 
 class Workflow(Struct, kw_only=True):
@@ -496,7 +503,7 @@ class StoredControl(Struct):
 
 
 class DueDelivery(Struct):
-    """A webhook message that has to be sent now."""
+    """A message that has to be sent now, with its channel."""
 
     delivery_id: str
     organisation_id: str
@@ -506,6 +513,9 @@ class DueDelivery(Struct):
     body: str
     created_at_ms: int
     attempts: int
+    channel_id: str = ""
+    kind: str = "webhook"
+    options: str = "{}"
 
 
 class Billed(Struct, frozen=True, kw_only=True):

@@ -152,6 +152,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("budgets of tokens and calls", baseline.METERED.format(**_WORDS) + _COUNTS),
     Migration("budgets that ask", baseline.RAISES.format(**_WORDS)),
     Migration("shares for winding down", baseline.WIND_DOWNS.format(**_WORDS)),
+    Migration("alerts", baseline.ALERTS.format(**_WORDS)),
 )
 
 

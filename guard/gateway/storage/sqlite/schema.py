@@ -50,6 +50,7 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.METERED.format(**_WORDS) + _BUDGETS_BY_WHAT_THEY_COUNT,
     baseline.RAISES.format(**_WORDS),
     baseline.WIND_DOWNS.format(**_WORDS),
+    baseline.ALERTS.format(**_WORDS),
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 
