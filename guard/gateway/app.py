@@ -185,6 +185,7 @@ class GatewayApp:
             Parts(
                 self.storage,
                 handlers,
+                alerts,
                 self.operators,
                 self.change_watcher,
                 settings,

@@ -72,7 +72,7 @@ def alerts_kinds() -> None:
 @click.option("--to", "channels", multiple=True, metavar="CHANNEL",
               help="May be repeated; all channels by default.")  # fmt: skip
 @click.option("--at-percent", type=Whole(1, 1000),
-              help="threshold: the least share; forecast: the share at the window's end.")  # fmt: skip
+              help="threshold: the least share; forecast: the share at its end.")  # fmt: skip
 @click.option("--count", type=Whole(1, 1000), help="refusals: so many (50).")
 @click.option("--minutes", type=Finite(1 / 60, 1440), help="refusals: within so long (10).")
 @click.option("--off", is_flag=True, help="Keep the rule, and tell nothing.")

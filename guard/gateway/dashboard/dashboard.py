@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.routing import BaseRoute
 
 from guard.gateway.dashboard.actions import Actions
+from guard.gateway.dashboard.alerts import Alerts
 from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
 from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
@@ -22,4 +23,5 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *Pages(site).routes(),
         *Actions(site).routes(),
         *BudgetsAndPolicies(site).routes(),
+        *Alerts(site).routes(),
     ]

@@ -13,6 +13,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.api.http import ProblemError, note_owner
@@ -44,6 +45,11 @@ NOTICES: Final = {
     "budget-raised": "The budget was raised. Calls that waited for it go on.",
     "policy": "The policy is active.",
     "policy-deleted": "The policy was deactivated.",
+    "alert": "The rule is active.",
+    "rule-deleted": "The rule was removed.",
+    "channel": "The channel is active. Send a test.",
+    "channel-deleted": "The channel was removed.",
+    "channel-test": "A test is on its way: see Deliveries.",
     "settings": "The settings are active.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
     "audit-ok": "The audit log is complete: every entry's hash is right.",
@@ -53,7 +59,7 @@ NOTICES: Final = {
 NAVIGATION: Final = (
     ("/", "Overview"), ("/workflows", "Workflows"), ("/events", "Events"),
     ("/approvals", "Approvals"), ("/budgets", "Budgets"), ("/policies", "Policies"),
-    ("/keys", "Keys"), ("/settings", "Settings"), ("/audit", "Audit"),
+    ("/alerts", "Alerts"), ("/keys", "Keys"), ("/settings", "Settings"), ("/audit", "Audit"),
 )  # fmt: skip
 
 
@@ -103,6 +109,7 @@ class Parts(Struct):
 
     storage: Storage
     handlers: AdminHandlers
+    alerts: AlertHandlers
     operators: OperatorService
     change_watcher: ChangeWatcher
     settings: GatewaySettings
