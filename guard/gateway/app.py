@@ -34,6 +34,7 @@ from guard.gateway.api.http import (
     send_answer,
     store_failed,
 )
+from guard.gateway.api.slack import SlackRoute
 from guard.gateway.api.socket import Socket
 from guard.gateway.api.spend import SpendRoute
 from guard.gateway.dashboard.dashboard import dashboard_routes
@@ -52,6 +53,7 @@ from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.published import load_published
+from guard.gateway.services.questions import Questions
 from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
@@ -158,6 +160,7 @@ class GatewayApp:
         )
         self.operators = OperatorService(self.storage, clock_ms, passed_ms)
         alerts = AlertHandlers(self.storage, settings)
+        questions = Questions(self.storage, settings.public_url or "", clock_ms)
         handlers = AdminHandlers(
             self.storage,
             self.operators,
@@ -186,6 +189,7 @@ class GatewayApp:
                 self.storage,
                 handlers,
                 alerts,
+                questions,
                 self.operators,
                 self.change_watcher,
                 settings,
@@ -194,11 +198,18 @@ class GatewayApp:
             )
         )
         self._cold = starlette_app(
-            [*health.routes(), *docs.routes(), *document.routes(), *admin.routes(), *dashboard]
+            [
+                *health.routes(),
+                *docs.routes(),
+                *document.routes(),
+                *admin.routes(),
+                *SlackRoute(self.storage, clock_ms).routes(),
+                *dashboard,
+            ]
         )
         self._webhooks = WebhookSender(
             self.storage, clock_ms, private=settings.private_webhooks,
-            base_url=settings.public_url or "",
+            base_url=settings.public_url or "", ask=questions.of,
         )  # fmt: skip
         self._alert_watch = AlertWatch(
             self.storage, lambda: self.storage.statistics().get("healthy", False),

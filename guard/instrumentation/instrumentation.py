@@ -362,7 +362,6 @@ class Instrumentation:
             self._unseen[host] = None
             charged = "it is charged what was set aside for it" if is_held else "it is not charged"
             logger.warning("an LLM answer of %s held no usage that can be read: %s", host, charged)
-            self._report_unseen(host, "its answer held no usage")
 
     def ended(self, call: ObservedCall) -> None:
         """Record a call that has ended; never raises.

@@ -26,6 +26,7 @@ from guard.gateway.domain.operators import OperatorSession
 from guard.gateway.domain.records import Organisation
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.operators import OperatorService, actor_name
+from guard.gateway.services.questions import Questions
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 
@@ -110,6 +111,7 @@ class Parts(Struct):
     storage: Storage
     handlers: AdminHandlers
     alerts: AlertHandlers
+    questions: Questions
     operators: OperatorService
     change_watcher: ChangeWatcher
     settings: GatewaySettings

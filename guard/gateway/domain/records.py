@@ -164,7 +164,8 @@ class BudgetAsk(Struct, kw_only=True):
     """A call that waits for an operator to raise a budget.
 
     ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` what of it the budget does not pay
-    for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``.
+    for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``, which
+    ``refused_by`` has brought forward.
     """
 
     organisation_id: str
@@ -184,6 +185,7 @@ class BudgetAsk(Struct, kw_only=True):
     model: str | None = None
     asked_at_ms: int = 0
     deadline_ms: int = 0
+    refused_by: str = ""
 
 
 class RateCap(Struct, kw_only=True):
@@ -361,6 +363,7 @@ class Approval(Struct, kw_only=True):
 
     Args:
         message, details: what the caller shows to that person.
+        arguments: a keyed digest of the call's arguments, which only its program can make.
         present_until_ms: when it ends unless its caller renews it; ``None``: only at the deadline.
     """
 
@@ -382,6 +385,7 @@ class Approval(Struct, kw_only=True):
     details: dict[str, Any] = {}
     present_until_ms: int | None = None
     user: str | None = None
+    arguments: str | None = None
 
 
 class AuditEntry(Struct, kw_only=True):

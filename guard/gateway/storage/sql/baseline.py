@@ -288,12 +288,14 @@ CREATE TABLE alert_facts (
   PRIMARY KEY (organisation_id, fact)
 ) {keyed};
 CREATE INDEX alert_facts_told ON alert_facts (told_ms);
+ALTER TABLE approvals ADD COLUMN arguments_digest TEXT;
 CREATE TABLE channel_pace (
   channel_id TEXT PRIMARY KEY, pace_from_ms {int} NOT NULL, pace_told {int} NOT NULL,
   digest_id TEXT NOT NULL, digest_due_ms {int} NOT NULL
 ) {keyed};
 """
-"""A later step: kinds of channels, rules of alerts, what was told, and how fast."""
+"""A later step: kinds of channels, rules of alerts, what was told, and how fast; and of which
+arguments an approval is."""
 
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)

@@ -32,7 +32,7 @@ COLUMNS: Final[dict[str, LiteralString]] = {
     "approvals": (
         "approval_id organisation_id key_id call_id subject status tool_name function workflow_id"
         " run_id agent requested_at_ms deadline_ms answered_at_ms answered_by reason note"
-        " present_until_ms user_id"
+        " present_until_ms user_id arguments_digest"
     ),
     "webhooks": (
         "webhook_id organisation_id url types secret enabled created_at_ms channel_kind"

@@ -12,6 +12,7 @@ from guard.gateway.domain.operators import Operator, OperatorSession
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.domain.waiting import LAPSE_MS
 from guard.gateway.storage.sql.columns import (
+    SELECT_APPROVALS,
     SELECT_BUDGETS,
     SELECT_KEYS,
     SELECT_OPERATORS,
@@ -23,6 +24,7 @@ from guard.gateway.storage.sql.connection import Connection, ReadingStore, equal
 from guard.gateway.storage.sql.rows import (
     IS_NAMED,
     RAISE_COLUMNS,
+    approval_from_row,
     budget_from_row,
     channel_from_row,
     key_from_row,
@@ -158,6 +160,19 @@ class SqlQueries(ReadingStore):
         )  # fmt: skip
         found = _decoded(rows, records.BudgetAsk)
         return sorted(found, key=lambda ask: (ask.asked_at_ms, ask.call_id))
+
+    async def find_budget_ask(self, balance_id: int, call_id: str) -> records.BudgetAsk | None:
+        """Return what a call asks of a balance."""
+        rows = await self._rows(
+            "SELECT ask FROM budget_asks WHERE balance_id = ? AND asking_call = ?",
+            balance_id, call_id,
+        )  # fmt: skip
+        return _decoded(rows, records.BudgetAsk)[0] if rows else None
+
+    async def find_approval(self, approval_id: str) -> records.Approval | None:
+        """Return an approval."""
+        rows = await self._rows(f"{SELECT_APPROVALS} WHERE approval_id = ?", approval_id)
+        return approval_from_row(rows[0]) if rows else None
 
     async def policies(self, organisation_id: str) -> list[records.Policy]:
         """Return the current policies, by name."""

@@ -109,7 +109,7 @@ def approval_from_row(row: tuple[Any, ...]) -> records.Approval:
         tool_name=row[6], function=row[7], workflow_id=row[8], run_id=row[9], agent=row[10],
         requested_at_ms=row[11], deadline_ms=row[12], answered_at_ms=row[13],
         answered_by=row[14], reason=row[15], message=note.message, details=note.details,
-        present_until_ms=row[17], user=row[18],
+        present_until_ms=row[17], user=row[18], arguments=row[19],
     )  # fmt: skip
 
 
