@@ -166,7 +166,9 @@ class GatewaySettings:
         "Proxies in front, or their networks, whose X-Forwarded-For is trusted.",
         (), _networks, option="trusted-proxy",
     )  # fmt: skip
-    private_webhooks: bool = _setting("Let webhooks go to loopback and private addresses.", False)
+    private_webhooks: bool = _setting(
+        "Let alerts and webhooks go to loopback and private addresses.", False
+    )
     retention_days: int = _setting(
         "How long events and calls are kept (the current month at least); 0 keeps everything. "
         "Totals that the ledger needs stay.", 90, _whole(0, _DAY_MAX),
