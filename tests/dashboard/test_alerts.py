@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from guard.gateway.embedded import Gateway, run_gateway
-from tests.support.receivers import Receiver, http_receiver
+from tests.dashboard.test_accessibility import CHECKS
+from tests.support.receivers import Receiver, http_receiver, mail_server
+from tests.support.waiting import until
 
 CANARY = "s3cret-canary"
 
@@ -17,7 +20,10 @@ CANARY = "s3cret-canary"
 def gateway() -> Iterator[Gateway]:
     """A gateway that may send to loopback addresses."""
     with run_gateway(
-        control_ping_interval_ms=200, sweep_interval_ms=50, private_webhooks=True
+        control_ping_interval_ms=200,
+        sweep_interval_ms=50,
+        private_webhooks=True,
+        public_url="http://127.0.0.1:1",
     ) as running:
         running.admin.set_password("admin", "a password for tests")
         yield running
@@ -81,13 +87,16 @@ def test_a_channel_is_added_tested_and_removed_in_a_browser(
     page.get_by_role("button", name="Save channel").click()
     page.get_by_text("The channel is active").wait_for()
     page.get_by_role("button", name="Send test").click()
-    page.get_by_text("A test is on its way").wait_for()
+    page.get_by_text("The test has arrived").wait_for()
+    page.locator("main").get_by_text("delivered").wait_for()
+    receiver.status = 404
+    page.get_by_role("button", name="Send test").click()
+    page.get_by_text("The test has not arrived").wait_for()
+    page.get_by_text("the receiver answers 404").wait_for()
     page.get_by_label("Tell me when").select_option("kill")
     page.get_by_label("ops", exact=True).check()
     page.get_by_role("button", name="Save rule").click()
     page.get_by_text("The rule is active").wait_for()
-    page.reload()
-    page.locator("main").get_by_text("delivered").wait_for()
     assert receiver.got[0].path == f"/{CANARY}"
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) <= 0
@@ -95,3 +104,34 @@ def test_a_channel_is_added_tested_and_removed_in_a_browser(
     page.get_by_role("button", name="Remove").click()
     page.get_by_text("The rule was removed").wait_for()
     assert tenant.admin.alert_rules() == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_a_question_is_answered_from_a_link_without_signing_in(
+    new_page: Callable[..., Any], tenant: Any, width: int, scheme: str
+) -> None:
+    tenant.admin.set_policy("careful", approval_tools=["pay"])
+    tenant.admin.set_alert("approval", "approval")
+    with mail_server() as box:
+        tenant.admin.set_channel(
+            "mail", "email", to=["ops@example.com"], sender="g@example.com", host="127.0.0.1",
+            port=box.port, security="none", answers=True,
+        )  # fmt: skip
+        note = {"message": "Pay <b>ACME</b>?", "details": {"amount": "12.50 EUR"}}
+        tenant.gate("w", kind="tool", tool_name="pay", function="pay_invoice", note=note)
+        until(lambda: box.got)
+    found = re.search(r"http://127.0.0.1:1(/answer\S+)", box.got[0][1].get_content())
+    assert found is not None
+    page = new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.goto(found[1])
+    page.get_by_text("Pay <b>ACME</b>?").wait_for()
+    assert page.evaluate(CHECKS) == []
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) <= 0
+    assert tenant.admin.approvals()[0]["status"] == "pending"
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_text("pay was approved by mail to ops@example.com").wait_for()
+    assert tenant.admin.approvals(None)[0]["status"] == "approved"
+    page.goto(found[1])
+    page.get_by_text("Answered by").wait_for()
+    assert page.get_by_role("button").count() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, get_args
 
 from starlette.responses import Response
@@ -17,6 +18,8 @@ from guard.gateway.domain.alerts import SAYS, ChannelKind
 from guard.gateway.domain.errors import NotFoundError
 
 DELIVERIES_MAX = 50
+_LOOK_S = 0.1
+_LOOKS = 50
 
 
 class Alerts:
@@ -111,10 +114,18 @@ class Alerts:
         return self._site.done(context, "channel", "/alerts")
 
     async def test(self, context: RequestContext) -> Response:
-        """Send a test message; its outcome shows in the list of deliveries."""
+        """Send a test message, and say how it went if that is known soon."""
         name = context.form.text("name")
-        await self._handlers.test_channel(context.call(name=name))
-        return self._site.done(context, "channel-test", "/alerts")
+        sent = await self._handlers.test_channel(context.call(name=name))
+        notice = "channel-test"
+        for _ in range(_LOOKS):
+            await asyncio.sleep(_LOOK_S)
+            newest = await self._storage.deliveries(context.org(), DELIVERIES_MAX)
+            found = next((each for each in newest if each.delivery_id == sent.delivery_id), None)
+            if found is not None and found.attempts:
+                notice = "channel-arrived" if found.delivered_at_ms else "channel-failed"
+                break
+        return self._site.done(context, notice, "/alerts")
 
     async def confirm(self, context: RequestContext) -> Response:
         """Ask before a rule or a channel is removed."""

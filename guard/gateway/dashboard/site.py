@@ -50,6 +50,8 @@ NOTICES: Final = {
     "rule-deleted": "The rule was removed.",
     "channel": "The channel is active. Send a test.",
     "channel-deleted": "The channel was removed.",
+    "channel-arrived": "The test has arrived.",
+    "channel-failed": "The test has not arrived: Deliveries says why.",
     "channel-test": "A test is on its way: see Deliveries.",
     "settings": "The settings are active.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
