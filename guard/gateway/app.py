@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from guard.core import wire
 from guard.gateway.api import docs
-from guard.gateway.api.admin.alert_handlers import AlertHandlers, alert_operations
+from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.app import AdminApp, starlette_app
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.table import operations
@@ -170,7 +170,7 @@ class GatewayApp:
             alerts,
             private_webhooks=settings.private_webhooks,
         )
-        table = [*operations(handlers), *alert_operations(alerts)]
+        table = operations(handlers)
         admin = AdminApp(table, self.keys, self.storage)
         collector = GatewayCollector(
             self.counts,

@@ -91,7 +91,9 @@ def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[PlannedStep]
         keeps = () if wanted.channels or wanted.alerts else ("channel", "alert")
         steps += [
             PlannedStep(Change(kind=kind, name=name, change="delete"), record)
-            for (kind, name), record in reversed(there.items())
+            for (kind, name), record in sorted(
+                there.items(), key=lambda each: each[0][0] == "channel"
+            )
             if kind not in keeps
         ]
     return steps

@@ -55,7 +55,7 @@ class AdminHandlers:
     _recent: RecentCalls
     _catalogue: CatalogueCache
     _clock_ms: Callable[[], int]
-    _alerts: AlertHandlers
+    alerts: AlertHandlers
     _private_webhooks: bool = attrs.field(kw_only=True, alias="private_webhooks")
     _ids: IdFactory = attrs.field(factory=IdFactory, init=False)
 
@@ -240,7 +240,7 @@ class AdminHandlers:
             [as_price(own, p) for p in wanted.prices],
             wanted.settings,
         )
-        self._alerts.add_to(rules, own, wanted.channels, wanted.alerts)
+        self.alerts.add_to(rules, own, wanted.channels, wanted.alerts)
         twice = first_named_twice(rules)
         if twice is not None:
             raise ConflictError(f"named twice: {twice}")

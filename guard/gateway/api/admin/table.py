@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from guard.core import wire
 from guard.gateway.api.admin import bodies
+from guard.gateway.api.admin.alert_handlers import alert_operations
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import Operation
 from guard.gateway.domain import records
@@ -92,4 +93,5 @@ def operations(h: AdminHandlers) -> list[Operation]:
            Operator, body=b.PasswordBody, wide=True, conflicts=True),
         op("POST", "/operators/{name}/sign-in-link", h.sign_in_link,
            "Make a link for an operator's new device", b.SignInLink, wide=True),
+        *alert_operations(h.alerts),
     ]  # fmt: skip
