@@ -13,12 +13,12 @@ from guard.gateway.dashboard import security
 from guard.gateway.dashboard.security import ForbiddenError
 from guard.gateway.dashboard.site import Site
 from guard.gateway.domain import alerts, answer_links
-from guard.gateway.domain.answer_links import Link
+from guard.gateway.domain.answer_links import AnswerLink
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.ledger import answers
 from guard.gateway.ledger.state import within
-from guard.gateway.services.questions import Asked, Questions
+from guard.gateway.services.questions import OpenQuestion, Questions
 
 _GONE: Final = "no such question: the link is not complete, or its channel was removed"
 
@@ -70,7 +70,7 @@ class Answering:
                 StoreError) as exc:  # fmt: skip
             return self._site.problem(request, exc)
 
-    async def _link(self, token: str) -> tuple[alerts.Channel, Link]:
+    async def _link(self, token: str) -> tuple[alerts.Channel, AnswerLink]:
         """Return what a token says, and the channel whose key has signed it.
 
         Raises:
@@ -88,9 +88,11 @@ class Answering:
             raise NotFoundError(_GONE)
         return channel, link
 
-    async def _page(self, request: Request, token: str, link: Link, **values: Any) -> Response:
+    async def _page(
+        self, request: Request, token: str, link: AnswerLink, **values: Any
+    ) -> Response:
         channel = await self._site.parts.storage.find_channel(link.channel_id)
-        asked: Asked | None = None
+        asked: OpenQuestion | None = None
         if channel is not None:
             asked = await self._questions.find(link.subject, channel[0].organisation_id)
         if asked is None:

@@ -34,7 +34,7 @@ class Subject(Struct, frozen=True, kw_only=True, omit_defaults=True):
     by_nanousd: Annotated[int, Meta(ge=0, le=wire.NANOUSD_MAX)] = 0
 
 
-class Link(Struct, frozen=True, kw_only=True):
+class AnswerLink(Struct, frozen=True, kw_only=True):
     """What a link says.
 
     Args:
@@ -48,19 +48,19 @@ class Link(Struct, frozen=True, kw_only=True):
     ends_ms: int
 
 
-def sign(link: Link, key: str) -> str:
+def sign(link: AnswerLink, key: str) -> str:
     """Return the token of a link."""
     said = _text(wire.encode(link))
     return f"{said}.{_mac(said, key)}"
 
 
-def claimed(token: str) -> Link | None:
+def claimed(token: str) -> AnswerLink | None:
     """Return what a token says, which is not checked yet; ``None`` for anything else."""
     said, dot, _ = token.partition(".")
     if not dot or len(token) > TOKEN_MAX:
         return None
     try:
-        return wire.decode(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)), Link)
+        return wire.decode(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)), AnswerLink)
     except (binascii.Error, ValueError, wire.WireError):
         return None
 

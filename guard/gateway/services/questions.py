@@ -10,16 +10,16 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain import alerts, answer_links, records
-from guard.gateway.domain.answer_links import Link, Subject
+from guard.gateway.domain.answer_links import AnswerLink, Subject
 from guard.gateway.domain.notice_text import money
 from guard.gateway.domain.visible import visible
-from guard.gateway.services.channels.message import Button, Question
+from guard.gateway.services.channels.message import Button, ShownQuestion
 from guard.gateway.storage.port import Storage
 
 _DETAIL_MAX: Final = 500
 
 
-class Asked(Struct, frozen=True):
+class OpenQuestion(Struct, frozen=True):
     """A question as whoever answers is shown it.
 
     Args:
@@ -57,32 +57,34 @@ class Questions:
         self._base_url = base_url.rstrip("/")
         self._clock_ms = clock_ms
 
-    async def of(self, due: records.DueDelivery) -> Question:
+    async def of(self, due: records.DueDelivery) -> ShownQuestion:
         """Return what a message shows of its question: nothing unless the channel takes answers."""
         if due.type not in ("approval.requested", "budget.asks"):
-            return Question()
+            return ShownQuestion()
         options = wire.decode(due.options, alerts.ChannelOptions)
         if not options.answers or due.kind not in ("slack", "email"):
-            return Question()
+            return ShownQuestion()
         asked = await self.find(_subject(due), due.organisation_id)
         if asked is None:
-            return Question(state="This question is over.")
+            return ShownQuestion(state="This question is over.")
         if asked.state:
-            return Question(shown=asked.shown, state=asked.state)
+            return ShownQuestion(shown=asked.shown, state=asked.state)
         if due.kind == "email":
             secrets = wire.decode(due.secret, alerts.ChannelSecrets)
-            link = Link(channel_id=due.channel_id, subject=asked.subject, ends_ms=asked.deadline_ms)
+            link = AnswerLink(
+                channel_id=due.channel_id, subject=asked.subject, ends_ms=asked.deadline_ms
+            )
             token = answer_links.sign(link, secrets.link_key)
             address = f"{self._base_url}/answer?token={token}" if self._base_url else ""
-            return Question(shown=asked.shown, link=address)
+            return ShownQuestion(shown=asked.shown, link=address)
         value = wire.encode(asked.subject).decode()
         buttons = [
             Button(action="approve", label=asked.approve, value=value),
             Button(action="refuse", label="Refuse", value=value),
         ]
-        return Question(shown=asked.shown, buttons=buttons)
+        return ShownQuestion(shown=asked.shown, buttons=buttons)
 
-    async def find(self, subject: Subject, organisation_id: str) -> Asked | None:
+    async def find(self, subject: Subject, organisation_id: str) -> OpenQuestion | None:
         """Return a question of an organisation, as it is now."""
         if subject.kind == "approval":
             approval = await self._storage.find_approval(subject.id)
@@ -94,7 +96,7 @@ class Questions:
             return None
         return self._ask(ask, subject)
 
-    def _approval(self, approval: records.Approval) -> Asked:
+    def _approval(self, approval: records.Approval) -> OpenQuestion:
         state = ""
         if approval.status != "pending":
             by = f" by {approval.answered_by}" if approval.answered_by else ""
@@ -108,7 +110,7 @@ class Questions:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             shown.append((_one_line(name), _one_line(text)[:_DETAIL_MAX]))
         name = approval.tool_name or approval.function
-        return Asked(
+        return OpenQuestion(
             organisation_id=approval.organisation_id,
             subject=Subject(kind="approval", id=approval.approval_id),
             title=f"Approve {_one_line(name)}?",
@@ -123,10 +125,10 @@ class Questions:
             state=state,
         )  # fmt: skip
 
-    def _ask(self, ask: records.BudgetAsk, subject: Subject) -> Asked:
+    def _ask(self, ask: records.BudgetAsk, subject: Subject) -> OpenQuestion:
         by = subject.by_nanousd or suggested_raise(ask)
         is_over = ask.deadline_ms <= self._clock_ms()
-        return Asked(
+        return OpenQuestion(
             organisation_id=ask.organisation_id,
             subject=Subject(
                 kind="asks", id=ask.call_id, budget_id=ask.budget_id, balance_id=ask.balance_id,

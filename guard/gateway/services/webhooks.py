@@ -18,7 +18,13 @@ from guard.gateway.domain.records import DueDelivery
 from guard.gateway.ledger import webhooks
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.channels import mail
-from guard.gateway.services.channels.message import PERMANENT, Post, Question, message_of, post_of
+from guard.gateway.services.channels.message import (
+    PERMANENT,
+    Post,
+    ShownQuestion,
+    message_of,
+    post_of,
+)
 from guard.gateway.services.egress import address_of, check_url
 from guard.gateway.storage.port import Writer
 
@@ -29,12 +35,12 @@ _TIMEOUT_S: Final = 10.0
 CONCURRENT_MAX: Final = 100
 _IDLE_S: Final = 5.0
 
-Ask = Callable[[DueDelivery], Awaitable[Question]]
+Ask = Callable[[DueDelivery], Awaitable[ShownQuestion]]
 
 
-async def no_question(_: DueDelivery) -> Question:
+async def no_question(_: DueDelivery) -> ShownQuestion:
     """Know nothing of questions."""
-    return Question()
+    return ShownQuestion()
 
 
 class Outcome(NamedTuple):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from guard.gateway.services.channels.message import Message
+from guard.gateway.services.channels.message import ChannelMessage
 from guard.gateway.services.egress import address_of, check_host
 
 ANSWER_WAIT_S: Final = 10.0
@@ -54,7 +54,7 @@ class _PinnedTls(smtplib.SMTP_SSL, _Pinned):
     """The same with TLS from the first byte."""
 
 
-def text_of(message: Message) -> email.message.EmailMessage:
+def text_of(message: ChannelMessage) -> email.message.EmailMessage:
     """Return a message as mail: plain text, which no program takes for more."""
     words, question = message.said, message.question
     mail = email.message.EmailMessage(policy=email.policy.SMTP)
@@ -87,7 +87,7 @@ def text_of(message: Message) -> email.message.EmailMessage:
     return mail
 
 
-async def send(message: Message, *, private: bool) -> int:
+async def send(message: ChannelMessage, *, private: bool) -> int:
     """Send a message, and return the server's reply.
 
     Args:
@@ -123,7 +123,7 @@ async def send(message: Message, *, private: bool) -> int:
 
 @contextlib.contextmanager
 def _connected(
-    message: Message, address: str, opened: list[smtplib.SMTP]
+    message: ChannelMessage, address: str, opened: list[smtplib.SMTP]
 ) -> Iterator[smtplib.SMTP]:
     options = message.options
     context = ssl.create_default_context()
@@ -146,7 +146,9 @@ def _connected(
         server.close()
 
 
-def _hand_over(server: smtplib.SMTP, message: Message, mail: email.message.EmailMessage) -> int:
+def _hand_over(
+    server: smtplib.SMTP, message: ChannelMessage, mail: email.message.EmailMessage
+) -> int:
     options = message.options
     try:
         if options.username:

@@ -38,7 +38,7 @@ class Button(Struct, frozen=True, kw_only=True):
     value: str
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class ShownQuestion(Struct, frozen=True, kw_only=True):
     """What is known of a question when its message is sent.
 
     Args:
@@ -54,7 +54,7 @@ class Question(Struct, frozen=True, kw_only=True):
     state: str = ""
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class ChannelMessage(Struct, frozen=True, kw_only=True):
     """A message that is due, taken apart."""
 
     due: records.DueDelivery
@@ -63,7 +63,7 @@ class Message(Struct, frozen=True, kw_only=True):
     options: alerts.ChannelOptions
     secrets: alerts.ChannelSecrets
     base_url: str = ""
-    question: Question = Question()
+    question: ShownQuestion = ShownQuestion()
 
     @property
     def link(self) -> str:
@@ -82,7 +82,7 @@ class Post(Struct, frozen=True, kw_only=True):
         return "Post(...)"
 
 
-def message_of(due: records.DueDelivery, base_url: str, question: Question) -> Message:
+def message_of(due: records.DueDelivery, base_url: str, question: ShownQuestion) -> ChannelMessage:
     """Take a delivery apart.
 
     Raises:
@@ -100,7 +100,7 @@ def message_of(due: records.DueDelivery, base_url: str, question: Question) -> M
     else:
         options = alerts.ChannelOptions(url=due.url)
         secrets = alerts.ChannelSecrets(secret=due.secret)
-    return Message(
+    return ChannelMessage(
         due=due, notice=notice, said=words, options=options, secrets=secrets, base_url=base_url,
         question=question,
     )  # fmt: skip
@@ -113,7 +113,7 @@ def signature(secret: str, message_id: str, timestamp_s: int, body: bytes) -> st
     return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
-def post_of(message: Message, timestamp_s: int) -> Post:
+def post_of(message: ChannelMessage, timestamp_s: int) -> Post:
     """Return the request that carries a message to a webhook, Slack or PagerDuty.
 
     Args:
@@ -157,7 +157,7 @@ def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _slack(message: Message) -> dict[str, Any]:
+def _slack(message: ChannelMessage) -> dict[str, Any]:
     words, question = message.said, message.question
     blocks: list[dict[str, Any]] = [{"type": "section", "text": _plain(words.title)}]
     if words.lines:
@@ -193,7 +193,7 @@ def _slack(message: Message) -> dict[str, Any]:
     return body
 
 
-def _pagerduty(message: Message) -> dict[str, Any]:
+def _pagerduty(message: ChannelMessage) -> dict[str, Any]:
     words, own = message.said, message.due.organisation_id
     body: dict[str, Any] = {
         "routing_key": message.secrets.secret,
