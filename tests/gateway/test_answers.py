@@ -282,3 +282,13 @@ def test_an_approval_is_for_the_arguments_that_it_was_asked_for(team: Tenant) ->
     refused = ask(team, arguments="d2")
     assert (refused.status_code, refused.json()["reason"]) == (403, "approved for another call")
     assert ask(team, arguments="d1").json()["decision"] == "allow"
+
+
+def test_what_is_cut_says_so(team: Tenant, receiver: Receiver) -> None:
+    slack(team, receiver)
+    note = {"message": "m", "details": {f"d{n}": "x" * 700 for n in range(8)}}
+    ask(team, note=note)
+    buttons(receiver)
+    text = receiver.got[0].json["blocks"][2]["text"]["text"]
+    assert len(text) <= 3000
+    assert text.count("cut: the dashboard shows all of it") >= 4

@@ -108,7 +108,7 @@ class Questions:
             shown.append(("Message", _one_line(approval.message)))
         for name, value in approval.details.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            shown.append((_one_line(name), _one_line(text)[:_DETAIL_MAX]))
+            shown.append((_one_line(name), _short(_one_line(text))))
         name = approval.tool_name or approval.function
         return OpenQuestion(
             organisation_id=approval.organisation_id,
@@ -167,6 +167,13 @@ def _subject(due: records.DueDelivery) -> Subject:
 
 def _lines(*pairs: tuple[str, Any]) -> list[tuple[str, str]]:
     return [(name, _one_line(str(value))) for name, value in pairs if value not in (None, "")]
+
+
+def _short(text: str) -> str:
+    """Return a text that says so where it is cut."""
+    if len(text) <= _DETAIL_MAX:
+        return text
+    return f"{text[:_DETAIL_MAX]}… (cut: the dashboard shows all of it)"
 
 
 def _one_line(text: str) -> str:

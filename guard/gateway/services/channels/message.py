@@ -149,7 +149,9 @@ def post_of(message: ChannelMessage, timestamp_s: int) -> Post:
 
 def _plain(text: str) -> dict[str, Any]:
     """Return text that Slack neither formats nor makes links or mentions of."""
-    return {"type": "plain_text", "text": text[:_SLACK_TEXT_MAX] or " ", "emoji": False}
+    if len(text) > _SLACK_TEXT_MAX:
+        text = f"{text[:_SLACK_TEXT_MAX]}… (cut: the dashboard shows all of it)"
+    return {"type": "plain_text", "text": text or " ", "emoji": False}
 
 
 def escaped(text: str) -> str:
