@@ -37,7 +37,9 @@ from guard.state import GuardStatus
 
 logger = logging.getLogger("guard")
 
-_RESERVED_TYPES: Final = frozenset({"llm", "tool", "span", "chain", "sdk.loss", OBSERVED_EVENT})
+_RESERVED_TYPES: Final = frozenset(
+    {"llm", "tool", "span", "chain", "sdk.loss", "sdk.unseen", OBSERVED_EVENT}
+)
 _PAYLOAD_BYTES_MAX: Final = 60_000
 
 # Held while a runtime is made or opened, so that threads get the same one. Re-entrant: a hook or a

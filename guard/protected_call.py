@@ -16,6 +16,7 @@ from guard.asking.own_money import note_own_money
 from guard.asking.tool_calls import FUNCTION, ToolCall, Watcher
 from guard.asking.unchecked_tools import protected_names
 from guard.breaker.exceptions import (
+    GuardBlockedException,
     GuardError,
     GuardTransportError,
     RateLimitError,
@@ -25,7 +26,7 @@ from guard.breaker.refusals import error_at_edge
 from guard.control.bodies import Body, TaskBody, require_task
 from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, here
-from guard.core import wire
+from guard.core import arguments, wire
 from guard.core.leases import Grant, Question, Subject
 from guard.facade import ready_runtime, ready_runtime_async
 from guard.instrumentation import patching
@@ -56,6 +57,7 @@ class Target:
         watcher: what the call is to the tool that it names.
         pays: whether it may cost more than its LLM requests, so that a guess is set aside for it. A
             framework's tool may have another process make them, which knows nothing of the guess.
+        callee: the function, which names the arguments of its calls.
         subject: what the gateway is asked to allow while no tools are offered to a model.
     """
 
@@ -64,6 +66,7 @@ class Target:
     sensitive: bool = False
     watcher: Watcher = FUNCTION
     pays: bool = True
+    callee: Any = attrs.field(default=None, repr=False)
     subject: Subject = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -72,6 +75,7 @@ class Target:
     @classmethod
     def of(cls, function: Any, *, sensitive: bool) -> Target:
         """Return the target that a callable is."""
+        callee = function
         while isinstance(function, functools.partial):
             function = function.func
         name = getattr(function, "__name__", type(function).__name__)
@@ -83,6 +87,7 @@ class Target:
             wire.fitted(dotted, _FUNCTION_LENGTH_MAX, _FUNCTION_BYTES_MAX),
             wire.fitted(name),
             sensitive,
+            callee=callee,
         )
 
 
@@ -96,6 +101,7 @@ class ProtectedCall(Edge):
 
     __slots__ = (
         "_admitted",
+        "_asked_for",
         "_began_s",
         "_call_scope",
         "_entry",
@@ -118,6 +124,8 @@ class ProtectedCall(Edge):
         self._outside = None
         self._target = target
         self.body: Body | None = None
+        # The digest of the arguments that a person may be asked about.
+        self._asked_for: str | None = None
         # The task of a covered call, found by `admit_async`; `enter` uses it up.
         self._task: asyncio.Task[object] | None = None
         # Whether the call was allowed and is not over: then its end is recorded, once.
@@ -148,6 +156,8 @@ class ProtectedCall(Edge):
             if self._is_covered(runtime):
                 return
             grant = self._runtime.gate.ask(self._question())
+            if self._asked_for is not None and grant.approved:
+                self._require_unchanged(grant)
         except (GuardError, WorkflowKilledInterrupt) as exc:
             self._runtime.reports.error(exc, "gate", self._call_scope, self._target.tool_name)
             if not self._falls_back(exc):
@@ -184,6 +194,8 @@ class ProtectedCall(Edge):
     async def _ask(self) -> None:
         try:
             grant = await self._runtime.gate.ask_async(self._question())
+            if self._asked_for is not None and grant.approved:
+                self._require_unchanged(grant)
         except (GuardError, WorkflowKilledInterrupt) as exc:
             await self._refused(exc)
         else:
@@ -276,6 +288,8 @@ class ProtectedCall(Edge):
     def _question(self) -> Question:
         target, scope, runtime = self._target, self._call_scope, self._runtime
         request = _gate_request(target, self._record.call_id, scope)
+        if target.sensitive or runtime.tools.asks_about(scope, target.tool_name):
+            self._show_arguments(request)
         request.gates_requests = runtime.gates_requests
         if runtime.gates_requests and not target.pays:
             request.max_input_tokens = request.max_output_tokens = 0
@@ -283,6 +297,38 @@ class ProtectedCall(Edge):
         if target.sensitive:
             return Question(request)
         return Question(request, scope.call_lane, subject_of(target, scope))
+
+    def _show_arguments(self, request: wire.GateRequest) -> None:
+        """Bind a person's approval to the arguments, and show those that the program names."""
+        found = self._arguments()
+        if found is None:
+            return
+        key = arguments.key_of(self._runtime.settings.api_key)
+        self._asked_for = request.arguments = arguments.digest(found, key)
+        note = self._call_scope.note
+        request.note = None if note is None else note.sent(found)
+
+    def _arguments(self) -> dict[str, Any] | None:
+        called, callee = getattr(self, "called", None), self._target.callee
+        return None if called is None or callee is None else arguments.named(callee, *called)
+
+    def _require_unchanged(self, grant: Grant) -> None:
+        """Refuse a call whose arguments are no longer those that a person has approved.
+
+        Raises:
+            GuardBlockedException: they are not.
+        """
+        key = arguments.key_of(self._runtime.settings.api_key)
+        if arguments.digest(self._arguments() or {}, key) == self._asked_for:
+            return
+        self._runtime.gate.release(grant)
+        raise GuardBlockedException(
+            workflow_id=self._call_scope.workflow_id,
+            reason="its arguments were changed while a person was asked",
+            action="approval",
+            tool_name=self._target.tool_name,
+            status_code=403,
+        )
 
     def _accept(self, grant: Grant) -> None:
         self._admitted = True
@@ -447,7 +493,7 @@ def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateReques
         tools=list(scope.tools),
         tool_name=target.tool_name,
         sensitive=target.sensitive,
-        note=scope.note,
+        note=None if scope.note is None else scope.note.sent(),
     )
 
 

@@ -75,6 +75,12 @@ class ToolPolicy:
             return None
         return rules.for_scope(scope.workflow_id, scope.agent)
 
+    def asks_about(self, scope: Scope, name: str) -> bool:
+        """Tell whether the gateway may ask a person about a tool."""
+        rules = self._rules(scope)
+        verdict = None if rules is None else rules.verdict(name)
+        return verdict is not None and verdict.kind == "ask"
+
     def results(self, body: bytes) -> None:
         """Name the tools without a check whose results a request sends to a model."""
         self.unchecked.sent(body)
@@ -148,7 +154,7 @@ class ToolPolicy:
             name,
             tools=list(scope.tools),
             tool_name=name,
-            note=scope.note,
+            note=None if scope.note is None else scope.note.sent(),
             gates_requests=self._gates_requests(),
         )
 

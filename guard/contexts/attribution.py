@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from guard.contexts.boundary import Boundary
@@ -85,12 +85,14 @@ class ask(Boundary):  # noqa: N801  # used like a function: `with guard.context.
     """Show something to the person who is asked to approve a call that is made inside.
 
     It goes to the gateway with each gated call, is stored with the approval if one is needed, and
-    is shown to the operator who answers. Nothing else is shown, not even tool arguments. An inner
-    block replaces an outer one; without arguments nothing is shown.
+    is shown to the operator who answers. Nothing else is shown; tool arguments only where ``show``
+    names them. An inner block replaces an outer one; without arguments nothing is shown.
 
     Args:
         message: a sentence or two; at most 1000 characters.
         details: names and JSON values, copied; with the message at most 8192 bytes as JSON.
+        show: names of arguments of the protected functions that are called inside: their values
+            are shown as well, as ``arguments`` of the details.
 
     Raises:
         TypeError, ValueError: of another type, too long, or nothing that JSON can represent.
@@ -103,10 +105,14 @@ class ask(Boundary):  # noqa: N801  # used like a function: `with guard.context.
     kind = "ask"
 
     def __init__(
-        self, message: str | None = None, details: Mapping[str, Any] | None = None
+        self,
+        message: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        *,
+        show: Iterable[str] = (),
     ) -> None:
         super().__init__(None)
-        self._note = note_of(message, details)
+        self._note = note_of(message, details, show)
 
     def _again(self) -> Self:
         again = type(self)()

@@ -4,19 +4,56 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from guard.core.arguments import shown
 from guard.core.wire.codec import WireError, encode
 from guard.core.wire.fields import NOTE_BYTES_MAX, NOTE_DEPTH_MAX, NOTE_MESSAGE_MAX
 from guard.core.wire.gate import ApprovalNote
 from guard.core.wire.text import flaw_in_text
 
+ARGUMENTS: Final = "arguments"
+"""Under which the arguments that are shown stand in the details."""
+
+_TOO_LARGE: Final = "too large to show"
 _INTEGER_MAX: Final = 2**63
 _TAKES: Final = "text, numbers, booleans, None, lists and mappings with text as keys"
 
 
-def note_of(message: str | None, details: Mapping[str, Any] | None) -> ApprovalNote | None:
+class AgentNote(ApprovalNote, omit_defaults=True):
+    """A note, and the names of the arguments that are shown with it.
+
+    Args:
+        show: names.
+    """
+
+    show: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "AgentNote(...)"
+
+    def sent(self, arguments: Mapping[str, Any] | None = None) -> ApprovalNote | None:
+        """Return what goes to the gateway; None for nothing.
+
+        Args:
+            arguments: of the call, by name, where they are known.
+        """
+        details = dict(self.details)
+        known = arguments or {}
+        values = {name: known[name] for name in self.show if name in known}
+        if values:
+            details[ARGUMENTS] = {name: shown(value) for name, value in values.items()}
+            if len(encode(ApprovalNote(self.message, details))) > NOTE_BYTES_MAX:
+                details[ARGUMENTS] = _TOO_LARGE
+        if not self.message and not details:
+            return None
+        return ApprovalNote(self.message, details)
+
+
+def note_of(
+    message: str | None, details: Mapping[str, Any] | None, show: Iterable[str] = ()
+) -> AgentNote | None:
     """Return a note, with a copy of the details; None for nothing to show.
 
     Raises:
@@ -37,9 +74,12 @@ def note_of(message: str | None, details: Mapping[str, Any] | None) -> ApprovalN
         raise ValueError(f"message {flaw}")
     if details is not None and not isinstance(details, Mapping):
         raise TypeError(f"details is a mapping, not {type(details).__name__}")
-    if not message and not details:
+    names = _names(show)
+    if names and details is not None and ARGUMENTS in details:
+        raise ValueError(f"details have {ARGUMENTS!r}, which show puts there")
+    if not message and not details and not names:
         return None
-    note = ApprovalNote(message or "", _plain(details or {}, "details", 2))
+    note = AgentNote(message or "", _plain(details or {}, "details", 2), names)
     try:
         size = len(encode(note))
     except WireError:
@@ -49,6 +89,16 @@ def note_of(message: str | None, details: Mapping[str, Any] | None) -> ApprovalN
             f"message and details have at most {NOTE_BYTES_MAX} bytes as JSON, not {size}"
         )
     return note
+
+
+def _names(show: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(show, str) or not isinstance(show, Iterable):
+        raise TypeError(f"show is a list of names of arguments, not {type(show).__name__}")
+    names = tuple(show)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"show has a name that is {type(name).__name__}, not text")
+    return names
 
 
 def _plain(value: Any, place: str, depth: int) -> Any:

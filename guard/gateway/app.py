@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from guard.core import wire
 from guard.gateway.api import docs
+from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.app import AdminApp, starlette_app
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.people import PeopleHandlers
@@ -33,6 +35,7 @@ from guard.gateway.api.http import (
     send_answer,
     store_failed,
 )
+from guard.gateway.api.slack import SlackRoute
 from guard.gateway.api.socket import Socket
 from guard.gateway.api.spend import SpendRoute
 from guard.gateway.dashboard.dashboard import dashboard_routes
@@ -41,6 +44,7 @@ from guard.gateway.databases import storage_of
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import Rates
+from guard.gateway.services.alert_watch import AlertWatch
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.fanout import Hub
@@ -50,6 +54,7 @@ from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.published import load_published
+from guard.gateway.services.questions import Questions
 from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
@@ -156,11 +161,14 @@ class GatewayApp:
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
         )
         self.operators = OperatorService(self.storage, clock_ms, passed_ms)
+        alerts = AlertHandlers(self.storage, settings)
+        questions = Questions(self.storage, settings.public_url or "", clock_ms)
         handlers = AdminHandlers(
             self.storage,
             gatekeeper.recent,
             self.catalogue,
             clock_ms,
+            alerts,
             private_webhooks=settings.private_webhooks,
         )
         people = PeopleHandlers(self.storage, self.operators)
@@ -184,6 +192,8 @@ class GatewayApp:
                 handlers,
                 people,
                 provider_of(settings),
+                alerts,
+                questions,
                 self.operators,
                 self.change_watcher,
                 settings,
@@ -192,9 +202,23 @@ class GatewayApp:
             )
         )
         self._cold = starlette_app(
-            [*health.routes(), *docs.routes(), *document.routes(), *admin.routes(), *dashboard]
+            [
+                *health.routes(),
+                *docs.routes(),
+                *document.routes(),
+                *admin.routes(),
+                *SlackRoute(self.storage, clock_ms).routes(),
+                *dashboard,
+            ]
         )
-        self._webhooks = WebhookSender(self.storage, clock_ms, private=settings.private_webhooks)
+        self._webhooks = WebhookSender(
+            self.storage, clock_ms, private=settings.private_webhooks,
+            base_url=settings.public_url or "", ask=questions.of,
+        )  # fmt: skip
+        self._alert_watch = AlertWatch(
+            self.storage, lambda: self.storage.statistics().get("healthy", False),
+            self._webhooks.send_unrecorded, clock_ms, time.monotonic,
+        )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- life cycle ----------------------------------------------------------------------------
@@ -214,6 +238,7 @@ class GatewayApp:
         self._tasks = [
             asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),
             asyncio.create_task(self._webhooks.run(), name="guard-gateway-webhooks"),
+            asyncio.create_task(self._alert_watch.run(), name="guard-gateway-alerts"),
             asyncio.create_task(self.change_watcher.run(), name="guard-gateway-change-watcher"),
         ]
         self._opened.set()

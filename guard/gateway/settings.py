@@ -226,7 +226,9 @@ class GatewaySettings:
         "The role of persons who come by single sign-on and are no operators yet: viewer, operator "
         "or owner, of all organisations. Without it only operators get in.", None, _role,
     )  # fmt: skip
-    private_webhooks: bool = _setting("Let webhooks go to loopback and private addresses.", False)
+    private_webhooks: bool = _setting(
+        "Let alerts and webhooks go to loopback and private addresses.", False
+    )
     retention_days: int = _setting(
         "How long events and calls are kept (the current month at least); 0 keeps everything. "
         "Totals that the ledger needs stay.", 90, _whole(0, _DAY_MAX),

@@ -34,7 +34,7 @@ from guard.instrumentation.request_gate import RequestGate
 from guard.instrumentation.request_spans import RequestSpan
 from guard.instrumentation.tool_watch import ToolGate
 from guard.instrumentation.unread_answers import UnreadAnswers
-from guard.instrumentation.unseen import UnseenRequests
+from guard.instrumentation.unseen import UNSEEN_EVENT, UnseenRequests
 from guard.loop import held_forks
 from guard.scope.scope import Scope, current_scope
 
@@ -43,6 +43,7 @@ logger = logging.getLogger("guard.instrumentation")
 _MANY: Final = 1_000_000
 """So many tokens cost something, if the model has a price."""
 _UNSEEN_HOSTS_MAX: Final = 100
+_UNPRICED: Final = "its price is not known here"
 _RESPONSES_KEPT: Final = 4096
 _POLL_S: Final = 0.005
 _UNREAD_MAX: Final = 128
@@ -123,6 +124,8 @@ class Instrumentation:
         self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
         # Hosts whose answers held no usage; a dict for its order.
         self._unseen: dict[str, None] = {}
+        # Hosts that the gateway was told of.
+        self._reported: dict[str, None] = {}
         self.unseen = UnseenRequests()
         self.refuse_unseen: Callable[[str, Scope], None] | None = None
         # The newest responses by vendor and id, to recognise one that is polled again.
@@ -244,7 +247,8 @@ class Instrumentation:
         if outer is not None and outer.is_sent_by(path, body):
             return None
         if endpoint.is_unlisted and (endpoint.certain or names_unpriced(path, body())):
-            self.unseen.note(host, path, "its price is not known here")
+            self.unseen.note(host, path, _UNPRICED)
+            self._report_unseen(host, _UNPRICED)
         scope = current_scope.get()
         span = RequestSpan.begin(endpoint, host, path, scope) if endpoint.asks else None
         try:
@@ -356,10 +360,21 @@ class Instrumentation:
             Refusal: such requests are refused here.
         """
         self.unseen.note(host, path, why)
+        self._report_unseen(host, why)
         if self.refuse_unseen is not None:
             self.refuse_unseen(
                 f"a request to {host}{path} cannot be held: {why}", current_scope.get()
             )
+
+    def _report_unseen(self, host: str, why: str) -> None:
+        """Tell the gateway of a host that is not metered, once; it can alert its operators."""
+        if host in self._reported or len(self._reported) >= _UNSEEN_HOSTS_MAX:
+            return
+        self._reported[host] = None
+        try:
+            self._record(UNSEEN_EVENT, {"host": host, "why": why}, current_scope.get())
+        except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
+            self.failed(exc)
 
     def usage_unseen(self, host: str, *, is_held: bool = False) -> None:
         """Report a host whose session ended, or whose answer came, without any usage.

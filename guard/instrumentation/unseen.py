@@ -16,6 +16,9 @@ FRAMEWORK: Final = "tools of:"
 
 _NAMES_MAX: Final = 100
 
+UNSEEN_EVENT: Final = "sdk.unseen"
+"""Tells the gateway of a host that is not metered, so that operators can be alerted."""
+
 
 class UnseenRequests:
     """Counts them. Thread-safe.

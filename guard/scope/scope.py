@@ -20,7 +20,7 @@ from guard.core.wire.gate import GateRequest
 if TYPE_CHECKING:
     from guard.core.call_options import CallOptions
     from guard.core.leases import Hold, LaneKey
-    from guard.core.wire import ApprovalNote
+    from guard.core.notes import AgentNote
     from guard.telemetry.spans import OpenSpan
 
 EventFields = tuple[str | None, ...]
@@ -115,7 +115,7 @@ class Scope(Struct, frozen=True, eq=False):
     tools: tuple[str, ...] = ()
     user: str | None = None
     tags: str | None = None
-    note: ApprovalNote | None = None
+    note: AgentNote | None = None
     options: CallOptions | None = None
     call: CallRecord | None = None
     entry: Entry | None = None

@@ -42,9 +42,12 @@ class Edge:
         scope: the scope of the body, or None to run it in its caller's. A generator's body may
             change it; the change lasts from one step to the next.
         body: the body, or the step of a generator's, that runs now and that a kill can stop.
+        called: with what the function is called; unset where there is none.
     """
 
-    __slots__ = ("_outside", "body", "scope")
+    called: tuple[tuple[Any, ...], dict[str, Any]]
+
+    __slots__ = ("_outside", "body", "called", "scope")
 
     def __init__(self, scope: Scope | None = None) -> None:
         self.scope = scope
@@ -142,6 +145,7 @@ def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         edge = make()
+        edge.called = args, kwargs
         error: BaseException | None = None
         try:
             try:
@@ -175,6 +179,7 @@ def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         edge = make()
+        edge.called = args, kwargs
         error: BaseException | None = None
         try:
             try:
@@ -207,6 +212,7 @@ def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         edge = make()
+        edge.called = args, kwargs
         generator = function(*args, **kwargs)
         step: Callable[[Any], Any] = generator.send
         value: Any = None
@@ -250,6 +256,7 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         edge = make()
+        edge.called = args, kwargs
         generator = function(*args, **kwargs)
         step: Callable[[Any], Any] = generator.asend
         value: Any = None

@@ -12,8 +12,8 @@ PAGES: Final = [
     "/", "/workflows", "/users", "/workflow?id=auditor&tab=calls", "/workflow?id=auditor&tab=spans",
     "/workflow?id=auditor&tab=models", "/workflow?id=auditor&tab=decisions",
     "/workflow?id=auditor&tab=errors", "/events", "/events?show=refused", "/approvals", "/budgets",
-    "/budgets/edit", "/policies", "/policies/edit", "/keys", "/people",
-    "/people/change?name=admin&change=role",
+    "/budgets/edit", "/policies", "/policies/edit", "/alerts", "/alerts/channel?kind=slack",
+    "/alerts/channel?kind=email", "/keys", "/people", "/people/change?name=admin&change=role",
     "/settings", "/audit",
     "/control?action=kill&workflow=auditor",
 ]  # fmt: skip

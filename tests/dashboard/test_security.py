@@ -19,11 +19,13 @@ from guard.gateway.tls import fingerprint
 from guard.tls import client_context
 
 PAGES: Final = ["/", "/workflows", "/users", "/workflow?id=x", "/events", "/approvals", "/budgets",
-                "/budgets/edit", "/policies", "/policies/edit", "/keys", "/people", "/settings",
-                "/audit", "/live", "/control?action=kill&workflow=x"]  # fmt: skip
+                "/budgets/edit", "/policies", "/policies/edit", "/alerts",
+                "/alerts/channel", "/alerts/delete?what=rule&name=x", "/keys", "/people",
+                "/settings", "/audit", "/live", "/control?action=kill&workflow=x"]  # fmt: skip
 FORMS: Final = ["/control", "/approvals", "/settings", "/budgets", "/budgets/raise",
                 "/budgets/delete", "/policies",
-                "/policies/delete", "/keys", "/keys/change", "/people", "/people/change",
+                "/policies/delete", "/alerts/rules", "/alerts/channels", "/alerts/test",
+                "/alerts/delete", "/keys", "/keys/change", "/people", "/people/change",
                 "/people/sessions", "/organisations", "/organisations/remove", "/audit/verify",
                 "/sign-out"]  # fmt: skip
 PASSWORD: Final = "a password for tests"
@@ -131,6 +133,12 @@ def test_only_forms_are_read(visitor: Any) -> None:
         ("/policies", {"name": "", "is_new": "1"}),
         ("/policies", {"name": "p", "is_new": "1", "approval_timeout_s": "0"}),
         ("/keys", {"name": "k", "role": "root"}),
+        ("/alerts/rules", {"on": "rain"}),
+        ("/alerts/rules", {"on": "kill", "name": "a b"}),
+        ("/alerts/rules", {"on": "refusals", "count": "0"}),
+        ("/alerts/channels", {"kind": "slack", "name": "ops"}),
+        ("/alerts/channels", {"kind": "webhook", "name": "hook", "url": "https://10.0.0.1/"}),
+        ("/alerts/channels", {"kind": "email", "name": "m", "to": "a\nb@c.de", "sender": "x@y.z"}),
         ("/settings", {"chain_ttl_ms": "soon"}),
         ("/approvals", {"approval": "x", "answer": "maybe"}),
         ("/control", {"action": "kill", "workflow": "a\0b"}),
@@ -339,6 +347,9 @@ def test_an_operator_of_one_organisation_sees_and_stops_nothing_else(
         ("/keys/change", {"action": "rotate", "key": key["key_id"]}),
         ("/people/change", {"name": "admin", "change": "remove"}),
         ("/people/sessions", {"session": gateway.admin.sessions()[-1]["session_id"]}),
+        ("/alerts/test", {"name": "other-flow"}),
+        ("/alerts/delete", {"what": "channel", "name": "other-flow"}),
+        ("/alerts/delete", {"what": "rule", "name": "other-flow"}),
     ]
     for path, fields in attempts:
         for organisation in (own.organisation_id, other.organisation_id):

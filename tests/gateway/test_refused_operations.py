@@ -39,6 +39,8 @@ def _owned(world: World) -> Owned:
     admin = world.admin
     admin.set_policy("extra", tools_block=["nothing"])
     admin.set_password("extra", PASSWORD)
+    admin.set_channel("extra", "webhook", url="http://127.0.0.1:9/")
+    admin.set_alert("extra", "kill")
     price = admin.set_price("own", input_per_mtok=1, output_per_mtok=1)
     budget = admin.set_budget(limit_nanousd=5, scope_kind="user", scope_id="u")
     webhook = admin.request("PUT", "/webhooks", {"url": "http://127.0.0.1:9/",
@@ -76,6 +78,8 @@ def _body(operation: Operation, owned: Owned) -> Any:
         ("POST", "/approvals/{approval_id}"): {"approved": True},
         ("PUT", "/webhooks"): {"url": "http://127.0.0.1:9/", "enabled": False},
         ("PUT", "/operators/{name}"): {"password": PASSWORD},
+        ("PUT", "/alerts/rules/{name}"): {"on": "kill"},
+        ("PUT", "/alerts/channels/{name}"): {"kind": "webhook", "url": "http://127.0.0.1:9/x"},
     }
     return bodies[operation.method, operation.path] if operation.body is not None else None
 
@@ -98,6 +102,9 @@ _NAMES_ONE: dict[tuple[str, str], int] = {
     ("POST", "/operators/{name}/sign-in-link"): 404,
     ("DELETE", "/operators/{name}/sessions"): 404,
     ("DELETE", "/sessions/{session_id}"): 404,
+    ("DELETE", "/alerts/rules/{name}"): 404,
+    ("DELETE", "/alerts/channels/{name}"): 404,
+    ("POST", "/alerts/channels/{name}/test"): 404,
 }
 """What a key of another organisation is told that names the thing, but not the organisation.
 
@@ -161,7 +168,7 @@ class _AnyHandler:
     """Stands for the handlers, where only the table is wanted."""
 
     def __getattr__(self, name: str) -> Any:
-        return name
+        return self
 
 
 # -- what is over ----------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import pytest
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services import webhooks as sender
-from guard.gateway.services.webhooks import _public_address, check_url, signature
+from guard.gateway.services.channels.message import signature
+from guard.gateway.services.egress import address_of, check_url
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support.waiting import until
@@ -143,10 +144,8 @@ def test_loopback_is_refused_unless_the_operator_allows_it(tenant: Any) -> None:
 
 @pytest.mark.asyncio
 async def test_a_name_that_resolves_to_a_private_address_is_not_connected_to() -> None:
-    import httpx
-
     with pytest.raises(OSError, match="not public"):
-        await _public_address(httpx.URL("https://localhost/"))
+        await address_of("localhost", 443)
 
 
 def _plant(database: Any, organisation_id: str, url: str) -> None:
@@ -154,7 +153,8 @@ def _plant(database: Any, organisation_id: str, url: str) -> None:
     store = sqlite3.connect(database, timeout=60)
     with store:
         store.execute(
-            "INSERT INTO webhooks VALUES (?,?,?,?,?,1,0)",
+            "INSERT INTO webhooks (webhook_id, organisation_id, url, types, secret, enabled,"
+            " created_at_ms) VALUES (?,?,?,?,?,1,0)",
             ("w-" + organisation_id, organisation_id, url, "[]", "whsec_AAAA"),
         )
         store.execute(

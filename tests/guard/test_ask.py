@@ -94,6 +94,91 @@ class TestWhatIsShown:
         assert asked(tenant, work) == ("", {})
 
 
+@guard.protect
+def pay_out(number: str, to: dict[str, str], secret: str = "canary-3b") -> str:
+    return f"{number} {to['name']}"
+
+
+@pytest.mark.usefixtures("transport")
+class TestArguments:
+    """An approval is for the arguments of its call, which the gateway has a digest of."""
+
+    def _approval(self, tenant: Any, work: Callable[[], Any]) -> tuple[threading.Thread, Any]:
+        thread = threading.Thread(target=work)
+        thread.start()
+        (approval,) = until(lambda: tenant.admin.approvals())
+        return thread, approval
+
+    def _answered(self, tenant: Any, work: Callable[[], Any]) -> Any:
+        thread, approval = self._approval(tenant, work)
+        tenant.admin.answer_approval(approval["approval_id"], approved=True)
+        thread.join(120)
+        return approval
+
+    def test_equal_calls_have_one_digest_and_show_nothing(self, tenant: Any) -> None:
+        found = [
+            self._answered(tenant, lambda n=n, name=name: pay_out(n, to={"name": name}))  # type: ignore[misc]
+            for n, name in (("1", "a"), ("1", "a"), ("2", "a"), ("1", "b"))
+        ]
+        digests = [each["arguments"] for each in found]
+        assert digests[0] == digests[1]
+        assert len(set(digests)) == 3
+        assert "canary-3b" not in json.dumps(tenant.admin.approvals(None))
+        assert all(each["details"] == {} for each in found)
+
+    def test_those_that_are_named_are_shown(self, tenant: Any) -> None:
+        def work() -> None:
+            with context.ask("Pay?", {"why": "due"}, show=["number", "to", "nothing"]):
+                pay_out("7", {"name": "ACME"})
+
+        approval = self._answered(tenant, work)
+        assert approval["details"] == {
+            "why": "due", "arguments": {"number": "7", "to": {"name": "ACME"}},
+        }  # fmt: skip
+
+    def test_what_was_changed_meanwhile_does_not_run(self, tenant: Any) -> None:
+        to, seen = {"name": "ACME"}, list[Any]()
+
+        def work() -> None:
+            try:
+                seen.append(pay_out("7", to))
+            except guard.GuardBlockedException as exc:
+                seen.append(exc.reason)
+
+        thread, approval = self._approval(tenant, work)
+        to["name"] = "MALLORY"
+        tenant.admin.answer_approval(approval["approval_id"], approved=True)
+        thread.join(120)
+        assert seen == ["its arguments were changed while a person was asked"]
+
+    def test_async_too(self, tenant: Any) -> None:
+        to, seen = {"name": "ACME"}, list[Any]()
+
+        @guard.protect
+        async def pay_later(to: dict[str, str]) -> None:
+            seen.append(to)
+
+        def work() -> None:
+            try:
+                asyncio.run(pay_later(to))
+            except guard.GuardBlockedException as exc:
+                seen.append(exc.reason)
+
+        thread, approval = self._approval(tenant, work)
+        to["name"] = "MALLORY"
+        tenant.admin.answer_approval(approval["approval_id"], approved=True)
+        thread.join(120)
+        assert seen == ["its arguments were changed while a person was asked"]
+
+
+@pytest.mark.parametrize("wrong", ["number", 7, [1]])
+def test_show_takes_names(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="show"):
+        context.ask("m", show=wrong)
+    with pytest.raises(ValueError, match="arguments"):
+        context.ask("m", {"arguments": 1}, show=["a"])
+
+
 @pytest.mark.usefixtures("switched_off")
 def test_it_holds_in_what_is_opened_inside() -> None:
     with context.ask("m") as outer, guard.workflow("w"), guard.span("s"):

@@ -41,13 +41,13 @@ _FILL: Final = (
     "INSERT INTO runs {numbers} '{own}', 'r' || n, 'w' || n, 1, 1, 0 FROM n",
     # Approvals that wait, and as many that were used.
     ("INSERT INTO approvals {numbers} 'a' || n, '{own}', 'k', 'ac' || n, 's', 'pending', 't', 'f',"
-    " 'w' || n, NULL, NULL, 1, {far}, NULL, NULL, '', '{{}}', NULL, NULL FROM n"),
+    " 'w' || n, NULL, NULL, 1, {far}, NULL, NULL, '', '{{}}', NULL, NULL, NULL FROM n"),
     ("INSERT INTO approvals {numbers} 'u' || n, '{own}', 'k', 'uc' || n, 's', 'used', 't', 'f',"
-    " 'w' || n, NULL, NULL, 1, {far}, 1, 'o', '', '{{}}', NULL, NULL FROM n"),
+    " 'w' || n, NULL, NULL, 1, {far}, 1, 'o', '', '{{}}', NULL, NULL, NULL FROM n"),
     ("INSERT INTO webhooks {numbers} 'h' || n, '{own}', 'https://hooks.example/' || n,"
-    " '[\"budget.threshold\"]', 's', 1, 1 FROM n"),
-    ("INSERT INTO deliveries {numbers} 'd' || n, 'h1', '{own}', 't', '{{}}', 1, 1, 0, NULL, 0, NULL"
-    " FROM n"),
+    " '[\"budget.threshold\"]', 's', 1, 1, 'webhook', '{{}}' FROM n"),
+    ("INSERT INTO deliveries {numbers} 'd' || n, 'h1', '{own}', 't', '{{}}', 1, 1, 0, NULL, 0,"
+    " NULL, '' FROM n"),
     # Kills of workflows, and the messages that they were.
     ("INSERT INTO directives {numbers} '{own}', 'k' || n, '', 'life',"
     " '{{\"seq\": ' || n || ', \"type\": \"kill\", \"workflow_id\": \"k' || n || '\"}}', NULL, 1"

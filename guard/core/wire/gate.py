@@ -83,6 +83,9 @@ class GateRequest(Struct, omit_defaults=True):
     ``winding_down`` says that it finishes the work of its run, for which budgets may keep a share.
     ``takes_last`` says that the caller takes a last request from that share.
 
+    ``arguments`` is a digest of a call's arguments, keyed by what the gateway does not know: an
+    approval is for these and for no others.
+
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
     ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.
     """
@@ -140,6 +143,7 @@ class GateRequest(Struct, omit_defaults=True):
     unjournaled: bool = False
     winding_down: bool = False
     takes_last: bool = False
+    arguments: Name | None = None
 
 
 class GateReply(Struct, omit_defaults=True, weakref=True):

@@ -333,6 +333,42 @@ class AdminClient:
         """Change some of the organisation's settings; the others stay as they are."""
         return dict(self.request("PATCH", "/organisations/settings", settings))
 
+    # -- alerts --------------------------------------------------------------------------------
+
+    def alert_rules(self) -> list[_Json]:
+        """List rules of alerts."""
+        return list(self.request("GET", "/alerts/rules"))
+
+    def set_alert(self, name: str, on: str, **fields: Any) -> _Json:
+        """Set a rule; ``fields`` are ``channels``, ``at_percent``, ``count``, ``within_ms``."""
+        body = _given({"on": on, **fields})
+        return dict(self.request("PUT", f"/alerts/rules/{_quoted(name)}", body))
+
+    def delete_alert(self, name: str) -> None:
+        """Remove a rule."""
+        self.request("DELETE", f"/alerts/rules/{_quoted(name)}")
+
+    def channels(self) -> list[_Json]:
+        """List channels, without their secrets."""
+        return list(self.request("GET", "/alerts/channels"))
+
+    def set_channel(self, name: str, kind: str, **fields: Any) -> _Json:
+        """Set a channel: ``{channel, secret}``; a secret that is left out stays as it was."""
+        body = _given({"kind": kind, **fields})
+        return dict(self.request("PUT", f"/alerts/channels/{_quoted(name)}", body))
+
+    def delete_channel(self, name: str) -> None:
+        """Remove a channel."""
+        self.request("DELETE", f"/alerts/channels/{_quoted(name)}")
+
+    def test_channel(self, name: str) -> str:
+        """Send a test message and return the delivery's id."""
+        return str(self.request("POST", f"/alerts/channels/{_quoted(name)}/test")["delivery_id"])
+
+    def deliveries(self, limit: int = 100) -> list[_Json]:
+        """List deliveries, newest first."""
+        return list(self.request("GET", "/webhooks/deliveries", limit=limit))
+
     # -- control -------------------------------------------------------------------------------
 
     def is_known(self, target: str, run_id: str | None = None) -> bool:

@@ -1,7 +1,8 @@
-"""Activating a file of budgets, policies, prices and settings."""
+"""Activating a file of rules."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from guard.gateway.cli.output import admin_options, client_of, safe, show, wants
 @click.option("--prune", is_flag=True, help="Also remove what the file does not name.")
 @admin_options
 def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
-    """Activate the budgets, policies, prices and settings of a TOML, YAML or JSON file.
+    """Activate the budgets, policies, prices, settings, channels and alerts of a TOML, YAML or
+    JSON file. A channel's secret stays out of it: secret_env names the variable that holds it.
 
     Applying the same file again changes nothing.
 
@@ -27,6 +29,7 @@ def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
       guard gateway apply guard.toml --prune
     """
     wanted = read_rules(file)
+    _take_secrets(wanted)
     with client_of(options) as client:
         plan = client.request("POST", "/apply", {**wanted, "dry_run": dry_run, "prune": prune})
         if wants_json():
@@ -36,3 +39,19 @@ def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
             click.echo(safe(f"{change['change']:9} {change['kind']} {change['name']}"))
         tense = "would change" if dry_run else "changed"
         click.echo(safe(f"{plan['changed']} {tense} on {where()}"))
+
+
+def _take_secrets(wanted: dict[str, Any]) -> None:
+    """Put the secrets of channels in the place of the variables that hold them."""
+    channels = wanted.get("channels")
+    for channel in channels if isinstance(channels, list) else ():
+        if not isinstance(channel, dict):
+            continue
+        for field in ("secret", "signing_secret"):
+            variable = channel.pop(f"{field}_env", None)
+            if variable is None:
+                continue
+            value = os.environ.get(str(variable))
+            if not value:
+                raise click.ClickException(safe(f"{field}_env: the variable {variable} is not set"))
+            channel[field] = value

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.alerts import alerts
 from guard.gateway.cli.apply import apply
 from guard.gateway.cli.approvals import approvals
 from guard.gateway.cli.budgets import budgets
@@ -151,7 +152,7 @@ def _show_key(made: dict[str, Any]) -> None:
 
 for _command in (
     serve, organisations, operators, sessions, password, sign_in_link, local, settings, budgets,
-    policies, prices, approvals, usage, reconcile, audit, apply, backup, restore, migrate, copy,
-    *directives("guard gateway"),
+    policies, prices, approvals, alerts, usage, reconcile, audit, apply, backup, restore, migrate,
+    copy, *directives("guard gateway"),
 ):  # fmt: skip
     gateway.add_command(_command)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from starlette.routing import BaseRoute
 
 from guard.gateway.dashboard.actions import Actions
+from guard.gateway.dashboard.alerts import Alerts
+from guard.gateway.dashboard.answering import Answering
 from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
 from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
@@ -24,4 +26,6 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *Actions(site).routes(),
         *BudgetsAndPolicies(site).routes(),
         *People(site).routes(),
+        *Alerts(site).routes(),
+        *Answering(site, parts.questions).routes(),
     ]

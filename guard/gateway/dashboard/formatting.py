@@ -5,16 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-import unicodedata
 from typing import Any, Final
 
 from guard.core.wire import NANOUSD_PER_DOLLAR
+from guard.gateway.domain.visible import visible
 
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 NOTHING: Final = "–"
-_BLANKS: Final = "\u115f\u1160\u2800\u3164\uffa0"
-"""Letters and symbols that show nothing."""
-
 _GAP: Final = re.compile(r"\n(?:[^\S\n]*\n)+")
 _LINE_LENGTH: Final = 70
 
@@ -150,24 +147,6 @@ def clock(at_ms: int) -> str:
 def _moment(at_ms: int) -> dt.datetime:
     # A client may claim any time, but the calendar ends in the year 9999.
     return dt.datetime.fromtimestamp(min(max(at_ms, 0), 253_402_300_799_000) / 1000, dt.UTC)
-
-
-def visible(text: str) -> str:
-    """Return text with what cannot be seen, or turns the order of the rest around, as its code.
-
-    Line breaks and tabs stay.
-
-    >>> visible("pay" + chr(0x202E) + "exe.pdf" + chr(0))
-    'pay⟨U+202E⟩exe.pdf⟨U+0000⟩'
-    """
-    return "".join(each if _is_seen(each) else f"⟨U+{ord(each):04X}⟩" for each in text)
-
-
-def _is_seen(char: str) -> bool:
-    if char in "\n\t" or " " <= char <= "~":
-        return True
-    category = unicodedata.category(char)
-    return category[0] != "C" and category not in ("Zl", "Zp") and char not in _BLANKS
 
 
 def detail(value: Any) -> str:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.api.admin.people import PeopleHandlers
@@ -34,6 +35,7 @@ from guard.gateway.domain.records import Organisation
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.openid import OpenIdProvider
 from guard.gateway.services.operators import OperatorService, actor_name
+from guard.gateway.services.questions import Questions
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 
@@ -53,6 +55,13 @@ NOTICES: Final = {
     "budget-raised": "The budget was raised. Calls that waited for it go on.",
     "policy": "The policy is active.",
     "policy-deleted": "The policy was deactivated.",
+    "alert": "The rule is active.",
+    "rule-deleted": "The rule was removed.",
+    "channel": "The channel is active. Send a test.",
+    "channel-deleted": "The channel was removed.",
+    "channel-arrived": "The test has arrived.",
+    "channel-failed": "The test has not arrived: Deliveries says why.",
+    "channel-test": "A test is on its way: see Deliveries.",
     "settings": "The settings are active.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
     "operator-added": "The operator was added.",
@@ -70,7 +79,8 @@ NOTICES: Final = {
 NAVIGATION: Final = (
     ("/", "Overview"), ("/workflows", "Workflows"), ("/events", "Events"),
     ("/approvals", "Approvals"), ("/budgets", "Budgets"), ("/policies", "Policies"),
-    ("/keys", "Keys"), ("/people", "People"), ("/settings", "Settings"), ("/audit", "Audit"),
+    ("/alerts", "Alerts"), ("/keys", "Keys"), ("/people", "People"), ("/settings", "Settings"),
+    ("/audit", "Audit"),
 )  # fmt: skip
 
 
@@ -126,6 +136,8 @@ class Parts(Struct):
     handlers: AdminHandlers
     people: PeopleHandlers
     openid: OpenIdProvider | None
+    alerts: AlertHandlers
+    questions: Questions
     operators: OperatorService
     change_watcher: ChangeWatcher
     settings: GatewaySettings

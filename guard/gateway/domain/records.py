@@ -165,8 +165,9 @@ class BudgetAsk(Struct, kw_only=True):
     """A call that waits for an operator to raise a budget.
 
     ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` what of it the budget does not pay
-    for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``. Of a
-    budget of tokens or calls, what is called ``nanousd`` counts these.
+    for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``, which
+    ``refused_by`` has brought forward. Of a budget of tokens or calls, what is called ``nanousd``
+    counts these.
     """
 
     organisation_id: str
@@ -188,6 +189,7 @@ class BudgetAsk(Struct, kw_only=True):
     deadline_ms: int = 0
     unit: BudgetUnit = "usd"
     counts: list[str] = []
+    refused_by: str = ""
 
 
 class RateCap(Struct, kw_only=True):
@@ -282,7 +284,11 @@ class Webhook(Struct, kw_only=True):
 
 
 class Delivery(Struct, kw_only=True):
-    """One webhook message and how its delivery went."""
+    """One message to a channel and how its delivery went.
+
+    ``last_status`` is the status of HTTP or the reply code of SMTP; ``error`` says in a few words
+    why the last attempt failed.
+    """
 
     delivery_id: str
     webhook_id: str
@@ -292,6 +298,9 @@ class Delivery(Struct, kw_only=True):
     delivered_at_ms: int | None
     failed: bool
     last_status: int | None
+    error: str = ""
+    channel: str = ""
+    kind: str = "webhook"
 
 
 class Workflow(Struct, kw_only=True):
@@ -358,6 +367,7 @@ class Approval(Struct, kw_only=True):
 
     Args:
         message, details: what the caller shows to that person.
+        arguments: a keyed digest of the call's arguments, which only its program can make.
         present_until_ms: when it ends unless its caller renews it; ``None``: only at the deadline.
     """
 
@@ -379,6 +389,7 @@ class Approval(Struct, kw_only=True):
     details: dict[str, Any] = {}
     present_until_ms: int | None = None
     user: str | None = None
+    arguments: str | None = None
 
 
 class AuditEntry(Struct, kw_only=True):
@@ -502,7 +513,7 @@ class StoredControl(Struct):
 
 
 class DueDelivery(Struct):
-    """A webhook message that has to be sent now."""
+    """A message that has to be sent now, with its channel."""
 
     delivery_id: str
     organisation_id: str
@@ -512,6 +523,9 @@ class DueDelivery(Struct):
     body: str
     created_at_ms: int
     attempts: int
+    channel_id: str = ""
+    kind: str = "webhook"
+    options: str = "{}"
 
 
 class Billed(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""A complete set of budgets, policies and prices, and the plan that activates it."""
+"""A complete set of budgets, policies, prices, channels and alerts, and the plan to activate it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import msgspec
 from msgspec import Struct
 
 from guard.gateway.domain import setting_table
+from guard.gateway.domain.alerts import AlertRule, Channel, ChannelSecrets
 from guard.gateway.domain.records import BudgetRule, OrganisationSettings, Policy, Price
 
 ChangeKind = Literal["create", "update", "unchanged", "delete"]
-RuleKind = Literal["budget", "policy", "price", "setting"]
+RuleKind = Literal["budget", "policy", "price", "channel", "alert", "setting"]
 
-_OWN_FIELDS: Final = ("budget_id", "policy_id", "price_id", "version", "created_at_ms",
-                      "updated_at_ms")  # fmt: skip
+_OWN_FIELDS: Final = ("budget_id", "policy_id", "price_id", "channel_id", "version",
+                      "created_at_ms", "updated_at_ms")  # fmt: skip
 
 
 class Change(Struct, kw_only=True):
@@ -27,19 +28,34 @@ class Change(Struct, kw_only=True):
 
 
 class RuleSet(Struct):
-    """Budgets, policies and prices of one organisation, and settings by name."""
+    """The rules of one organisation, and settings by name.
+
+    ``secrets`` are those of channels, by name: what is known, or what is given; ``fresh`` are
+    what the gateway has made for those that have none.
+    """
 
     budgets: list[BudgetRule] = []
     policies: list[Policy] = []
     prices: list[Price] = []
     settings: dict[str, bool | int | str] = {}
+    channels: list[Channel] = []
+    alerts: list[AlertRule] = []
+    secrets: dict[str, ChannelSecrets] = {}
+    fresh: dict[str, ChannelSecrets] = {}
+
+    def count(self) -> int:
+        """Return how many records there are."""
+        return len(_named(self))
+
+
+Record = BudgetRule | Policy | Price | Channel | AlertRule
 
 
 class PlannedStep(Struct):
     """A change with the item to put or, for a deletion, to remove."""
 
     change: Change
-    record: BudgetRule | Policy | Price
+    record: Record
 
 
 def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[PlannedStep]:
@@ -58,21 +74,38 @@ def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[PlannedStep]
         'delete'
     """
     steps: list[PlannedStep] = []
-    there: dict[tuple[RuleKind, str], BudgetRule | Policy | Price] = {
+    there: dict[tuple[RuleKind, str], Record] = {
         (kind, name): record for kind, name, record in _named(current)
     }
     for kind, name, record in _named(wanted):
         old = there.pop((kind, name), None)
         change: ChangeKind = "create"
         if old is not None:
-            change = "unchanged" if _content(old) == _content(record) else "update"
+            is_same = _content(old) == _content(record) and not (
+                kind == "channel" and _has_new_secret(current, wanted, name)
+            )
+            change = "unchanged" if is_same else "update"
         steps.append(PlannedStep(Change(kind=kind, name=name, change=change), record))
     if prune:
+        # Rules of alerts before the channels that they name; neither, where the file has none.
+        keeps = () if wanted.channels or wanted.alerts else ("channel", "alert")
         steps += [
             PlannedStep(Change(kind=kind, name=name, change="delete"), record)
-            for (kind, name), record in there.items()
+            for (kind, name), record in sorted(
+                there.items(), key=lambda each: each[0][0] == "channel"
+            )
+            if kind not in keeps
         ]
     return steps
+
+
+def _has_new_secret(current: RuleSet, wanted: RuleSet, name: str) -> bool:
+    given = wanted.secrets.get(name, ChannelSecrets())
+    known = current.secrets.get(name, ChannelSecrets())
+    return any(
+        new not in ("", old)
+        for new, old in ((given.secret, known.secret), (given.signing, known.signing))
+    )
 
 
 def plan_settings(
@@ -110,11 +143,13 @@ def first_named_twice(rules: RuleSet) -> str | None:
     return None
 
 
-def _named(rules: RuleSet) -> Sequence[tuple[RuleKind, str, BudgetRule | Policy | Price]]:
+def _named(rules: RuleSet) -> Sequence[tuple[RuleKind, str, Record]]:
     return [
         *(("budget", _budget_name(b), b) for b in rules.budgets),
         *(("policy", p.name, p) for p in rules.policies),
         *(("price", f"{p.provider}/{p.model}", p) for p in rules.prices),
+        *(("channel", c.name, c) for c in rules.channels),
+        *(("alert", a.name, a) for a in rules.alerts),
     ]
 
 
@@ -125,6 +160,6 @@ def _budget_name(budget: BudgetRule) -> str:
     return " ".join(filter(None, parts))
 
 
-def _content(record: BudgetRule | Policy | Price) -> dict[str, Any]:
+def _content(record: Record) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(record)
     return {name: value for name, value in fields.items() if name not in _OWN_FIELDS}

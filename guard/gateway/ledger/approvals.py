@@ -101,7 +101,7 @@ def _own(
 
 def _shown_caller(asked: records.Approval | wire.GateRequest) -> tuple[str | None, ...]:
     """Return for whom a call is made, as the operator is shown it beside the subject."""
-    return asked.agent, asked.user, asked.run_id
+    return asked.agent, asked.user, asked.run_id, asked.arguments
 
 
 def _reason(known: records.Approval) -> str:
@@ -127,11 +127,13 @@ def _request(
         call_id=call.call_id, status="pending", tool_name=need.tool_name, function=call.function,
         workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent, user=call.user,
         requested_at_ms=now_ms, deadline_ms=now_ms + need.timeout_ms, message=note.message,
-        details=note.details, present_until_ms=now_ms + PRESENCE_MS if call.renews else None,
+        details=note.details, arguments=call.arguments,
+        present_until_ms=now_ms + PRESENCE_MS if call.renews else None,
     )  # fmt: skip
     unit.add_approval(asked, command.request.key_id, subject)
     data = {"approval_id": asked.approval_id, "tool_name": need.tool_name,
-            "function": call.function, "workflow_id": call.workflow_id,
+            "function": call.function, "workflow_id": call.workflow_id, "run_id": call.run_id,
+            "agent": call.agent, "user": call.user, "arguments": call.arguments,
             "deadline_ms": asked.deadline_ms}  # fmt: skip
     webhooks.enqueue(unit, organisation_id, "approval.requested", data)
     return _pending(call.call_id, asked)

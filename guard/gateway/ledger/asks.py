@@ -13,7 +13,7 @@ import msgspec
 
 from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain import records
-from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.domain.waiting import LAPSE_MS, RETRY_MS
@@ -89,9 +89,43 @@ def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refuse
         return
     unit.drop_asks(own, call_id)
     for ask in found if refused else ():
-        if unit.now_ms >= ask.deadline_ms:
+        if unit.now_ms >= ask.deadline_ms and not ask.refused_by:
             details = {"call_id": call_id, "scope": ask.scope, "needed_nanousd": ask.needed_nanousd}
             audit.record(unit, Actor("gateway"), "budget.unanswered", ask.budget_id, details, own)
+
+
+def require_open(
+    unit: UnitOfWork, organisation_id: str, balance_id: int, call_id: str
+) -> records.BudgetAsk:
+    """Return what a call asks, that still waits.
+
+    Raises:
+        NotFoundError: the organisation has no such call.
+        ConflictError: it waits no longer.
+    """
+    known = unit.budget_ask(balance_id, call_id)
+    if known is None or known[0].organisation_id != organisation_id:
+        raise NotFoundError("no such call that waits for a raise")
+    if unit.now_ms >= known[0].deadline_ms:
+        raise ConflictError("the call waits no longer for a raise")
+    return known[0]
+
+
+def refuse(
+    unit: UnitOfWork, actor: Actor, organisation_id: str, balance_id: int, call_id: str
+) -> records.BudgetAsk:
+    """Let a call wait no longer for a raise: it is refused when it asks next.
+
+    Raises:
+        NotFoundError, ConflictError: as :func:`require_open`.
+    """
+    ask = require_open(unit, organisation_id, balance_id, call_id)
+    refused = msgspec.structs.replace(ask, deadline_ms=unit.now_ms, refused_by=actor.name)
+    unit.save_ask(refused)
+    details = {"call_id": call_id, "scope": ask.scope, "needed_nanousd": ask.needed_nanousd}
+    audit.record(unit, actor, "budget.refuse", ask.budget_id, details, organisation_id)
+    unit.announce(PostCommitEvent("room", organisation_id, balance_ids=(balance_id,)))
+    return refused
 
 
 def lapse(unit: UnitOfWork) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 
 from guard.gateway.domain import records
+from guard.gateway.domain.alerts import AlertRule, Channel, ChannelSecrets
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.rulesets import Change, PlannedStep, RuleSet, plan, plan_settings
-from guard.gateway.ledger import audit, control, directory
+from guard.gateway.ledger import alerting, audit, control, directory
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -163,18 +164,23 @@ def apply(
         unit.budgets(organisation_id),
         unit.policies(organisation_id),
         unit.prices(organisation_id),
+        channels=unit.channels(organisation_id),
+        alerts=unit.alert_rules(organisation_id),
+        secrets=alerting.known_secrets(unit, organisation_id) if wanted.secrets else {},
     )
     steps = plan(current, wanted, prune=prune)
     changes, settings = plan_settings(known, wanted.settings, prune=prune)
     if not dry_run:
         for step in steps:
-            _take(unit, actor, organisation_id, step)
+            _take(unit, actor, organisation_id, step, wanted)
         if settings != known:
             directory.update_organisation(unit, actor, organisation_id, settings)
     return [*(step.change for step in steps), *changes]
 
 
-def _take(unit: UnitOfWork, actor: Actor, organisation_id: str, step: PlannedStep) -> None:
+def _take(
+    unit: UnitOfWork, actor: Actor, organisation_id: str, step: PlannedStep, wanted: RuleSet
+) -> None:
     change, record = step.change.change, step.record
     if change == "unchanged":
         return
@@ -188,6 +194,17 @@ def _take(unit: UnitOfWork, actor: Actor, organisation_id: str, step: PlannedSte
             delete_policy(unit, actor, organisation_id, record.name)
         else:
             put_policy(unit, actor, record)
+    elif isinstance(record, Channel):
+        if change == "delete":
+            alerting.delete_channel(unit, actor, organisation_id, record.name)
+        else:
+            given = wanted.secrets.get(record.name, ChannelSecrets())
+            alerting.put_channel(unit, actor, record, given, wanted.fresh[record.name])
+    elif isinstance(record, AlertRule):
+        if change == "delete":
+            alerting.delete_rule(unit, actor, organisation_id, record.name)
+        else:
+            alerting.put_rule(unit, actor, organisation_id, record)
     elif change == "delete":
         delete_price(unit, actor, organisation_id, record.price_id)
     else:

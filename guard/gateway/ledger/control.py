@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from guard.core import wire
-from guard.gateway.domain import ledger, records
+from guard.gateway.domain import alerts, ledger, records
 from guard.gateway.domain.commands import Actor, CallRefusal, PostCommitEvent
 from guard.gateway.domain.ledger import Balance, BudgetAccount
-from guard.gateway.ledger import audit, webhooks
+from guard.gateway.ledger import alerting, audit, webhooks
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -55,6 +55,10 @@ def issue_directive(
     details = {"reason": draft.reason, "run": draft.run_id is not None, "seq": message.seq,
                "resume_after_ms": draft.resume_after_ms}  # fmt: skip
     audit.record(unit, actor, f"workflow.{draft.type}", target, details, organisation_id)
+    if draft.type == "kill":
+        told = {"target": target, "is_run": draft.run_id is not None, "reason": draft.reason,
+                "by": actor.name}  # fmt: skip
+        webhooks.enqueue(unit, organisation_id, "workflow.kill", told)
     return message
 
 
@@ -108,18 +112,36 @@ def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Ch
     """Notify SDKs of exhausted budgets, and webhooks of crossed thresholds."""
     for account in charged.exhausted:
         unit.note_exhausted(account.balance.balance_id, org.organisation_id)
+        tell_exhausted(unit, account)
         if not account.rule.asks:  # else the next call asks, and waits
             _announce_budget(unit, org, account, exhausted=True)
     for account, share in charged.crossed:
-        body = {
-            "budget_id": account.rule.budget_id,
-            "scope": account.label(),
-            "threshold": share,
-            "budget": msgspec.to_builtins(
-                account.view() if account.rule.unit == "usd" else account.counted()
-            ),
-        }
+        body = {**_about(account), "threshold": share}
         webhooks.enqueue(unit, org.organisation_id, "budget.threshold", body)
+
+
+def tell_exhausted(unit: UnitOfWork, account: BudgetAccount) -> None:
+    """Tell that all of a budget is spent, or too little left for a call; once for each limit."""
+    rule, balance = account.rule, account.balance
+    if rule.mode != "hard":
+        return
+    fact = alerts.Fact(
+        type="budget.exhausted",
+        key=f"exhausted:{balance.balance_id}:{rule.limit_nanousd}",
+        data={**_about(account), "asks": rule.asks},
+    )
+    alerting.tell(unit, rule.organisation_id, fact)
+
+
+def _about(account: BudgetAccount) -> dict[str, Any]:
+    """Return what a notice says of a budget."""
+    view = account.view() if account.rule.unit == "usd" else account.counted()
+    return {
+        "budget_id": account.rule.budget_id,
+        "scope": account.label(),
+        "unit": account.rule.unit,
+        "budget": msgspec.to_builtins(view),
+    }
 
 
 def _announce_budget(

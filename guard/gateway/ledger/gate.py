@@ -237,7 +237,10 @@ def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None
     """Keep what was refused for want of a budget, for whoever looks at it."""
     if not account.has_refused_less(amount):
         unit.change_balances([account.balance])
+        is_first = not account.balance.refused_nanousd
         account.balance.refused_nanousd = amount
+        if is_first:
+            control.tell_exhausted(unit, account)
 
 
 def _keys(decision: GateDecision) -> ScopeKeys:

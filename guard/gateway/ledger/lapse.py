@@ -9,7 +9,16 @@ from __future__ import annotations
 from typing import Final
 
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.ledger import approvals, asks, charge, control, expiry, metered, winding
+from guard.gateway.ledger import (
+    alerting,
+    approvals,
+    asks,
+    charge,
+    control,
+    expiry,
+    metered,
+    winding,
+)
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 SWEEP_MAX: Final = 2000
@@ -43,6 +52,7 @@ def sweep(unit: UnitOfWork) -> int:
     closed = expire_reservations(unit)
     approvals.expire(unit)
     asks.lapse(unit)
+    alerting.lapse(unit)
     winding.lapse(unit)
     control.lift_ended(unit)
     control.compact(unit)

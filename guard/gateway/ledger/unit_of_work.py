@@ -27,6 +27,7 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.operators import Operator
+from guard.gateway.ledger.alert_store import AlertStore
 from guard.gateway.ledger.raise_store import RaiseStore
 from guard.gateway.ledger.state import (
     AccountKeys,
@@ -253,7 +254,7 @@ class ControlStore(Protocol):
 
 
 class CatalogueStore(Protocol):
-    """Budgets, policies, prices and webhooks."""
+    """Budgets, policies and prices."""
 
     def budget(self, budget_id: str) -> records.BudgetRule | None:
         """Return a budget."""
@@ -313,40 +314,6 @@ class CatalogueStore(Protocol):
 
     def delete_price(self, organisation_id: str, price_id: str) -> bool:
         """Remove a price; ``False`` when there is none."""
-
-    def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
-        """Return the webhook with this address."""
-
-    def count_webhooks(self, organisation_id: str, limit: int) -> int:
-        """Return how many webhooks an organisation has, counted up to a limit."""
-
-    def enabled_webhooks(self, organisation_id: str, limit: int) -> list[tuple[str, list[str]]]:
-        """Return the ids and types of the webhooks in use; of more than ``limit`` the first."""
-
-    def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
-        """Write a webhook."""
-
-    def delete_webhook(self, organisation_id: str, webhook_id: str) -> bool:
-        """Remove a webhook and fail its waiting deliveries; ``False`` when there is none."""
-
-    def add_delivery(self, delivery: records.Delivery, organisation_id: str, body: str) -> None:
-        """Insert a delivery that is due now."""
-
-    def due_deliveries(
-        self, limit: int, each: int, sending: Mapping[str, int]
-    ) -> list[records.DueDelivery]:
-        """Return due deliveries, at most ``each`` of one organisation, in turns.
-
-        Args:
-            limit: deliveries at once.
-            each: those of one organisation.
-            sending: how many of each organisation are being sent by who asks.
-        """
-
-    def save_attempt(
-        self, delivery_id: str, status: int | None, delivered: bool, next_attempt_ms: int | None
-    ) -> None:
-        """Record one attempt; without a next one an undelivered message has failed."""
 
 
 class DirectoryStore(Protocol):
@@ -444,7 +411,8 @@ class DirectoryStore(Protocol):
 
 
 class UnitOfWork(
-    Transaction, MoneyStore, ControlStore, RaiseStore, CatalogueStore, DirectoryStore, Protocol
+    Transaction, MoneyStore, ControlStore, RaiseStore, CatalogueStore, AlertStore, DirectoryStore,
+    Protocol,
 ):  # fmt: skip
     """One unit of work.
 

@@ -1,18 +1,15 @@
-"""Delivers queued messages, signed according to Standard Webhooks (standardwebhooks.com)."""
+"""Delivers queued messages: to webhooks, Slack and PagerDuty over HTTP, and by mail."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import collections
 import contextlib
-import hashlib
-import hmac
-import ipaddress
 import logging
 import socket
-from collections.abc import Callable
-from typing import Final
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
 
 import httpx
 
@@ -20,6 +17,15 @@ from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import DueDelivery
 from guard.gateway.ledger import webhooks
 from guard.gateway.ledger.state import NOTHING
+from guard.gateway.services.channels import mail
+from guard.gateway.services.channels.message import (
+    PERMANENT,
+    Post,
+    ShownQuestion,
+    message_of,
+    post_of,
+)
+from guard.gateway.services.egress import address_of, check_url
 from guard.gateway.storage.port import Writer
 
 logger = logging.getLogger(__name__)
@@ -28,89 +34,56 @@ RETRY_AFTER_MS: Final = (5_000, 30_000, 300_000, 1_800_000, 7_200_000, 21_600_00
 _TIMEOUT_S: Final = 10.0
 CONCURRENT_MAX: Final = 100
 _IDLE_S: Final = 5.0
-_UNICAST: Final = ipaddress.ip_network("2000::/3")
-"""The only IPv6 addresses that IANA has given to anybody: translation, mapped, compatible and
-site-local ones lie outside."""
 
-_DOCUMENTATION: Final = ipaddress.ip_network("3fff::/20")
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Ask = Callable[[DueDelivery], Awaitable[ShownQuestion]]
 
 
-def check_url(url: str, *, private: bool = False) -> None:
-    """Refuse addresses that a message must not be sent to.
+async def no_question(_: DueDelivery) -> ShownQuestion:
+    """Know nothing of questions."""
+    return ShownQuestion()
+
+
+class Outcome(NamedTuple):
+    """How an attempt went.
 
     Args:
-        url: the webhook's address.
-        private: whether the gateway's operator allows loopback and private networks, and plain
-            ``http`` to loopback addresses.
-
-    Raises:
-        ValueError: not a URL, not ``https``, credentials in it, or a host that is not public.
+        status: of HTTP, or the reply of SMTP.
+        delivered: whether it has arrived.
+        permanent: whether it is not tried again.
+        error: why it has not arrived, in a few words.
     """
-    try:
-        parts = httpx.URL(url)
-        host = parts.host.rstrip(".")
-    except (httpx.InvalidURL, UnicodeError):  # IDNA raises the latter
-        raise ValueError("the URL is not valid") from None
-    if parts.userinfo:
-        raise ValueError("the URL must not contain credentials")
-    if not host:
-        raise ValueError("the URL has no host")
-    address = _literal(host)
-    if not private:
-        local = host == "localhost" or host.endswith(".localhost")
-        if local or (address is not None and not is_public(address)):
-            raise ValueError("the host is not public; the gateway's operator has to allow it")
-    if parts.scheme == "https":
-        return
-    if parts.scheme == "http" and private and address is not None and address.is_loopback:
-        return
-    raise ValueError("the URL must be https")
 
-
-def is_public(address: Address) -> bool:
-    """Tell whether an address is public, and the one embedded in a transition prefix too."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if address.sixtofour is not None or address.teredo is not None:
-            return False
-        if address not in _UNICAST or address in _DOCUMENTATION:
-            return False
-    return address.is_global and not address.is_multicast
-
-
-def _literal(host: str) -> Address | None:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host)
-    with contextlib.suppress(OSError, UnicodeError):  # 0x7f.1 and 2130706433 are addresses too
-        return ipaddress.IPv4Address(socket.inet_aton(host))
-    return None
-
-
-def signature(secret: str, message_id: str, timestamp_s: int, body: bytes) -> str:
-    """Return the ``webhook-signature`` header: version 1, HMAC-SHA256, base64."""
-    key = base64.b64decode(secret.removeprefix("whsec_"))
-    signed = f"{message_id}.{timestamp_s}.".encode() + body
-    return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    status: int | None
+    delivered: bool = False
+    permanent: bool = False
+    error: str = ""
 
 
 class WebhookSender:
     """Sends due messages until cancelled. No organisation can delay another's for long.
 
     Args:
-        catalogue: the queue; a message leaves it after a 2xx answer or its last failed attempt.
+        catalogue: the queue; a message leaves it after it was taken or its last failed attempt.
         clock_ms: the gateway's clock.
         private: whether messages may go to loopback and private addresses.
+        base_url: of the gateway, for links; empty when it is not known.
+        ask: tells what is known of a message's question.
     """
 
     def __init__(
-        self, catalogue: Writer, clock_ms: Callable[[], int], *, private: bool = False
+        self,
+        catalogue: Writer,
+        clock_ms: Callable[[], int],
+        *,
+        private: bool = False,
+        base_url: str = "",
+        ask: Ask = no_question,
     ) -> None:
         self._catalogue = catalogue
         self._clock_ms = clock_ms
         self._private = private
+        self._base_url = base_url.rstrip("/")
+        self._ask = ask
         # Set when the queue may hold something that is due: a commit, or a delivery that ended.
         self._due = asyncio.Event()
         # By delivery. The queue names a message until its attempt is recorded; it is sent once.
@@ -124,9 +97,7 @@ class WebhookSender:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        async with httpx.AsyncClient(
-            timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False
-        ) as http:
+        async with _client() as http:
             try:
                 while True:
                     self._due.clear()
@@ -164,15 +135,11 @@ class WebhookSender:
         self._due.set()
 
     async def _deliver(self, http: httpx.AsyncClient, due: DueDelivery) -> None:
-        status: int | None = None
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                status = await self._post(http, due)
-        except Exception as exc:  # noqa: BLE001  # whatever one message meets is its own
-            logger.info("webhook %s not delivered: %s", due.delivery_id, type(exc).__name__)
-        delivered = status is not None and 200 <= status < 300
+        found = await self.attempt(http, due)
+        if not found.delivered:
+            logger.info("message %s not delivered: %s", due.delivery_id, found.error)
         retry_in_ms = None
-        if not delivered and status != 410 and due.attempts < len(RETRY_AFTER_MS):
+        if not found.delivered and not found.permanent and due.attempts < len(RETRY_AFTER_MS):
             retry_in_ms = RETRY_AFTER_MS[due.attempts]
         # A message that is sent, and whose attempt is not recorded, is sent again: at least once.
         try:
@@ -180,48 +147,79 @@ class WebhookSender:
                 NOTHING,
                 webhooks.attempted,
                 due.delivery_id,
-                status=status,
-                delivered=delivered,
+                status=found.status,
+                delivered=found.delivered,
                 retry_in_ms=retry_in_ms,
+                error=found.error,
             )
         except StoreError as exc:
-            logger.warning("a webhook's delivery could not be recorded: %s", exc)
+            logger.warning("a message's delivery could not be recorded: %s", exc)
             await asyncio.sleep(_IDLE_S)  # it is still due, and would be sent again at once
 
-    async def _post(self, http: httpx.AsyncClient, due: DueDelivery) -> int:
-        body = due.body.encode()
-        timestamp_s = self._clock_ms() // 1000
-        url = httpx.URL(due.url)
+    async def send_unrecorded(self, messages: list[DueDelivery]) -> None:
+        """Send messages once that the store cannot hold: it has failed."""
+        async with _client() as http:
+            found = await asyncio.gather(*[self.attempt(http, each) for each in messages])
+        for each in found:
+            if not each.delivered:
+                logger.warning("an alert was not delivered: %s", each.error)
+
+    async def attempt(self, http: httpx.AsyncClient, due: DueDelivery) -> Outcome:
+        """Send a message once. Whatever it meets is its own: nothing is raised."""
+        try:
+            if due.kind == "email":
+                message = message_of(due, self._base_url, await self._ask(due))
+                return Outcome(await mail.send(message, private=self._private), delivered=True)
+            async with asyncio.timeout(_TIMEOUT_S):
+                message = message_of(due, self._base_url, await self._ask(due))
+                post = post_of(message, self._clock_ms() // 1000)
+                status = await self._post(http, post)
+        except mail.MailRefusedError as exc:
+            return Outcome(exc.code, permanent=exc.code >= 500, error=exc.reason)
+        except Exception as exc:  # noqa: BLE001
+            return Outcome(None, error=_why(exc))
+        if 200 <= status < 300:
+            return Outcome(status, delivered=True)
+        permanent = status in PERMANENT.get(due.kind, ())
+        return Outcome(status, permanent=permanent, error=f"the receiver answers {status}")
+
+    async def _post(self, http: httpx.AsyncClient, post: Post) -> int:
+        url = httpx.URL(post.url)
         headers = {
             "content-type": "application/json",
             "user-agent": "guard-gateway",
-            "webhook-id": due.delivery_id,
-            "webhook-timestamp": str(timestamp_s),
-            "webhook-signature": signature(due.secret, due.delivery_id, timestamp_s, body),
+            **post.headers,
         }
         extensions = {}
+        check_url(post.url, private=self._private)
         if not self._private:
-            check_url(due.url)
             # Connect to the address that was checked: a second look-up could return another.
             headers["host"] = url.netloc.decode("ascii")
             extensions["sni_hostname"] = url.raw_host.decode("ascii")
-            url = url.copy_with(host=await _public_address(url))
+            host = url.raw_host.decode("ascii")
+            url = url.copy_with(host=await address_of(host, url.port or 443))
         async with http.stream(
-            "POST", url, content=body, headers=headers, extensions=extensions
+            "POST", url, content=post.body, headers=headers, extensions=extensions
         ) as response:
             return response.status_code  # the reply's body is not read
 
 
-async def _public_address(url: httpx.URL) -> str:
-    """Resolve a URL's host.
+def _client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False)
 
-    Raises:
-        OSError: it does not resolve, or one of its addresses is not public.
-    """
-    found = await asyncio.get_running_loop().getaddrinfo(
-        url.raw_host.decode("ascii"), url.port or 443, type=socket.SOCK_STREAM
-    )
-    addresses = [str(entry[4][0]) for entry in found]
-    if not addresses or not all(is_public(ipaddress.ip_address(each)) for each in addresses):
-        raise OSError("the host is not public")
-    return addresses[0]
+
+def _why(exc: Exception) -> str:
+    """Return why a message was not sent, without an address: Slack's is a secret."""
+    if isinstance(exc, TimeoutError | httpx.TimeoutException):
+        return "no answer in time"
+    if isinstance(exc, ssl.SSLError) or "CERTIFICATE" in str(exc):
+        return "TLS failed: the certificate is not one that is trusted"
+    if isinstance(exc, httpx.ConnectError | ConnectionError):
+        return "cannot connect"
+    if str(exc) == "the host is not public" or "has to allow it" in str(exc):
+        return "the host is not public"
+    if isinstance(exc, socket.gaierror):
+        return "the host's name is not known"
+    if type(exc) is OSError and exc.errno is None:
+        return str(exc)
+    return type(exc).__name__

@@ -24,6 +24,7 @@ class Observed:
     instrumentation: Instrumentation
     calls: list[InstrumentedCall]
     scopes: list[Scope | None]
+    told: list[Any] = attrs.field(factory=list)
 
     @property
     def events(self) -> list[LlmData]:
@@ -52,8 +53,12 @@ def standin(standin_server: StandIn) -> StandIn:
 def start_observing(**options: Any) -> Observed:
     calls: list[InstrumentedCall] = []
     scopes: list[Scope | None] = []
+    told: list[Any] = []
 
     def record(kind: str, payload: Any, scope: Scope | None = None) -> int:
+        if kind == "sdk.unseen":
+            told.append(payload)
+            return 0
         assert kind == "llm"
         calls.append(payload)
         scopes.append(scope)
@@ -64,7 +69,7 @@ def start_observing(**options: Any) -> Observed:
 
     instrumentation = Instrumentation(record, options.pop("check", check), **options)
     instrumentation.install()
-    return Observed(instrumentation, calls, scopes)
+    return Observed(instrumentation, calls, scopes, told)
 
 
 @pytest.fixture

@@ -104,6 +104,7 @@ class TestJobsAtOtherHosts:
         named = dict(gated.instrumentation.unseen.counts())
         assert named == ({f"127.0.0.1{path}": 1} if name in UNPRICED else {})
         assert gated.instrumentation.failures == 0
+        assert [each["host"] for each in gated.told] == ["127.0.0.1"] * (name in UNPRICED)
 
     @pytest.mark.parametrize("name", JOBS)
     def test_they_are_named_without_a_gate(
@@ -183,3 +184,17 @@ def test_clients_that_are_metered_are_not_named(
     with urllib.request.urlopen(standin.url + "/v1/models") as answer:
         answer.read()
     assert guard.status().unseen_requests == ()
+
+
+def test_the_gateway_is_told_once_of_a_host_that_is_not_metered(
+    standin: StandIn, tenant: Any, start: Callable[..., guard.GuardRuntime]
+) -> None:
+    standin.instead = Reply(None, encoded({"id": "job_1", "status": "queued"}))
+    start()
+    with guard.workflow("w"):
+        for _ in range(2):
+            httpx.post(standin.url + "/v1/batches", json=JOBS["a batch"][1])
+    guard.shutdown()
+    (told,) = [e for e in tenant.admin.events() if e["type"] == "sdk.unseen"]
+    assert (told["workflow_id"], told["data"]["host"]) == ("w", "127.0.0.1")
+    assert "price" in told["data"]["why"]

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from guard.core import globs
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
+from guard.gateway.api.admin.alert_bodies import ApplyAlert, ApplyChannel
 from guard.gateway.domain import records
 from guard.gateway.domain.operators import OperatorRole
 from guard.gateway.domain.records import DurationMs, Label
@@ -412,6 +413,8 @@ class ApplyBody(Strict, kw_only=True):
     policies: Annotated[list[ApplyPolicy], Meta(max_length=1000)] = []
     prices: Annotated[list[PriceBody], Meta(max_length=1000)] = []
     settings: Annotated[dict[str, bool | int | str], Meta(max_length=100)] = {}
+    channels: Annotated[list[ApplyChannel], Meta(max_length=100)] = []
+    alerts: Annotated[list[ApplyAlert], Meta(max_length=100)] = []
     dry_run: bool = False
     prune: bool = False
 

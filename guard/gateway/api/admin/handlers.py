@@ -12,6 +12,7 @@ import attrs
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.api.admin import bodies
+from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.api.http import fail
 from guard.gateway.domain import records
@@ -32,8 +33,8 @@ from guard.gateway.ledger import (
 from guard.gateway.ledger.state import within
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.catalogue import CatalogueCache
+from guard.gateway.services.egress import check_url
 from guard.gateway.services.keys import NewKey, make_key
-from guard.gateway.services.webhooks import check_url
 from guard.gateway.storage.port import Storage
 
 P = ParamSpec("P")
@@ -51,6 +52,7 @@ class AdminHandlers:
     _recent: RecentCalls
     _catalogue: CatalogueCache
     _clock_ms: Callable[[], int]
+    alerts: AlertHandlers
     _private_webhooks: bool = attrs.field(kw_only=True, alias="private_webhooks")
     _ids: IdFactory = attrs.field(factory=IdFactory, init=False)
 
@@ -232,11 +234,12 @@ class AdminHandlers:
             [as_price(own, p) for p in wanted.prices],
             wanted.settings,
         )
+        self.alerts.add_to(rules, own, wanted.channels, wanted.alerts)
         twice = first_named_twice(rules)
         if twice is not None:
             raise ConflictError(f"named twice: {twice}")
         changes = await self._storage.write(
-            within(own, weight=1 + len(rules.budgets) + len(rules.policies) + len(rules.prices)),
+            within(own, weight=1 + rules.count()),
             catalogue.apply,
             call.actor,
             own,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from guard.core import wire
 from guard.gateway.api.admin import bodies
+from guard.gateway.api.admin.alert_handlers import alert_operations
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import Operation
 from guard.gateway.api.admin.people import PeopleHandlers
@@ -107,4 +108,5 @@ def operations(h: AdminHandlers, people: PeopleHandlers) -> list[Operation]:
            list[SessionView], wide=True),
         op("DELETE", "/sessions/{session_id}", people.end_session, "End a session", None,
            status=204, wide=True),
+        *alert_operations(h.alerts),
     ]  # fmt: skip

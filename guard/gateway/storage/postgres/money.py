@@ -16,7 +16,7 @@ from guard.gateway.ledger.state import ChainState, LeaseHold, OrganisationState
 from guard.gateway.storage.postgres.cached_keys import CachedKeys
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
-from guard.gateway.storage.sql.catalogue_tables import WAITING_OWNERS
+from guard.gateway.storage.sql.alert_tables import WAITING_OWNERS
 from guard.gateway.storage.sql.columns import (
     BALANCE_COLUMNS,
     SELECT_APPROVALS,
@@ -53,7 +53,7 @@ _CLAIM_DELIVERIES: Final = (
     " UPDATE deliveries d SET next_attempt_ms = %(until)s FROM mine, webhooks w"
     " WHERE d.delivery_id = mine.delivery_id AND w.webhook_id = d.webhook_id"
     " RETURNING d.delivery_id, d.organisation_id, w.url, w.secret, d.type, d.body,"
-    " d.created_at_ms, d.attempts, mine.place"
+    " d.created_at_ms, d.attempts, d.webhook_id, w.channel_kind, w.channel_options, mine.place"
 )
 _LEASE_HOLDS: Final = (
     "SELECT r.held * (1 - r.closing), r.key_id, r.reservation_id FROM lease_balances b"

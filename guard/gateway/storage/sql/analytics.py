@@ -13,7 +13,7 @@ from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.sql.columns import SELECT_APPROVALS, SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection, equals
-from guard.gateway.storage.sql.rows import approval_from_row, audit_entry_from_row
+from guard.gateway.storage.sql.rows import NAMED, approval_from_row, audit_entry_from_row
 from guard.gateway.storage.sql.views import (
     EVENT_COLUMNS,
     SELECT_BALANCE_VIEWS,
@@ -260,16 +260,18 @@ def approvals(
 
 
 def deliveries(reading: Connection, organisation_id: str, limit: int) -> list[records.Delivery]:
-    """Return webhook deliveries, newest first."""
+    """Return deliveries to channels, newest first."""
     return [
         records.Delivery(
             delivery_id=row[0], webhook_id=row[1], type=row[2], created_at_ms=row[3],
             attempts=row[4], delivered_at_ms=row[5], failed=bool(row[6]), last_status=row[7],
+            error=row[8], channel=(row[9] or "").removeprefix(NAMED), kind=row[10] or "webhook",
         )
         for row in reading.rows(
-            "SELECT delivery_id, webhook_id, type, created_at_ms, attempts, delivered_at_ms,"
-            " failed, last_status FROM deliveries WHERE organisation_id = ?"
-            " ORDER BY delivery_id DESC LIMIT ?",
+            "SELECT d.delivery_id, d.webhook_id, d.type, d.created_at_ms, d.attempts,"
+            " d.delivered_at_ms, d.failed, d.last_status, d.delivery_error, w.url, w.channel_kind"
+            " FROM deliveries d LEFT JOIN webhooks w USING (webhook_id)"
+            " WHERE d.organisation_id = ? ORDER BY d.delivery_id DESC LIMIT ?",
             organisation_id, limit,
         )
     ]  # fmt: skip

@@ -294,6 +294,28 @@ ALTER TABLE scope_totals ADD COLUMN week_nanousd {int} NOT NULL DEFAULT 0;
 """
 """A later step: what each scope has cost in its newest week."""
 
+ALERTS: Final = """
+ALTER TABLE webhooks ADD COLUMN channel_kind TEXT NOT NULL DEFAULT 'webhook';
+ALTER TABLE webhooks ADD COLUMN channel_options TEXT NOT NULL DEFAULT '{{}}';
+ALTER TABLE deliveries ADD COLUMN delivery_error TEXT NOT NULL DEFAULT '';
+CREATE TABLE alert_rules (
+  organisation_id TEXT NOT NULL, alert_name TEXT NOT NULL, alert_rule TEXT NOT NULL,
+  PRIMARY KEY (organisation_id, alert_name)
+) {keyed};
+CREATE TABLE alert_facts (
+  organisation_id TEXT NOT NULL, fact TEXT NOT NULL, told_ms {int} NOT NULL,
+  PRIMARY KEY (organisation_id, fact)
+) {keyed};
+CREATE INDEX alert_facts_told ON alert_facts (told_ms);
+ALTER TABLE approvals ADD COLUMN arguments_digest TEXT;
+CREATE TABLE channel_pace (
+  channel_id TEXT PRIMARY KEY, pace_from_ms {int} NOT NULL, pace_told {int} NOT NULL,
+  digest_id TEXT NOT NULL, digest_due_ms {int} NOT NULL
+) {keyed};
+"""
+"""A later step: kinds of channels, rules of alerts, what was told, and how fast; and of which
+arguments an approval is."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;

@@ -1,4 +1,4 @@
-"""Budgets, policies, prices and webhooks of a unit of work over SQL."""
+"""Budgets, policies and prices of a unit of work over SQL."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 
 from guard.core import globs, wire
 from guard.gateway.domain import records
-from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS, columns
+from guard.gateway.storage.sql.columns import SELECT_BUDGETS, columns
 from guard.gateway.storage.sql.raise_tables import RaiseTables
-from guard.gateway.storage.sql.rows import budget_from_row, stored_kind, webhook_from_row
+from guard.gateway.storage.sql.rows import budget_from_row, stored_kind
 
 T = TypeVar("T")
 BUDGETS_FEW: Final = 256
@@ -27,26 +27,6 @@ _SAVE_BUDGET: Final = (
     " version = excluded.version, updated_at_ms = excluded.updated_at_ms,"
     " on_exhausted = excluded.on_exhausted, ask_ms = excluded.ask_ms,"
     " wind_down_percent = excluded.wind_down_percent"
-)
-
-
-_WAITING: Final = "delivered_at_ms IS NULL AND failed = 0"
-WAITING_OWNERS: Final = (
-    "owners (owner) AS (SELECT * FROM (SELECT organisation_id FROM deliveries"  # noqa: S608 (constant text)
-    f" WHERE {_WAITING} ORDER BY organisation_id LIMIT 1) f UNION ALL SELECT (SELECT"
-    f" organisation_id FROM deliveries WHERE {_WAITING} AND organisation_id > owner"
-    " ORDER BY organisation_id LIMIT 1) FROM owners WHERE owner IS NOT NULL)"
-)
-"""The organisations with waiting messages: each is found in the index, after the one before it."""
-
-_DUE: Final = (
-    f"WITH RECURSIVE {WAITING_OWNERS} SELECT delivery_id, organisation_id, url, secret, type,"  # noqa: S608 (constant text)
-    " body, created_at_ms, attempts FROM (SELECT d.*, w.url, w.secret, ROW_NUMBER() OVER"
-    " (PARTITION BY d.organisation_id ORDER BY d.next_attempt_ms) AS place"
-    " FROM owners o JOIN deliveries d ON d.delivery_id IN (SELECT delivery_id FROM deliveries"
-    f" WHERE {_WAITING} AND organisation_id = o.owner AND next_attempt_ms <= ?"
-    " ORDER BY next_attempt_ms LIMIT ?) JOIN webhooks w USING (webhook_id)) due"
-    " ORDER BY place, next_attempt_ms LIMIT ?"
 )
 
 
@@ -228,83 +208,6 @@ class CatalogueTables(RaiseTables):
             (organisation_id, price_id),
         )
         return cursor.rowcount > 0
-
-    # -- webhooks ------------------------------------------------------------------------------
-
-    def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
-        """Return the webhook with this address."""
-        row = self.row(
-            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND url = ?", organisation_id, url
-        )
-        return None if row is None else webhook_from_row(row)
-
-    def count_webhooks(self, organisation_id: str, limit: int) -> int:
-        """Return how many webhooks an organisation has, counted up to a limit."""
-        sql = "SELECT count(*) FROM (SELECT 1 FROM webhooks WHERE organisation_id = ? LIMIT ?) w"
-        return int(self.row(sql, organisation_id, limit)[0])
-
-    def enabled_webhooks(self, organisation_id: str, limit: int) -> list[tuple[str, list[str]]]:
-        """Return the ids and types of the webhooks in use; of more than ``limit`` the first."""
-        rows = self.rows(
-            "SELECT webhook_id, types FROM webhooks WHERE organisation_id = ? AND enabled = 1"
-            " ORDER BY url LIMIT ?",
-            organisation_id, limit,
-        )  # fmt: skip
-        return [(webhook_id, json.loads(types)) for webhook_id, types in rows]
-
-    def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
-        """Write a webhook."""
-        self.write(
-            "INSERT INTO webhooks VALUES (?,?,?,?,?,?,?) ON CONFLICT (webhook_id) DO UPDATE SET"
-            " url = excluded.url, types = excluded.types, secret = excluded.secret,"
-            " enabled = excluded.enabled",
-            (webhook.webhook_id, webhook.organisation_id, webhook.url, json.dumps(webhook.types),
-             secret, webhook.enabled, webhook.created_at_ms),
-        )  # fmt: skip
-
-    def delete_webhook(self, organisation_id: str, webhook_id: str) -> bool:
-        """Remove a webhook and fail its waiting deliveries; ``False`` when there is none."""
-        cursor = self.write(
-            "DELETE FROM webhooks WHERE organisation_id = ? AND webhook_id = ?",
-            (organisation_id, webhook_id),
-        )
-        if cursor.rowcount == 0:
-            return False
-        self.write(
-            "UPDATE deliveries SET failed = 1 WHERE webhook_id = ? AND delivered_at_ms IS NULL",
-            (webhook_id,),
-        )
-        return True
-
-    def add_delivery(self, delivery: records.Delivery, organisation_id: str, body: str) -> None:
-        """Insert a delivery that is due now."""
-        self.write(
-            "INSERT INTO deliveries VALUES (?,?,?,?,?,?,?,0,NULL,0,NULL)",
-            (delivery.delivery_id, delivery.webhook_id, organisation_id, delivery.type, body,
-             delivery.created_at_ms, self.now_ms),
-        )  # fmt: skip
-
-    def due_deliveries(
-        self, limit: int, each: int, sending: Mapping[str, int]
-    ) -> list[records.DueDelivery]:
-        """Return due deliveries: the oldest of each organisation, then their next.
-
-        Those that are being sent are due until they are recorded, and among the first.
-        """
-        rows = self.rows(_DUE, self.now_ms, each, limit)
-        return [records.DueDelivery(*row) for row in rows]
-
-    def save_attempt(
-        self, delivery_id: str, status: int | None, delivered: bool, next_attempt_ms: int | None
-    ) -> None:
-        """Record one attempt; without a next one an undelivered message has failed."""
-        self.write(
-            "UPDATE deliveries SET attempts = attempts + 1, last_status = ?, delivered_at_ms = ?,"
-            " failed = ?, next_attempt_ms = ? WHERE delivery_id = ?",
-            (status, self.now_ms if delivered else None,
-             not delivered and next_attempt_ms is None,
-             self.now_ms if next_attempt_ms is None else next_attempt_ms, delivery_id),
-        )  # fmt: skip
 
 
 def _decoded(rows: list[tuple[str]], kind: type[T]) -> list[T]:

@@ -34,9 +34,12 @@ COLUMNS: Final[dict[str, LiteralString]] = {
     "approvals": (
         "approval_id organisation_id key_id call_id subject status tool_name function workflow_id"
         " run_id agent requested_at_ms deadline_ms answered_at_ms answered_by reason note"
-        " present_until_ms user_id"
+        " present_until_ms user_id arguments_digest"
     ),
-    "webhooks": "webhook_id organisation_id url types secret enabled created_at_ms",
+    "webhooks": (
+        "webhook_id organisation_id url types secret enabled created_at_ms channel_kind"
+        " channel_options"
+    ),
     "audit": "seq at_ms organisation_id actor action target details prev_hash hash",
 }
 """By table. A column is added at the end."""

@@ -10,7 +10,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, is_timed
 from guard.gateway.domain.message_text import free_json
 from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.storage.sql.columns import SELECT_APPROVALS
+from guard.gateway.storage.sql.columns import SELECT_APPROVALS, columns
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.rows import approval_from_row
 from guard.gateway.storage.sql.tables import Tables
@@ -146,11 +146,12 @@ class ControlTables(Tables):
         self.tally.add("approval", "requested")
         note = free_json(wire.encode(wire.ApprovalNote(a.message, a.details))).decode()
         self.write(
-            "INSERT INTO approvals VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            f"INSERT INTO approvals ({columns('approvals')})"  # noqa: S608 (constant text)
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (a.approval_id, a.organisation_id, key_id, a.call_id, subject, a.status, a.tool_name,
              a.function, a.workflow_id, a.run_id, a.agent, a.requested_at_ms, a.deadline_ms,
              a.answered_at_ms, a.answered_by, a.reason, note, a.present_until_ms,
-             a.user),
+             a.user, a.arguments),
         )  # fmt: skip
 
     def save_approval(self, approval: records.Approval) -> None:

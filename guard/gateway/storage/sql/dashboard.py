@@ -107,7 +107,7 @@ def usage_by_model(
         f" ORDER BY cost DESC, model LIMIT {int(limit)}",
         *arguments,
     )
-    unpriced = _unpriced_models(reading, organisation_id, since_ms, until_ms) if rows else set()
+    unpriced = unpriced_models(reading, organisation_id, since_ms, until_ms) if rows else set()
     doubts: dict[str, int] = {}  # of a workflow they are known in all, and not by model
     if workflow_id is None:
         names = [row[0] for row in rows]
@@ -121,7 +121,7 @@ def usage_by_model(
     ]  # fmt: skip
 
 
-def _unpriced_models(
+def unpriced_models(
     reading: Connection, organisation_id: str, since_ms: int, until_ms: int
 ) -> set[str]:
     """Return the models of which something was charged at fallback prices, by the hour."""

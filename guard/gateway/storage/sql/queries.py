@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from guard.core import wire
-from guard.gateway.domain import records, usage
+from guard.gateway.domain import alerts, records, usage
 from guard.gateway.domain.control import end_of, is_timed
 from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.domain.waiting import LAPSE_MS
 from guard.gateway.storage.sql.columns import (
+    SELECT_APPROVALS,
     SELECT_BUDGETS,
     SELECT_KEYS,
     SELECT_OPERATORS,
@@ -21,8 +22,11 @@ from guard.gateway.storage.sql.columns import (
 )
 from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
 from guard.gateway.storage.sql.rows import (
+    IS_NAMED,
     RAISE_COLUMNS,
+    approval_from_row,
     budget_from_row,
+    channel_from_row,
     key_from_row,
     operator_from_row,
     organisation_from_row,
@@ -183,6 +187,19 @@ class SqlQueries(ReadingStore):
         found = _decoded(rows, records.BudgetAsk)
         return sorted(found, key=lambda ask: (ask.asked_at_ms, ask.call_id))
 
+    async def find_budget_ask(self, balance_id: int, call_id: str) -> records.BudgetAsk | None:
+        """Return what a call asks of a balance."""
+        rows = await self._rows(
+            "SELECT ask FROM budget_asks WHERE balance_id = ? AND asking_call = ?",
+            balance_id, call_id,
+        )  # fmt: skip
+        return _decoded(rows, records.BudgetAsk)[0] if rows else None
+
+    async def find_approval(self, approval_id: str) -> records.Approval | None:
+        """Return an approval."""
+        rows = await self._rows(f"{SELECT_APPROVALS} WHERE approval_id = ?", approval_id)
+        return approval_from_row(rows[0]) if rows else None
+
     async def policies(self, organisation_id: str) -> list[records.Policy]:
         """Return the current policies, by name."""
         rows = await self._rows(
@@ -211,9 +228,42 @@ class SqlQueries(ReadingStore):
     async def webhooks(self, organisation_id: str) -> list[records.Webhook]:
         """Return the webhooks, without their secrets."""
         rows = await self._rows(
-            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? ORDER BY webhook_id", organisation_id
+            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND NOT ({IS_NAMED}) ORDER BY webhook_id",
+            organisation_id,
         )
         return [webhook_from_row(row) for row in rows]
+
+    async def channels(self, organisation_id: str) -> list[alerts.Channel]:
+        """Return the channels that have a name, without their secrets."""
+        rows = await self._rows(
+            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND {IS_NAMED} ORDER BY url",
+            organisation_id,
+        )
+        return [channel_from_row(row) for row in rows]
+
+    async def find_channel(
+        self, channel_id: str
+    ) -> tuple[alerts.Channel, alerts.ChannelSecrets] | None:
+        """Return a channel that has a name, and its secrets."""
+        rows = await self._rows(
+            f"{SELECT_WEBHOOKS} WHERE webhook_id = ? AND {IS_NAMED}", channel_id
+        )
+        if not rows:
+            return None
+        return channel_from_row(rows[0]), wire.decode(rows[0][4], alerts.ChannelSecrets)
+
+    async def alert_rules(self, organisation_id: str) -> list[alerts.AlertRule]:
+        """Return the rules of alerts, by name."""
+        rows = await self._rows(
+            "SELECT alert_rule FROM alert_rules WHERE organisation_id = ? ORDER BY alert_name",
+            organisation_id,
+        )
+        return _decoded(rows, alerts.AlertRule)
+
+    async def all_alert_rules(self) -> list[tuple[str, alerts.AlertRule]]:
+        """Return the rules of all organisations, with whose they are."""
+        rows = await self._rows("SELECT organisation_id, alert_rule FROM alert_rules")
+        return [(own, wire.decode(text, alerts.AlertRule)) for own, text in rows]
 
     # -- changes -------------------------------------------------------------------------------
 

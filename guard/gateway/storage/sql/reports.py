@@ -11,7 +11,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from guard.core import globs
 from guard.gateway.domain import records
-from guard.gateway.storage.sql import analytics, dashboard, spend, usage_report, verify
+from guard.gateway.storage.sql import (
+    alert_reports,
+    analytics,
+    dashboard,
+    spend,
+    usage_report,
+    verify,
+)
 from guard.gateway.storage.sql.connection import Connection, ReadingStore
 
 P = ParamSpec("P")
@@ -75,3 +82,8 @@ class SqlReports(ReadingStore):
     newest_audit = _report(dashboard.newest_audit)
     newest_charges = _report(dashboard.newest_charges)
     fullest_balances = _report_at(dashboard.fullest_balances)
+    heading_for = _report_at(alert_reports.heading_for)
+    newest_refusals = _report(alert_reports.newest_refusals)
+    fallback_models = _report_at(alert_reports.fallback_models)
+    unseen_traffic = _report_at(alert_reports.unseen_traffic)
+    told_of_failures = _report(alert_reports.told_of_failures)

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from guard.core import wire
-from guard.gateway.domain import records
+from guard.gateway.domain import alerts, records
 from guard.gateway.domain.ledger import Balance, MeteredHold, Reservation
 from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
 
@@ -110,7 +110,26 @@ def approval_from_row(row: tuple[Any, ...]) -> records.Approval:
         tool_name=row[6], function=row[7], workflow_id=row[8], run_id=row[9], agent=row[10],
         requested_at_ms=row[11], deadline_ms=row[12], answered_at_ms=row[13],
         answered_by=row[14], reason=row[15], message=note.message, details=note.details,
-        present_until_ms=row[17], user=row[18],
+        present_until_ms=row[17], user=row[18], arguments=row[19],
+    )  # fmt: skip
+
+
+NAMED: Final = "channel:"
+"""Stands before the name of a channel in the place of a webhook's address."""
+
+IS_NAMED: Final = "url >= 'channel:' AND url < 'channel;'"
+"""The condition of webhooks' rows that are channels with a name."""
+
+
+def channel_from_row(row: tuple[Any, ...]) -> alerts.Channel:
+    """Build a channel, without its secrets, from its row; a webhook without a name has none."""
+    named = row[2].startswith(NAMED)
+    options = alerts.ChannelOptions(url=row[2])
+    return alerts.Channel(
+        channel_id=row[0], organisation_id=row[1],
+        name=row[2].removeprefix(NAMED) if named else "", kind=row[7],
+        options=wire.decode(row[8], alerts.ChannelOptions) if named else options,
+        enabled=bool(row[5]), created_at_ms=row[6],
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.ledger.state import Scopes
+from guard.gateway.storage.sql.alert_tables import AlertTables
 from guard.gateway.storage.sql.catalogue_tables import CatalogueTables
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.directory_tables import DirectoryTables
@@ -16,7 +17,7 @@ from guard.gateway.storage.sql.money import MoneyTables
 from guard.gateway.storage.sql.scope_days import DAYS, HOURS, ScopeSums
 
 
-class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
+class SqlUnitOfWork(CatalogueTables, AlertTables, DirectoryTables, MoneyTables, abc.ABC):
     """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`, but for the transaction.
 
     An engine opens, commits and rolls back the transaction, and says which cached rows are valid.

@@ -53,6 +53,7 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.RAISED_UNITS.format(**_WORDS),
     baseline.PEOPLE.format(**_WORDS),
     baseline.WEEKS.format(**_WORDS),
+    baseline.ALERTS.format(**_WORDS),
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 

@@ -1,0 +1,225 @@
+"""Notices in words, for people's channels. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+Severity = Literal["critical", "error", "warning", "info"]
+NAME_MAX: Final = 200
+LISTED_MAX: Final = 10
+
+
+class Said(Struct, kw_only=True):
+    """A notice in words.
+
+    Args:
+        title: one line.
+        lines: names and values.
+        severity: as PagerDuty has it.
+        path: of the page about it, on the gateway's own address.
+        key: what a later notice about the same thing has too.
+        resolved: whether what an earlier one said is over.
+    """
+
+    title: str
+    lines: list[tuple[str, str]] = []
+    severity: Severity = "warning"
+    path: str = "/alerts"
+    key: str = ""
+    resolved: bool = False
+
+
+def said(kind: str, data: Mapping[str, Any]) -> Said:
+    """Return a notice in words; one of an unknown type by its name only."""
+    make = _WORDS.get(kind)
+    return Said(title=f"guard: {kind}", severity="info") if make is None else make(data)
+
+
+def _text(value: Any) -> str:
+    """Return a name or a text from outside in one line without control characters."""
+    text = "" if value is None else str(value)
+    kept = "".join(char if char.isprintable() else " " for char in text)
+    return kept if len(kept) <= NAME_MAX else kept[: NAME_MAX - 1] + "…"
+
+
+def _lines(*pairs: tuple[str, Any]) -> list[tuple[str, str]]:
+    return [(name, _text(value)) for name, value in pairs if value not in (None, "", [])]
+
+
+def money(nanousd: int) -> str:
+    """Return an amount in dollars: two places, more where it is small."""
+    dollars = nanousd / 1e9
+    return f"${dollars:,.2f}" if dollars == 0 or abs(dollars) >= 0.01 else f"${dollars:.6f}"
+
+
+def moment(at_ms: int) -> str:
+    """Return a time in UTC."""
+    return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _figures(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what is spent, set aside and left of a notice's budget."""
+    budget, unit = data["budget"], data.get("unit", "usd")
+    if unit == "usd":
+        spent, held = money(budget["spent_nanousd"]), budget["reserved_nanousd"]
+        return _lines(
+            ("Spent", f"{spent} of {money(budget['limit_nanousd'])}"),
+            ("Set aside", money(held) if held else ""),
+            ("Resets", budget.get("resets_at_ms") and moment(budget["resets_at_ms"])),
+        )
+    return _lines(
+        ("Used", f"{budget['used']:,} of {budget['limit']:,} {unit}"),
+        ("Resets", budget.get("resets_at_ms") and moment(budget["resets_at_ms"])),
+    )
+
+
+def _threshold(data: Mapping[str, Any]) -> Said:
+    share, scope = data["threshold"], _text(data["scope"])
+    return Said(
+        title=f"Budget at {share:.0%}: {scope}", lines=_figures(data), path="/budgets",
+        key=f"budget:{data['budget_id']}:{scope}", severity="error" if share >= 1 else "warning",
+    )  # fmt: skip
+
+
+def _exhausted(data: Mapping[str, Any]) -> Said:
+    scope = _text(data["scope"])
+    then = "calls ask for a raise" if data.get("asks") else "calls are refused"
+    return Said(
+        title=f"Budget exhausted, {then}: {scope}", lines=_figures(data), path="/budgets",
+        key=f"budget:{data['budget_id']}:{scope}", severity="error",
+    )  # fmt: skip
+
+
+def _forecast(data: Mapping[str, Any]) -> Said:
+    scope, runs_out = _text(data["scope"]), data.get("exhausted_at_ms")
+    when = f", used up about {moment(runs_out)}" if runs_out else ""
+    return Said(
+        title=f"Budget heads for {data['percent']}%{when}: {scope}", lines=_figures(data),
+        path="/budgets", key=f"budget:{data['budget_id']}:{scope}",
+    )  # fmt: skip
+
+
+def _refused(data: Mapping[str, Any]) -> Said:
+    minutes = max(1, data["within_ms"] // 60_000)
+    codes = ", ".join(f"{code} ({count})" for code, count in data["codes"].items())
+    return Said(
+        title=f"{data['count']} or more calls refused within {minutes} min",
+        lines=_lines(("Codes", codes), ("Newest", data.get("newest"))),
+        path="/events?show=refused", key=f"refused:{data['rule']}", severity="error",
+    )  # fmt: skip
+
+
+def _kill(data: Mapping[str, Any]) -> Said:
+    target = _text(data["target"])
+    what = "everything" if target == "*" else ("run " if data.get("is_run") else "") + target
+    return Said(
+        title=f"Killed: {what}",
+        lines=_lines(("By", data.get("by")), ("Reason", data.get("reason"))),
+        path="/workflows", key=f"kill:{target}", severity="error",
+    )  # fmt: skip
+
+
+def _approval(data: Mapping[str, Any]) -> Said:
+    name = _text(data.get("tool_name") or data["function"])
+    return Said(
+        title=f"Approval needed: {name}",
+        lines=_lines(
+            ("Function", data["function"]), ("Workflow", data.get("workflow_id")),
+            ("Agent", data.get("agent")), ("User", data.get("user")), ("Run", data.get("run_id")),
+            ("Arguments", data.get("arguments")), ("Answer by", moment(data["deadline_ms"])),
+        ),
+        path="/approvals", key=f"approval:{data['approval_id']}",
+    )  # fmt: skip
+
+
+def _asks(data: Mapping[str, Any]) -> Said:
+    return Said(
+        title=f"Waits for a raise of {money(data['lacking_nanousd'])}: {_text(data['scope'])}",
+        lines=_lines(
+            ("Call", data["function"]), ("Workflow", data.get("workflow_id")),
+            ("Agent", data.get("agent")), ("User", data.get("user")), ("Model", data.get("model")),
+            ("May cost", money(data["needed_nanousd"])),
+            ("Spent", f"{money(data['spent_nanousd'])} of {money(data['limit_nanousd'])}"),
+            ("Answer by", moment(data["deadline_ms"])),
+        ),
+        path="/budgets", key=f"asks:{data['balance_id']}",
+    )  # fmt: skip
+
+
+def _unseen(data: Mapping[str, Any]) -> Said:
+    return Said(
+        title=f"LLM requests that guard cannot meter: {_text(data['host'])}",
+        lines=_lines(("Why", data.get("why")), ("Workflow", data.get("workflow_id"))),
+        path="/events", key=f"unseen:{_text(data['host'])}", severity="error",
+    )  # fmt: skip
+
+
+def _fallback(data: Mapping[str, Any]) -> Said:
+    model = _text(data["model"])
+    return Said(
+        title=f"Charged at fallback prices: {model}",
+        lines=_lines(("To do", f"set a price: guard gateway prices set {model}")),
+        path="/", key=f"fallback:{model}",
+    )  # fmt: skip
+
+
+def _unhealthy(data: Mapping[str, Any]) -> Said:
+    return Said(
+        title="The gateway is not healthy: its store fails, and calls are refused",
+        lines=_lines(("Since", moment(data["since_ms"]))), path="/", key="unhealthy",
+        severity="critical",
+    )  # fmt: skip
+
+
+def _healthy(data: Mapping[str, Any]) -> Said:
+    return Said(
+        title="The gateway is healthy again",
+        lines=_lines(("Since", moment(data["since_ms"]))), path="/", key="unhealthy",
+        severity="info", resolved=True,
+    )  # fmt: skip
+
+
+def _test(data: Mapping[str, Any]) -> Said:
+    return Said(
+        title=f"A test of the channel {_text(data['channel'])}",
+        lines=_lines(("Sent by", data.get("sent_by"))), severity="info", key="test",
+    )  # fmt: skip
+
+
+def _answered(data: Mapping[str, Any]) -> Said:
+    return Said(title=_text(data["text"]), severity="info", path="/approvals")
+
+
+def _digest(data: Mapping[str, Any]) -> Said:
+    notices = [said(each["type"], each["data"]) for each in data["notices"]]
+    order = ("critical", "error", "warning", "info")
+    lines = [("", each.title) for each in notices[:LISTED_MAX]]
+    left = data["count"] - len(lines)
+    if left > 0:
+        lines.append(("", f"and {left} more"))
+    return Said(
+        title=f"{data['count']} more alerts", lines=lines, path="/alerts", key="digest",
+        severity=min((each.severity for each in notices), key=order.index, default="info"),
+    )  # fmt: skip
+
+
+_WORDS: Final[dict[str, Callable[[Mapping[str, Any]], Said]]] = {
+    "budget.threshold": _threshold,
+    "budget.exhausted": _exhausted,
+    "budget.forecast": _forecast,
+    "budget.asks": _asks,
+    "calls.refused": _refused,
+    "workflow.kill": _kill,
+    "approval.requested": _approval,
+    "traffic.unseen": _unseen,
+    "price.fallback": _fallback,
+    "gateway.unhealthy": _unhealthy,
+    "gateway.healthy": _healthy,
+    "question.answered": _answered,
+    "digest": _digest,
+    "test": _test,
+}

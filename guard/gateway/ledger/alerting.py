@@ -1,0 +1,174 @@
+"""Rules of alerts and channels: written, removed, tested; and facts, each told once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guard.gateway.domain import alerts
+from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.ledger import audit, webhooks
+from guard.gateway.ledger.accounts import organisation
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+
+def tell(unit: UnitOfWork, organisation_id: str, fact: alerts.Fact) -> bool:
+    """Tell a fact, unless it was told; and return whether anybody is told now."""
+    told_ms = unit.told_at(organisation_id, fact.key)
+    if told_ms is not None and unit.now_ms < told_ms + fact.again_ms:
+        return False
+    if not webhooks.enqueue(unit, organisation_id, fact.type, fact.data, fact.rule):
+        return False
+    unit.note_told(organisation_id, fact.key)
+    return True
+
+
+def tell_all(unit: UnitOfWork, organisation_id: str, facts: list[alerts.Fact]) -> int:
+    """Tell facts of one organisation; return how many were new."""
+    if unit.organisation(organisation_id) is None:
+        return 0
+    return sum(tell(unit, organisation_id, fact) for fact in facts)
+
+
+def lapse(unit: UnitOfWork) -> None:
+    """Forget what was told long ago."""
+    unit.forget_told(unit.now_ms - alerts.FORGET_MS)
+
+
+def put_rule(
+    unit: UnitOfWork, actor: Actor, organisation_id: str, rule: alerts.AlertRule
+) -> alerts.AlertRule:
+    """Set a rule under its name.
+
+    Raises:
+        NotFoundError: no such organisation.
+        ConflictError: a channel that it names does not exist, or there are too many rules.
+    """
+    own = organisation(unit, organisation_id).organisation_id
+    known = {each.name: each for each in unit.alert_rules(own)}
+    if known.get(rule.name) == rule:
+        return rule
+    if rule.name not in known and len(known) >= alerts.RULES_MAX:
+        raise ConflictError(f"an organisation has at most {alerts.RULES_MAX} rules of alerts")
+    there = {each.name for each in unit.channels(own)}
+    missing = [name for name in rule.channels if name not in there]
+    if missing:
+        raise ConflictError(f"there is no channel {missing[0]}")
+    unit.save_alert_rule(own, rule)
+    audit.record(unit, actor, "alert.put", rule.name, msgspec.to_builtins(rule), own)
+    return rule
+
+
+def delete_rule(unit: UnitOfWork, actor: Actor, organisation_id: str, name: str) -> None:
+    """Remove a rule.
+
+    Raises:
+        NotFoundError: no such rule.
+    """
+    if not unit.delete_alert_rule(organisation_id, name):
+        raise NotFoundError("no such rule of alerts")
+    audit.record(unit, actor, "alert.delete", name, {}, organisation_id)
+
+
+def put_channel(
+    unit: UnitOfWork,
+    actor: Actor,
+    wanted: alerts.Channel,
+    secrets: alerts.ChannelSecrets,
+    fresh: alerts.ChannelSecrets,
+) -> tuple[alerts.Channel, bool]:
+    """Set a channel under its name. A secret that is not given stays as it is.
+
+    Args:
+        unit: the unit of work.
+        actor: who sets it.
+        wanted: the channel.
+        secrets: those that are given.
+        fresh: what the gateway has made, for where there is none.
+
+    Returns:
+        The channel, and whether its first secret is a fresh one.
+
+    Raises:
+        NotFoundError: no such organisation.
+        ConflictError: there are too many channels.
+        ValueError: something is missing, or contradictory.
+    """
+    own = organisation(unit, wanted.organisation_id).organisation_id
+    known = unit.channel(own, wanted.name)
+    old, kept = (None, alerts.ChannelSecrets()) if known is None else known
+    if old is None:
+        webhooks.require_room(unit, own)
+    elif old.kind != wanted.kind:
+        kept = alerts.ChannelSecrets()
+    merged = alerts.ChannelSecrets(
+        secret=secrets.secret or kept.secret or fresh.secret,
+        signing=secrets.signing or kept.signing,
+        link_key=kept.link_key or fresh.link_key,
+    )
+    alerts.check_channel(
+        wanted.kind, wanted.options, secret=bool(merged.secret), signing=bool(merged.signing)
+    )
+    new = msgspec.structs.replace(
+        wanted,
+        channel_id=unit.ids.uuid7(unit.now_ms) if old is None else old.channel_id,
+        created_at_ms=unit.now_ms if old is None else old.created_at_ms,
+    )
+    if new == old and merged == kept:
+        return new, False
+    unit.save_channel(new, merged)
+    details: dict[str, Any] = {
+        "kind": new.kind, "options": msgspec.to_builtins(new.options), "enabled": new.enabled,
+        "secret": "changed" if merged != kept else "kept",
+    }  # fmt: skip
+    audit.record(unit, actor, "channel.put", new.name, details, own)
+    return new, bool(fresh.secret) and merged.secret == fresh.secret
+
+
+def known_secrets(unit: UnitOfWork, organisation_id: str) -> dict[str, alerts.ChannelSecrets]:
+    """Return the secrets of an organisation's channels, by name."""
+    found = {}
+    for each in unit.channels(organisation_id):
+        known = unit.channel(organisation_id, each.name)
+        if known is not None:
+            found[each.name] = known[1]
+    return found
+
+
+def delete_channel(unit: UnitOfWork, actor: Actor, organisation_id: str, name: str) -> None:
+    """Remove a channel, its queued deliveries and its place in rules.
+
+    Raises:
+        NotFoundError: no such channel.
+        ConflictError: a rule is for this channel only.
+    """
+    known = unit.channel(organisation_id, name)
+    if known is None:
+        raise NotFoundError("no such channel")
+    rules = [rule for rule in unit.alert_rules(organisation_id) if name in rule.channels]
+    for rule in rules:
+        # An empty list means every channel, which is not what is left of a rule for this one.
+        if rule.channels == [name]:
+            raise ConflictError(f"the rule {rule.name} is for this channel only: remove it first")
+    for rule in rules:
+        left = [each for each in rule.channels if each != name]
+        unit.save_alert_rule(organisation_id, msgspec.structs.replace(rule, channels=left))
+    unit.delete_webhook(organisation_id, known[0].channel_id)
+    audit.record(unit, actor, "channel.delete", name, {}, organisation_id)
+
+
+def test_channel(unit: UnitOfWork, actor: Actor, organisation_id: str, name: str) -> str:
+    """Queue a test message for a channel; return the delivery's id.
+
+    Raises:
+        NotFoundError: no such channel.
+    """
+    known = unit.channel(organisation_id, name)
+    if known is None:
+        raise NotFoundError("no such channel")
+    data = {"channel": name, "sent_by": actor.name}
+    delivery_id = webhooks.send_to(unit, organisation_id, known[0].channel_id, "test", data)
+    audit.record(unit, actor, "channel.test", name, {}, organisation_id)
+    return delivery_id

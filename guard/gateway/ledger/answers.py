@@ -1,0 +1,73 @@
+"""Answers from messages: each is taken once, for the question that its message was about."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Literal
+
+from guard.gateway.domain.answer_links import Subject
+from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import ConflictError
+from guard.gateway.domain.notice_text import money
+from guard.gateway.ledger import approvals, asks, webhooks
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+Verdict = Literal["approve", "refuse"]
+SEEN_MS: Final = 900_000
+"""How long what was used is remembered at least: longer than a request of Slack is taken."""
+
+
+def take(
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str,
+    channel_id: str,
+    subject: Subject,
+    verdict: Verdict,
+    once: str,
+    until_ms: int,
+) -> str:
+    """Take an answer, and return what has come of it in a sentence.
+
+    Args:
+        unit: the unit of work.
+        actor: who answers.
+        organisation_id: whose question it is.
+        channel_id: of the message.
+        subject: the question.
+        verdict: the answer; a budget that asks is raised when it is ``approve``.
+        once: what must not be used again: the signature of a request, or a link.
+        until_ms: until when it could be.
+
+    Raises:
+        ConflictError: it was used before, or the question was answered or has ended.
+        NotFoundError: the organisation has no such question.
+    """
+    digest = hashlib.sha256(once.encode()).hexdigest()
+    if not unit.use_nonce(channel_id, digest, max(until_ms, unit.now_ms + SEEN_MS)):
+        raise ConflictError("this was used before")
+    who = actor.name
+    if subject.kind == "approval":
+        approved = verdict == "approve"
+        found = approvals.answer(
+            unit, actor, organisation_id, subject.id, approved=approved, reason=""
+        )
+        name = found.tool_name or found.function
+        return f"{name} was {'approved' if approved else 'refused'} by {who}"
+    if verdict == "refuse":
+        asks.refuse(unit, actor, organisation_id, subject.balance_id, subject.id)
+        return f"The raise was refused by {who}"
+    asks.require_open(unit, organisation_id, subject.balance_id, subject.id)
+    raised = asks.raise_budget(
+        unit, actor, organisation_id, subject.budget_id, by_nanousd=subject.by_nanousd,
+        raise_key=f"answer:{subject.balance_id}:{subject.id}",
+    )  # fmt: skip
+    return f"The budget was raised to {money(raised.raised.limit_nanousd)} by {who}"
+
+
+def report(
+    unit: UnitOfWork, organisation_id: str, channel_id: str, text: str, response_url: str
+) -> None:
+    """Put what has come of an answer in the place of its message in Slack."""
+    data = {"text": text, "response_url": response_url}
+    webhooks.send_to(unit, organisation_id, channel_id, "question.answered", data)

@@ -1,0 +1,225 @@
+"""Looks for what no single request shows: forecasts, many refusals, failures of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from guard.core import wire
+from guard.core.ids import IdFactory
+from guard.gateway.domain.alerts import AlertRule, Fact
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.records import BalanceView, DueDelivery
+from guard.gateway.ledger import alerting
+from guard.gateway.ledger.state import within
+from guard.gateway.storage.port import Storage
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 15.0
+"""How often it looks."""
+
+FAILED_S: Final = 10.0
+"""How long the store has failed before that is told: a restart of it is none."""
+
+_REFUSALS_AGAIN_MS: Final = 3_600_000
+_KNOWN_MAX: Final = 10_000
+
+
+class AlertWatch:
+    """Looks at every organisation that has rules of alerts, and at the gateway itself.
+
+    Args:
+        storage: what is looked at, and where facts are told.
+        is_healthy: whether the store takes writes.
+        send: sends messages that the store cannot hold.
+        clock_ms: the gateway's clock.
+        passed_s: time that only passes, in seconds.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        is_healthy: Callable[[], bool],
+        send: Callable[[list[DueDelivery]], Awaitable[None]],
+        clock_ms: Callable[[], int],
+        passed_s: Callable[[], float],
+    ) -> None:
+        self._storage = storage
+        self._is_healthy = is_healthy
+        self._send = send
+        self._clock_ms = clock_ms
+        self._passed_s = passed_s
+        self._ids = IdFactory()
+        # To whom a failure is told: read while the store works.
+        self._told_of_failures: list[DueDelivery] = []
+        # Since when the store fails, by both clocks, and whether that was told.
+        self._failed_since: tuple[float, int] | None = None
+        self._has_told = False
+        # Facts that were offered, so that they are not written again with each look.
+        self._offered: dict[tuple[str, str], int] = {}
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(min(LOOK_S, FAILED_S) if self._failed_since else LOOK_S)
+            try:
+                await self.look()
+            except StoreError as exc:
+                logger.warning("alerts wait: %s", exc)
+            except Exception:  # one failed look does not end the watch
+                logger.exception("alerts were not looked at")
+
+    async def look(self) -> None:
+        """Look once."""
+        if not self._is_healthy():
+            await self._failed()
+            return
+        recovered = self._failed_since if self._has_told else None
+        self._failed_since, self._has_told = None, False
+        rules: dict[str, list[AlertRule]] = {}
+        for own, rule in await self._storage.all_alert_rules():
+            if rule.enabled:
+                rules.setdefault(own, []).append(rule)
+        if any(rule.on == "unhealthy" for of_own in rules.values() for rule in of_own):
+            self._told_of_failures = await self._storage.told_of_failures()
+        else:
+            self._told_of_failures = []
+        for own, of_own in rules.items():
+            facts = [fact for rule in of_own for fact in await self._facts(own, rule)]
+            if recovered is not None:
+                facts.append(_recovered(recovered[1]))
+            await self._tell(own, facts)
+
+    async def _tell(self, own: str, facts: list[Fact]) -> None:
+        now_ms = self._clock_ms()
+        new = [
+            fact
+            for fact in facts
+            if now_ms >= self._offered.get((own, fact.key), -fact.again_ms) + fact.again_ms
+        ]
+        if not new:
+            return
+        if len(self._offered) >= _KNOWN_MAX:
+            self._offered.clear()
+        await self._storage.write(within(own), alerting.tell_all, own, new)
+        # A replica may have told it before, or nobody wanted it: it is asked for again in a while.
+        for fact in new:
+            self._offered[own, fact.key] = now_ms - fact.again_ms + min(fact.again_ms, 60_000)
+
+    async def _facts(self, own: str, rule: AlertRule) -> list[Fact]:
+        if rule.on == "forecast":
+            return await self._forecasts(own, rule)
+        if rule.on == "refusals":
+            return await self._refusals(own, rule)
+        if rule.on == "fallback_price":
+            models = await self._storage.fallback_models(own)
+            return [
+                Fact(type="price.fallback", key=f"fallback:{model}", data={"model": model})
+                for model in models
+            ]
+        if rule.on == "unseen":
+            return [
+                Fact(
+                    type="traffic.unseen", key=f"unseen:{host}",
+                    data={"host": host, "why": why, "workflow_id": workflow_id},
+                )
+                for host, why, workflow_id in await self._storage.unseen_traffic(own)
+            ]  # fmt: skip
+        return []
+
+    async def _forecasts(self, own: str, rule: AlertRule) -> list[Fact]:
+        now_ms = self._clock_ms()
+        found = await self._storage.heading_for(own, rule.at_percent or 100)
+        return [
+            Fact(
+                type="budget.forecast", key=f"forecast:{rule.name}:{balance.balance_id}",
+                data=forecast(balance, now_ms), rule=rule.name,
+            )
+            for balance in found
+        ]  # fmt: skip
+
+    async def _refusals(self, own: str, rule: AlertRule) -> list[Fact]:
+        found = await self._storage.newest_refusals(own, rule.count)
+        if len(found) < rule.count or found[-1][0] < self._clock_ms() - rule.within_ms:
+            return []
+        codes: dict[str, int] = {}
+        for _, code, _ in found:
+            codes[code] = codes.get(code, 0) + 1
+        data: dict[str, Any] = {
+            "rule": rule.name, "count": rule.count, "within_ms": rule.within_ms, "codes": codes,
+            "newest": found[0][2],
+        }  # fmt: skip
+        again_ms = max(rule.within_ms, _REFUSALS_AGAIN_MS)
+        key = f"refusals:{rule.name}"
+        return [Fact(type="calls.refused", key=key, data=data, again_ms=again_ms, rule=rule.name)]
+
+    async def _failed(self) -> None:
+        if self._failed_since is None:
+            self._failed_since = self._passed_s(), self._clock_ms()
+        if self._has_told or self._passed_s() - self._failed_since[0] < FAILED_S:
+            return
+        self._has_told = True
+        since_ms, now_ms = self._failed_since[1], self._clock_ms()
+        messages = []
+        for each in self._told_of_failures:
+            body = {"type": each.type, "timestamp_ms": now_ms, "data": {"since_ms": since_ms},
+                    "organisation_id": each.organisation_id}  # fmt: skip
+            messages.append(
+                msgspec.structs.replace(
+                    each, delivery_id=self._ids.uuid7(now_ms), created_at_ms=now_ms,
+                    body=wire.encode(body).decode(),
+                )
+            )  # fmt: skip
+        await self._send(messages)
+
+
+def forecast(balance: BalanceView, now_ms: int) -> dict[str, Any]:
+    """Return what a notice says of a budget that heads for its limit.
+
+    ``percent`` is what it will reach at the end of its window, at the pace so far, and
+    ``exhausted_at_ms`` when it reaches its limit, if that is before.
+    """
+    assert balance.ends_ms is not None
+    passed_ms, whole_ms = now_ms - balance.epoch_ms, balance.ends_ms - balance.epoch_ms
+    spent, limit = balance.committed_nanousd, balance.limit_nanousd
+    percent = 100 * spent * whole_ms // (limit * max(1, passed_ms))
+    at_ms = balance.epoch_ms + passed_ms * limit // spent
+    return {
+        **spent_view(balance),
+        "percent": percent,
+        "exhausted_at_ms": at_ms if at_ms < balance.ends_ms else None,
+    }
+
+
+def spent_view(balance: BalanceView) -> dict[str, Any]:
+    """Return a balance as other notices about budgets have it."""
+    scope = f"{balance.scope_kind} {balance.scope_id}".strip() + f" ({balance.window})"
+    limit, spent, held = (
+        balance.limit_nanousd, balance.committed_nanousd, balance.reserved_nanousd,
+    )  # fmt: skip
+    view: wire.Budget | wire.CountedBudget
+    if balance.unit == "usd":
+        view = wire.Budget.of(
+            limit=limit, spent=spent, reserved=held, resets_at_ms=balance.ends_ms, scope=scope
+        )
+    else:
+        view = wire.CountedBudget(
+            unit=balance.unit, limit=limit, used=spent, set_aside=held,
+            left=limit - spent - held, counts=balance.counts, resets_at_ms=balance.ends_ms,
+            scope=scope,
+        )  # fmt: skip
+    return {
+        "budget_id": balance.budget_id,
+        "scope": scope,
+        "unit": balance.unit,
+        "budget": msgspec.to_builtins(view),
+    }
+
+
+def _recovered(since_ms: int) -> Fact:
+    return Fact(type="gateway.healthy", key=f"healthy:{since_ms}", data={"since_ms": since_ms})

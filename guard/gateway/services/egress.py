@@ -1,0 +1,101 @@
+"""Where messages may go: public addresses, unless the gateway's operator allows others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from typing import Final
+
+import httpx
+
+_UNICAST: Final = ipaddress.ip_network("2000::/3")
+"""The only IPv6 addresses that IANA has given to anybody: translation, mapped, compatible and
+site-local ones lie outside."""
+
+_DOCUMENTATION: Final = ipaddress.ip_network("3fff::/20")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def check_url(url: str, *, private: bool = False) -> None:
+    """Refuse addresses that a message must not be sent to.
+
+    Args:
+        url: the webhook's address.
+        private: whether the gateway's operator allows loopback and private networks, and plain
+            ``http`` to loopback addresses.
+
+    Raises:
+        ValueError: not a URL, not ``https``, credentials in it, or a host that is not public.
+    """
+    try:
+        parts = httpx.URL(url)
+        host = parts.host.rstrip(".")
+    except (httpx.InvalidURL, UnicodeError):  # IDNA raises the latter
+        raise ValueError("the URL is not valid") from None
+    if parts.userinfo:
+        raise ValueError("the URL must not contain credentials")
+    if not host:
+        raise ValueError("the URL has no host")
+    address = _literal(host)
+    if not private:
+        local = host == "localhost" or host.endswith(".localhost")
+        if local or (address is not None and not is_public(address)):
+            raise ValueError("the host is not public; the gateway's operator has to allow it")
+    if parts.scheme == "https":
+        return
+    if parts.scheme == "http" and private and address is not None and address.is_loopback:
+        return
+    raise ValueError("the URL must be https")
+
+
+def is_public(address: Address) -> bool:
+    """Tell whether an address is public, and the one embedded in a transition prefix too."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address.sixtofour is not None or address.teredo is not None:
+            return False
+        if address not in _UNICAST or address in _DOCUMENTATION:
+            return False
+    return address.is_global and not address.is_multicast
+
+
+def _literal(host: str) -> Address | None:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host)
+    with contextlib.suppress(OSError, UnicodeError):  # 0x7f.1 and 2130706433 are addresses too
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    return None
+
+
+def check_host(host: str, *, private: bool = False) -> None:
+    """Refuse the name or address of a server that a message must not be sent to.
+
+    Args:
+        host: its name or address.
+        private: whether the gateway's operator allows loopback and private networks.
+
+    Raises:
+        ValueError: it is not public.
+    """
+    address = _literal(host.rstrip("."))
+    local = host.rstrip(".").lower() == "localhost" or host.lower().endswith(".localhost")
+    if not private and (local or (address is not None and not is_public(address))):
+        raise ValueError("the host is not public; the gateway's operator has to allow it")
+
+
+async def address_of(host: str, port: int, *, private: bool = False) -> str:
+    """Resolve a host to the address that is connected to.
+
+    Raises:
+        OSError: it does not resolve, or one of its addresses is not allowed.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(entry[4][0]) for entry in found]
+    allowed = private or all(is_public(ipaddress.ip_address(each)) for each in addresses)
+    if not addresses or not allowed:
+        raise OSError("the host is not public")
+    return addresses[0]

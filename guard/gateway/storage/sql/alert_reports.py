@@ -1,0 +1,104 @@
+"""What the watch over alerts looks at: plain functions of a connection."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.domain import alerts, records, usage
+from guard.gateway.ledger.webhooks import WEBHOOKS_MAX
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.dashboard import unpriced_models
+from guard.gateway.storage.sql.rows import NAMED
+from guard.gateway.storage.sql.views import SELECT_BALANCE_VIEWS, balance_view_from_row
+
+FORECASTS_MAX: Final = 100
+UNSEEN_MAX: Final = 100
+_RECENT_MS: Final = usage.HOUR_MS
+
+
+def heading_for(
+    reading: Connection, now_ms: int, organisation_id: str, percent: int
+) -> list[records.BalanceView]:
+    """Return balances that will reach a share of their limit, at the pace of their window so far.
+
+    A window is looked at when a tenth of it has passed; budgets that have reached their limit are
+    exhausted, and no forecast.
+    """
+    rows = reading.rows(
+        f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
+        " WHERE u.organisation_id = ? AND b.ends_ms > ? AND b.period_start_ms < ?"
+        " AND b.committed > 0 AND b.committed < u.limit_nanousd"
+        " AND (? - b.period_start_ms) * 10 >= b.ends_ms - b.period_start_ms"
+        " AND CAST(b.committed AS DOUBLE PRECISION) * (b.ends_ms - b.period_start_ms) * 100"
+        " >= CAST(u.limit_nanousd AS DOUBLE PRECISION) * ? * (? - b.period_start_ms)"
+        " ORDER BY CAST(b.committed AS DOUBLE PRECISION) / max(u.limit_nanousd, 1) DESC,"
+        " b.balance_id LIMIT ?",
+        organisation_id, now_ms, now_ms, now_ms, percent, now_ms, FORECASTS_MAX,
+    )  # fmt: skip
+    return [balance_view_from_row(row) for row in rows]
+
+
+def newest_refusals(
+    reading: Connection, organisation_id: str, count: int
+) -> list[tuple[int, str, str]]:
+    """Return when, with which code and why the newest calls were refused, newest first."""
+    return reading.rows(
+        "SELECT at_ms, error_code, reason FROM refusals WHERE organisation_id = ?"
+        " ORDER BY refusal_seq DESC LIMIT ?",
+        organisation_id, count,
+    )  # fmt: skip
+
+
+def fallback_models(reading: Connection, now_ms: int, organisation_id: str) -> list[str]:
+    """Return the models that were charged at fallback prices in this hour or the one before."""
+    since_ms = now_ms - _RECENT_MS
+    return sorted(unpriced_models(reading, organisation_id, since_ms, now_ms + 1) - {""})
+
+
+def unseen_traffic(
+    reading: Connection, now_ms: int, organisation_id: str
+) -> list[tuple[str, str, str | None]]:
+    """Return hosts whose requests programs could not meter within an hour, why, and where."""
+    rows = reading.rows(
+        "SELECT received_at_ms, data, workflow_id FROM events WHERE organisation_id = ?"
+        " AND type = 'sdk.unseen' AND type NOT IN ('llm', 'span')"
+        " ORDER BY event_seq DESC LIMIT ?",
+        organisation_id, UNSEEN_MAX,
+    )  # fmt: skip
+    found: dict[str, tuple[str, str, str | None]] = {}
+    for received_at_ms, text, workflow_id in rows:
+        data = json.loads(text)
+        host, why = data.get("host"), data.get("why")
+        if received_at_ms >= now_ms - _RECENT_MS and isinstance(host, str) and host:
+            found[host] = (host, why if isinstance(why, str) else "", workflow_id)
+    return list(found.values())
+
+
+def told_of_failures(reading: Connection) -> list[records.DueDelivery]:
+    """Return messages about a failed store, without their body, to whom they would go."""
+    rules: dict[str, list[alerts.AlertRule]] = {}
+    for own, text in reading.rows("SELECT organisation_id, alert_rule FROM alert_rules"):
+        rule = wire.decode(text, alerts.AlertRule)
+        if rule.on == "unhealthy" and rule.enabled:
+            rules.setdefault(own, []).append(rule)
+    found = []
+    for own, of_own in rules.items():
+        rows = reading.rows(
+            "SELECT webhook_id, url, secret, channel_kind, channel_options FROM webhooks"
+            " WHERE organisation_id = ? AND enabled = 1 ORDER BY url LIMIT ?",
+            own, WEBHOOKS_MAX,
+        )  # fmt: skip
+        for channel_id, url, secret, kind, options in rows:
+            name = url.removeprefix(NAMED)
+            if name == url or not any(not r.channels or name in r.channels for r in of_own):
+                continue
+            found.append(
+                records.DueDelivery(
+                    delivery_id="", organisation_id=own, url=url, secret=secret,
+                    type="gateway.unhealthy", body="", created_at_ms=0, attempts=0,
+                    channel_id=channel_id, kind=kind, options=options,
+                )
+            )  # fmt: skip
+    return found

@@ -1,0 +1,243 @@
+"""Channels, rules of alerts, what was told, and deliveries, of a unit of work over SQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.domain import alerts, records
+from guard.gateway.ledger.alert_store import Pace, Recipient
+from guard.gateway.storage.sql.columns import SELECT_WEBHOOKS, columns
+from guard.gateway.storage.sql.control_tables import ControlTables
+from guard.gateway.storage.sql.rows import IS_NAMED, NAMED, channel_from_row, webhook_from_row
+
+_WAITING: Final = "delivered_at_ms IS NULL AND failed = 0"
+WAITING_OWNERS: Final = (
+    "owners (owner) AS (SELECT * FROM (SELECT organisation_id FROM deliveries"  # noqa: S608 (constant text)
+    f" WHERE {_WAITING} ORDER BY organisation_id LIMIT 1) f UNION ALL SELECT (SELECT"
+    f" organisation_id FROM deliveries WHERE {_WAITING} AND organisation_id > owner"
+    " ORDER BY organisation_id LIMIT 1) FROM owners WHERE owner IS NOT NULL)"
+)
+"""The organisations with waiting messages: each is found in the index, after the one before it."""
+
+_DUE: Final = (
+    f"WITH RECURSIVE {WAITING_OWNERS} SELECT delivery_id, organisation_id, url, secret, type,"  # noqa: S608 (constant text)
+    " body, created_at_ms, attempts, webhook_id, channel_kind, channel_options"
+    " FROM (SELECT d.*, w.url, w.secret, w.channel_kind, w.channel_options, ROW_NUMBER() OVER"
+    " (PARTITION BY d.organisation_id ORDER BY d.next_attempt_ms) AS place"
+    " FROM owners o JOIN deliveries d ON d.delivery_id IN (SELECT delivery_id FROM deliveries"
+    f" WHERE {_WAITING} AND organisation_id = o.owner AND next_attempt_ms <= ?"
+    " ORDER BY next_attempt_ms LIMIT ?) JOIN webhooks w USING (webhook_id)) due"
+    " ORDER BY place, next_attempt_ms LIMIT ?"
+)
+_SAVE: Final = (
+    f"INSERT INTO webhooks ({columns('webhooks')}) VALUES (?,?,?,?,?,?,?,?,?)"  # noqa: S608 (constant text)
+    " ON CONFLICT (webhook_id) DO UPDATE SET"
+    " url = excluded.url, types = excluded.types, secret = excluded.secret,"
+    " enabled = excluded.enabled, channel_kind = excluded.channel_kind,"
+    " channel_options = excluded.channel_options"
+)
+
+
+class AlertTables(ControlTables):
+    """Implements :class:`guard.gateway.ledger.alert_store.AlertStore`."""
+
+    # -- channels ------------------------------------------------------------------------------
+
+    def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
+        """Return the webhook with this address."""
+        row = self.row(
+            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND url = ?", organisation_id, url
+        )
+        return None if row is None else webhook_from_row(row)
+
+    def count_webhooks(self, organisation_id: str, limit: int) -> int:
+        """Return how many channels an organisation has, counted up to a limit."""
+        sql = "SELECT count(*) FROM (SELECT 1 FROM webhooks WHERE organisation_id = ? LIMIT ?) w"
+        return int(self.row(sql, organisation_id, limit)[0])
+
+    def recipients(self, organisation_id: str, limit: int) -> list[Recipient]:
+        """Return the channels in use; of more than ``limit`` the first."""
+        rows = self.rows(
+            "SELECT webhook_id, url, channel_kind, types FROM webhooks"
+            " WHERE organisation_id = ? AND enabled = 1 ORDER BY url LIMIT ?",
+            organisation_id, limit,
+        )  # fmt: skip
+        return [
+            Recipient(
+                channel_id, url.removeprefix(NAMED) if url.startswith(NAMED) else "", kind,
+                json.loads(types),
+            )
+            for channel_id, url, kind, types in rows
+        ]  # fmt: skip
+
+    def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
+        """Write a webhook."""
+        self.write(
+            _SAVE,
+            (webhook.webhook_id, webhook.organisation_id, webhook.url, json.dumps(webhook.types),
+             secret, webhook.enabled, webhook.created_at_ms, "webhook", "{}"),
+        )  # fmt: skip
+
+    def delete_webhook(self, organisation_id: str, webhook_id: str) -> bool:
+        """Remove a channel and fail its waiting deliveries; ``False`` when there is none."""
+        cursor = self.write(
+            "DELETE FROM webhooks WHERE organisation_id = ? AND webhook_id = ?",
+            (organisation_id, webhook_id),
+        )
+        if cursor.rowcount == 0:
+            return False
+        self.write(
+            "UPDATE deliveries SET failed = 1 WHERE webhook_id = ? AND delivered_at_ms IS NULL",
+            (webhook_id,),
+        )
+        self.write("DELETE FROM channel_pace WHERE channel_id = ?", (webhook_id,))
+        return True
+
+    def channel(
+        self, organisation_id: str, name: str
+    ) -> tuple[alerts.Channel, alerts.ChannelSecrets] | None:
+        """Return the channel of this name, and its secrets."""
+        row = self.row(
+            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND url = ?",
+            organisation_id, NAMED + name,
+        )  # fmt: skip
+        if row is None:
+            return None
+        return channel_from_row(row), wire.decode(row[4], alerts.ChannelSecrets)
+
+    def channels(self, organisation_id: str) -> list[alerts.Channel]:
+        """Return the channels that have a name."""
+        rows = self.rows(
+            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND {IS_NAMED} ORDER BY url",
+            organisation_id,
+        )
+        return [channel_from_row(row) for row in rows]
+
+    def save_channel(self, channel: alerts.Channel, secrets: alerts.ChannelSecrets) -> None:
+        """Write a channel."""
+        self.write(
+            _SAVE,
+            (channel.channel_id, channel.organisation_id, NAMED + channel.name, "[]",
+             wire.encode(secrets).decode(), channel.enabled, channel.created_at_ms, channel.kind,
+             wire.encode(channel.options).decode()),
+        )  # fmt: skip
+
+    # -- rules, and what was told --------------------------------------------------------------
+
+    def alert_rules(self, organisation_id: str) -> list[alerts.AlertRule]:
+        """Return the rules of an organisation."""
+        rows = self.rows(
+            "SELECT alert_rule FROM alert_rules WHERE organisation_id = ? ORDER BY alert_name",
+            organisation_id,
+        )
+        return [wire.decode(text, alerts.AlertRule) for (text,) in rows]
+
+    def save_alert_rule(self, organisation_id: str, rule: alerts.AlertRule) -> None:
+        """Write a rule."""
+        self.write(
+            "INSERT INTO alert_rules VALUES (?,?,?) ON CONFLICT (organisation_id, alert_name)"
+            " DO UPDATE SET alert_rule = excluded.alert_rule",
+            (organisation_id, rule.name, wire.encode(rule).decode()),
+        )
+
+    def delete_alert_rule(self, organisation_id: str, name: str) -> bool:
+        """Remove a rule; ``False`` when there is none."""
+        cursor = self.write(
+            "DELETE FROM alert_rules WHERE organisation_id = ? AND alert_name = ?",
+            (organisation_id, name),
+        )
+        return cursor.rowcount > 0
+
+    def told_at(self, organisation_id: str, fact: str) -> int | None:
+        """Return when a fact was told."""
+        row = self.row(
+            "SELECT told_ms FROM alert_facts WHERE organisation_id = ? AND fact = ?",
+            organisation_id, fact,
+        )  # fmt: skip
+        return None if row is None else int(row[0])
+
+    def note_told(self, organisation_id: str, fact: str) -> None:
+        """Note that a fact is told now."""
+        self.write(
+            "INSERT INTO alert_facts VALUES (?,?,?) ON CONFLICT (organisation_id, fact)"
+            " DO UPDATE SET told_ms = excluded.told_ms",
+            (organisation_id, fact, self.now_ms),
+        )
+
+    def forget_told(self, before_ms: int) -> None:
+        """Forget the facts that were told before a time."""
+        if self.row("SELECT 1 FROM alert_facts WHERE told_ms < ? LIMIT 1", before_ms):
+            self.write("DELETE FROM alert_facts WHERE told_ms < ?", (before_ms,))
+
+    def pace(self, channel_id: str) -> Pace:
+        """Return how fast a channel was told things."""
+        row = self.row(
+            "SELECT pace_from_ms, pace_told, digest_id, digest_due_ms FROM channel_pace"
+            " WHERE channel_id = ?",
+            channel_id,
+        )
+        return Pace() if row is None else Pace(*row)
+
+    def save_pace(self, channel_id: str, pace: Pace) -> None:
+        """Write that."""
+        self.write(
+            "INSERT INTO channel_pace VALUES (?,?,?,?,?) ON CONFLICT (channel_id) DO UPDATE SET"
+            " pace_from_ms = excluded.pace_from_ms, pace_told = excluded.pace_told,"
+            " digest_id = excluded.digest_id, digest_due_ms = excluded.digest_due_ms",
+            (channel_id, *pace),
+        )
+
+    # -- deliveries ----------------------------------------------------------------------------
+
+    def add_delivery(
+        self, delivery: records.Delivery, organisation_id: str, body: str, due_ms: int
+    ) -> None:
+        """Insert a delivery."""
+        self.write(
+            "INSERT INTO deliveries (delivery_id, webhook_id, organisation_id, type, body,"
+            " created_at_ms, next_attempt_ms, attempts, failed) VALUES (?,?,?,?,?,?,?,0,0)",
+            (delivery.delivery_id, delivery.webhook_id, organisation_id, delivery.type, body,
+             delivery.created_at_ms, due_ms),
+        )  # fmt: skip
+
+    def waiting_body(self, delivery_id: str) -> str | None:
+        """Return the body of a delivery that was never tried."""
+        row = self.row(
+            f"SELECT body FROM deliveries WHERE delivery_id = ? AND attempts = 0 AND {_WAITING}",  # noqa: S608 (constant text)
+            delivery_id,
+        )
+        return None if row is None else str(row[0])
+
+    def save_body(self, delivery_id: str, body: str) -> None:
+        """Write the body of a delivery."""
+        self.write("UPDATE deliveries SET body = ? WHERE delivery_id = ?", (body, delivery_id))
+
+    def due_deliveries(
+        self, limit: int, each: int, sending: Mapping[str, int]
+    ) -> list[records.DueDelivery]:
+        """Return due deliveries: the oldest of each organisation, then their next.
+
+        Those that are being sent are due until they are recorded, and among the first.
+        """
+        rows = self.rows(_DUE, self.now_ms, each, limit)
+        return [records.DueDelivery(*row) for row in rows]
+
+    def save_attempt(
+        self,
+        delivery_id: str,
+        status: int | None,
+        delivered: bool,
+        next_attempt_ms: int | None,
+        error: str,
+    ) -> None:
+        """Record one attempt; without a next one an undelivered message has failed."""
+        self.write(
+            "UPDATE deliveries SET attempts = attempts + 1, last_status = ?, delivered_at_ms = ?,"
+            " failed = ?, next_attempt_ms = ?, delivery_error = ? WHERE delivery_id = ?",
+            (status, self.now_ms if delivered else None,
+             not delivered and next_attempt_ms is None,
+             self.now_ms if next_attempt_ms is None else next_attempt_ms, error, delivery_id),
+        )  # fmt: skip
