@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from typing import Any
 
@@ -39,8 +40,8 @@ def budgets_list(client: AdminClient) -> None:
       guard gateway budgets list
       guard gateway budgets list --json
     """
-    columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
-               "uncertain_cents", "reserved_cents", "left_cents", "exhausted",
+    columns = ["scope", "window", "mode", "limit_nanousd", "committed_nanousd",
+               "uncertain_nanousd", "reserved_nanousd", "left_nanousd", "exhausted",
                "budget_id"]  # fmt: skip
     rows = client.ledger()
     known = {row["budget_id"] for row in rows}
@@ -62,12 +63,12 @@ def budgets_list(client: AdminClient) -> None:
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a balance's figures in cents, or as so many tokens or calls."""
+    """Return a balance's figures in money, or as so many tokens or calls."""
     left = max(0, row["remaining_nanousd"])
     if row["unit"] == "usd":
         names = ("limit", "committed", "uncertain", "reserved")
         cents = {f"{name}_cents": row[f"{name}_nanousd"] / 1e7 for name in names}
-        return {**cents, "left_cents": left / 1e7}
+        return {**cents, "left_nanousd": left, "left_cents": left / 1e7}
     of = f" of {', '.join(row['counts'])}" if row["counts"] else ""
     return {
         "counted": f"{row['unit']}{of}",
@@ -79,7 +80,10 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @budgets.command("set")
-@click.option("--limit-cents", type=Finite(min=0), help="In cents.")
+@click.option("--limit", "limit_nanousd", metavar="AMOUNT",
+              callback=read_by(functools.partial(read_dollars, option="--limit", or_nothing=True)),
+              help="In dollars: '$50', 0.50.")  # fmt: skip
+@click.option("--limit-cents", type=Finite(min=0), hidden=True)
 @click.option("--limit-tokens", type=Count(), metavar="N",
               help="In tokens, input, output and cached ones: 20k, 2M.")  # fmt: skip
 @click.option("--limit-calls", type=Count(), metavar="N", help="In calls of tools and models.")
@@ -125,24 +129,25 @@ def budgets_set(
 
     \b
     Examples:
-      guard gateway budgets set --limit-cents 5000 --window month
-      guard gateway budgets set --scope workflow --id '*' --window day --limit-cents 200
-      guard gateway budgets set --scope user --id '*' --window month --limit-cents 500
+      guard gateway budgets set --limit '$50' --window month
+      guard gateway budgets set --scope workflow --id '*' --window day --limit '$2'
+      guard gateway budgets set --scope user --id '*' --window month --limit '$5'
       guard gateway budgets set --scope workflow --id '*' --window day --limit-tokens 2M
       guard gateway budgets set --scope workflow --id research --limit-calls 20 --of search
-      guard gateway budgets set --scope workflow --id nightly --limit-cents 200 --on-exhausted ask
+      guard gateway budgets set --scope workflow --id nightly --limit '$2' --on-exhausted ask
     """
-    given = [limit_and_scope[name] for name in ("limit_cents", "limit_tokens", "limit_calls")]
+    money = [limit_and_scope[name] for name in ("limit_nanousd", "limit_cents")]
+    given = [*money, limit_and_scope["limit_tokens"], limit_and_scope["limit_calls"]]
     if sum(each is not None for each in given) != 1:
-        raise click.UsageError("give one of --limit-cents, --limit-tokens and --limit-calls")
+        raise click.UsageError("give one of --limit, --limit-tokens and --limit-calls")
     if counts and limit_and_scope["limit_calls"] is None:
         raise click.UsageError("--of belongs to --limit-calls")
-    if limit_and_scope["limit_cents"] is None and (
+    if money == [None, None] and (
         limit_and_scope["on_exhausted"] == "ask" or limit_and_scope["wind_down_percent"]
     ):
         raise click.UsageError(
-            "--on-exhausted ask and --wind-down-percent belong to --limit-cents: only budgets of "
-            "money ask for more and keep a share"
+            "--on-exhausted ask and --wind-down-percent belong to --limit: only budgets of money "
+            "ask for more and keep a share"
         )
     limit_and_scope["ask_ms"] = round(ask_seconds * 1000)
     made = client.set_budget(
@@ -204,7 +209,7 @@ def budgets_raises(client: AdminClient, name: str | None) -> None:
       guard gateway budgets raises
       guard gateway budgets raises nightly --json
     """
-    columns = ["raised_at_ms", "raised_by", "by_cents", "limit_cents", "budget_id"]
+    columns = ["raised_at_ms", "raised_by", "by_nanousd", "limit_nanousd", "budget_id"]
     rows = client.budget_raises(None if name is None else found(client, name))
     show([{**row, "by_cents": row["by_nanousd"] / 1e7, "limit_cents": row["limit_nanousd"] / 1e7}
           for row in rows], columns)  # fmt: skip
@@ -219,8 +224,8 @@ def budgets_waiting(client: AdminClient) -> None:
     Example:
       guard gateway budgets waiting
     """
-    columns = ["scope", "limit_cents", "spent_cents", "needed_cents", "workflow_id", "function",
-               "model", "asked_at_ms", "deadline_ms", "budget_id"]  # fmt: skip
+    columns = ["scope", "limit_nanousd", "spent_nanousd", "needed_nanousd", "workflow_id",
+               "function", "model", "asked_at_ms", "deadline_ms", "budget_id"]  # fmt: skip
     cents = ("limit", "spent", "needed")
     rows = client.budget_asks()
     show([{**row, **{f"{each}_cents": row[f"{each}_nanousd"] / 1e7 for each in cents}}

@@ -17,7 +17,7 @@ import guard
 from guard.breaker.exceptions import GuardBudgetError, GuardConfigError, GuardTransportError
 from guard.context import carry, options
 from guard.core.call_options import Ceiling
-from guard.core.wire import NANOUSD_PER_CENT
+from guard.core.wire import NANOUSD_PER_CENT, dollars
 from guard.scope.scope import current_scope
 from tests.guard.conftest import Tenant
 from tests.guard.instrumentation.gated_clients import CHAT
@@ -110,7 +110,9 @@ class TestLimitCents:
         error = caught.value
         assert (error.error_code, error.details["option"]) == ("GD-B004", "limit_cents")
         assert "a request to openai for gpt-5 could cost $" in str(error)
-        assert f"limit_cents={TEN:g} of guard.context.options" in str(error)
+        assert f"limit={dollars(round(TEN * NANOUSD_PER_CENT))} of guard.context.options" in str(
+            error
+        )
         assert tenant.admin.ledger() == [], "there is no other budget"
 
     def test_gathered_requests_share_it(self, vendor: StandIn) -> None:
@@ -224,7 +226,7 @@ class TestLimitCents:
                 for line in found.iter_lines():
                     seen += line.startswith("data: {")
 
-        with pytest.raises(GuardBudgetError, match="limit_cents"), guard.workflow("w"):
+        with pytest.raises(GuardBudgetError, match=r"limit=\$0\.0"), guard.workflow("w"):
             read()
         assert 3000 <= seen < 12_000
 
@@ -265,7 +267,7 @@ class TestWithoutCover:
         runtime.flush()
         observed = tenant.admin.events(type="sdk.observed")
         assert observed
-        assert "limit_cents" in json.dumps(observed[0]["data"])
+        assert "over limit=$0 of guard.context.options" in json.dumps(observed[0]["data"])
 
 
 @pytest.mark.usefixtures("gated")
