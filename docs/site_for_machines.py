@@ -1,7 +1,7 @@
 """What the site has for machines: each page as Markdown, ``llms.txt``, and a search without records.
 
-The decisions are part of the site and of its sidebar, but not of its search: whoever looks for
-``budget`` looks for the guide.
+The decisions are listed on a page of their own, which lists what is there, and are in neither the
+sidebar nor the search: whoever looks for ``budget`` looks for the guide.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _INCLUDE: Final = re.compile(r"^```\{include\} (?P<path>\S+)\n(?:.*\n)*?```$", re.MULTILINE)
 _TREE: Final = re.compile(r"^```\{toctree\}\n.*?^```\n?", re.MULTILINE | re.DOTALL)
 _COMMENT: Final = re.compile(r"<!--.*?-->\n?", re.DOTALL)
-_UNSEARCHED: Final = ("decisions/", "changelog")
+_RECORDS: Final = "decisions/0"
+_LIST_OF_RECORDS: Final = "decisions/index"
 _HEAD: Final = """\
 # guard
 
@@ -39,13 +40,38 @@ def markdown_of(source: Path) -> str:
     text = _INCLUDE.sub(
         lambda match: (source.parent / match["path"]).read_text("utf-8"), source.read_text("utf-8")
     )
+    if source.as_posix().endswith(f"{_LIST_OF_RECORDS}.md"):
+        text += records(source.parent)
     return _COMMENT.sub("", _TREE.sub("", text)).strip() + "\n"
 
 
-def _leave_out_of_search(app: Sphinx, doctree: nodes.document) -> None:
+def records(folder: Path) -> str:
+    """Return a list of the decisions in a folder, newest first."""
+    found = []
+    for path in sorted(folder.glob("0*.md"), reverse=True):
+        title = path.read_text("utf-8").partition("\n")[0].lstrip("# ")
+        number = path.name[:4].lstrip("0")
+        found.append(f"- {number}. [{re.sub(r'^[0-9]+[.] *', '', title)}]({path.name})\n")
+    return "\n" + "".join(found)
+
+
+def _list_records(app: Sphinx, name: str, source: list[str]) -> None:
+    if name == _LIST_OF_RECORDS:
+        source[0] += records(Path(app.srcdir) / "decisions")
+
+
+def _know_records(app: Sphinx, doctree: nodes.document) -> None:
     name = app.env.current_document.docname
-    if name.startswith(_UNSEARCHED):
-        app.env.metadata[name]["nosearch"] = "true"
+    if name.startswith(_RECORDS):  # else Sphinx misses them in a tree
+        app.env.metadata[name]["orphan"] = "true"
+
+
+def _leave_out_of_search(app: Sphinx) -> list[Any]:
+    kept = [name for name in app.env.found_docs if not name.startswith(_RECORDS)]
+    indexer = getattr(app.builder, "indexer", None)
+    if indexer is not None:
+        indexer.prune(kept)
+    return []
 
 
 def _link_markdown(
@@ -71,7 +97,7 @@ def _index(app: Sphinx) -> str:
     """Return ``llms.txt``: the parts of the site with their pages, in the order of the sidebar."""
     lines = [_HEAD]
     for part in app.env.toctree_includes[app.config.root_doc]:
-        below = [name for name in _below(app, part) if not name.startswith("decisions/")]
+        below = _below(app, part)
         lines.append(f"\n## {_title(app, part)}\n")
         lines += [f"- [{_title(app, name)}]({name}.md){_about(app, name)}" for name in below]
     return "\n".join(lines) + "\n"
@@ -98,7 +124,9 @@ def _about(app: Sphinx, name: str) -> str:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
-    app.connect("doctree-read", _leave_out_of_search)
+    app.connect("source-read", _list_records)
+    app.connect("doctree-read", _know_records)
+    app.connect("html-collect-pages", _leave_out_of_search)
     app.connect("html-page-context", _link_markdown)
     app.connect("build-finished", _write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
