@@ -15,8 +15,8 @@ copyright = "2026, The Guard maintainers"
 release = version = __version__
 
 extensions = [
-    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design",
-    "site_for_machines",
+    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton",
+    "sphinx_design", "site_for_machines",
 ]  # fmt: skip
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]

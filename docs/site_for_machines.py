@@ -1,4 +1,4 @@
-"""What the site has for machines: each page as Markdown, ``llms.txt``, and a search without records.
+"""What the site has for machines: pages as Markdown, ``llms.txt``, a search without records.
 
 The decisions are listed on a page of their own, which lists what is there, and are in neither the
 sidebar nor the search: whoever looks for ``budget`` looks for the guide.
@@ -26,13 +26,14 @@ _HEAD: Final = """\
 > A hard stop for AI agents: budgets, tool rules and a kill switch that are checked before each LLM
 > and tool call, in Python and, by `guard run`, in any language. Self-hosted.
 
-Install: `pip install 'agent-hard-stop[all]'`. First command: `guard run --limit '$2' -- python agent.py`.
+Install: `pip install 'agent-hard-stop[all]'`.
+First command: `guard run --limit '$2' -- python agent.py`.
 Each page below is Markdown; the same address with `.html` is for people.
 """
 
 
 def markdown_of(source: Path) -> str:
-    """Return a page as a reader of plain Markdown wants it: no trees, no comments, includes in place.
+    """Return a page as plain Markdown: no trees, no comments, includes in place.
 
     Args:
         source: the page's file.

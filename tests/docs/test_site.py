@@ -77,9 +77,9 @@ def test_each_link_leads_somewhere(
                 continue
             followed += 1
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if not target.exists():
-                lost.append(f"{path.relative_to(site)}: {link}")
-            elif parts.fragment and target in read and parts.fragment not in read[target].ids:
+            if not target.exists() or (
+                parts.fragment and target in read and parts.fragment not in read[target].ids
+            ):
                 lost.append(f"{path.relative_to(site)}: {link}")
     assert not lost, "\n".join(lost)
     count_cases(followed)
