@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from guard.contexts.boundary import Boundary
 from guard.core.call_options import CallOptions, Ceiling
-from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT, cents
+from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT, NANOUSD_PER_DOLLAR, cents
 from guard.core.written_numbers import read_dollars
 from guard.facade import name_of
 from guard.runtime.active import active_runtime
@@ -39,8 +39,8 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
 
     Example:
         >>> with options(limit="$0.05", max_output_tokens=200) as limits:
-        ...     limits.left_cents
-        5.0
+        ...     limits.left_dollars
+        0.05
     """
 
     kind = "options"
@@ -73,13 +73,25 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
         return type(self)(**self._given)
 
     @property
-    def spent_cents(self) -> float | None:
+    def spent_dollars(self) -> float | None:
         """What requests inside have cost so far, as far as their answers have been read."""
+        return None if self._ceiling is None else self._ceiling.spent_nanousd / NANOUSD_PER_DOLLAR
+
+    @property
+    def left_dollars(self) -> float | None:
+        """What requests still to come may cost."""
+        if self._ceiling is None:
+            return None
+        return max(0, self._ceiling.left_nanousd) / NANOUSD_PER_DOLLAR
+
+    @property
+    def spent_cents(self) -> float | None:
+        """The same in cents."""
         return None if self._ceiling is None else cents(self._ceiling.spent_nanousd)
 
     @property
     def left_cents(self) -> float | None:
-        """What requests still to come may cost."""
+        """The same in cents."""
         return None if self._ceiling is None else cents(max(0, self._ceiling.left_nanousd))
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
