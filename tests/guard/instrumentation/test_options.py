@@ -95,6 +95,23 @@ def send_for_ever(vendor: StandIn) -> None:
 
 
 @pytest.mark.usefixtures("gated")
+def test_a_limit_is_written_in_dollars() -> None:
+    for given in ("$0.05", "0.05", 0.05):
+        with options(limit=given) as limits:
+            assert (limits.left_dollars, limits.left_cents) == (0.05, 5)
+            assert limits.spent_dollars == 0
+    with options(limit=0) as limits:
+        assert limits.left_dollars == 0
+    for wrong in ("two", "", "-1", "nan"):
+        with pytest.raises(ValueError, match="no amount of dollars"):
+            options(limit=wrong)
+    with pytest.raises(TypeError, match="limit is a text such as"):
+        options(limit=True)
+    with pytest.raises(TypeError, match="limit or limit_cents, not both"):
+        options(limit="$1", limit_cents=100)
+
+
+@pytest.mark.usefixtures("gated")
 class TestLimitCents:
     def test_a_loop_ends_with_the_money(self, vendor: StandIn, tenant: Tenant) -> None:
         """What counts in the end is what the answers cost, not what they might have."""
