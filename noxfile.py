@@ -314,11 +314,18 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Build what is published into ``dist``: sdist, wheel, components and checksums."""
-    session.install("--quiet", "build", "cyclonedx-bom>=7")
+    session.install("--quiet", "build", "cyclonedx-bom>=7", "uv")
     shutil.rmtree("dist", ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", "dist")
+    # What users install, in the locked versions, without the tools of development.
+    components = Path(session.create_tmp(), "components.txt")
     session.run(
-        "cyclonedx-py", "requirements", LOCK, "--pyproject", "pyproject.toml",
+        "uv", "pip", "compile", "pyproject.toml", "--universal", "--python-version", "3.11",
+        "--extra", "all", "--constraints", LOCK, "--generate-hashes", "--no-emit-index-url",
+        "--no-header", "-o", str(components), "--quiet",
+    )  # fmt: skip
+    session.run(
+        "cyclonedx-py", "requirements", str(components), "--pyproject", "pyproject.toml",
         "--output-reproducible", "--output-format", "JSON", "--output-file", "dist/sbom.json",
     )  # fmt: skip
     built = sorted(path for path in Path("dist").iterdir() if path.is_file())

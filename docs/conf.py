@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from guard.version import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "guard"
 author = "The Guard maintainers"
 copyright = "2026, The Guard maintainers"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton",
+    "sphinx_design", "site_for_machines",
+]  # fmt: skip
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -21,5 +29,14 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autoclass_content = "class"
 
+copybutton_exclude = ".linenos, .gp, .go"  # a prompt and what is printed after it stay behind
+copybutton_prompt_text = r"\$ "
+copybutton_prompt_is_regexp = True
+
 html_theme = "furo"
-html_title = f"guard {__version__}"
+html_title = "guard"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {"sidebar_hide_name": False, "top_of_page_buttons": ["view"]}
+html_show_sphinx = False
+html_copy_source = False  # each page is there as Markdown: see site_for_machines

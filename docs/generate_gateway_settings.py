@@ -36,7 +36,9 @@ trusted_proxies = ["10.0.0.0/8"]
 ```
 
 A flag is `true` or `false`; `--no-durable` and the like say no. A list is repeated as an option
-and separated by commas in the environment. Bytes take `KiB`, `MiB` and `GiB`.
+and separated by commas in the environment. Bytes take `KiB`, `MiB` and `GiB`,
+times `ms`, `s`, `m`, `h` and `d`; prices are dollars. Names of older releases, which end in `_ms`
+and `_per_mtok`, go on taking plain numbers of milliseconds and nano-dollars.
 
 | Option and variable | Default | |
 |---|---|---|

@@ -123,7 +123,7 @@ if TYPE_CHECKING:
     from guard.state import GuardStatus as GuardStatus
     from guard.version import __version__ as __version__
 
-_LISTED = {
+_HOMES = {
     "GuardAuthError": "guard.breaker.exceptions",
     "GuardBackendError": "guard.breaker.exceptions",
     "GuardBudgetError": "guard.breaker.exceptions",
@@ -151,8 +151,6 @@ _LISTED = {
     "track_llm": "guard.facade",
     "track_tool": "guard.facade",
     "workflow": "guard.context",
-}
-_UNLISTED = {
     "ErrorContext": "guard.hooks",
     "GuardAuthenticationError": "guard.breaker.exceptions",
     "GuardBlockedException": "guard.breaker.exceptions",
@@ -172,7 +170,35 @@ _UNLISTED = {
 _MODULES = frozenset({"aio", "context", "hooks", "serverless", "testing"})
 """What the documentation uses as ``guard.context``, after no more than ``import guard``."""
 
-__all__ = sorted(_LISTED)  # type checkers read the imports above
+__all__ = [
+    "GuardAuthError",
+    "GuardBackendError",
+    "GuardBudgetError",
+    "GuardConfigError",
+    "GuardError",
+    "GuardToolBlockedError",
+    "WorkflowKilledInterrupt",
+    "agent",
+    "chain",
+    "format_user_message",
+    "get_user_message",
+    "guarded",
+    "handle",
+    "init",
+    "init_or_die",
+    "on_error",
+    "protect",
+    "sensitive",
+    "set_call_context",
+    "set_user_message",
+    "shutdown",
+    "span",
+    "status",
+    "track_event",
+    "track_llm",
+    "track_tool",
+    "workflow",
+]
 
 
 if not TYPE_CHECKING:  # a type checker takes a module with __getattr__ to have every name
@@ -182,7 +208,7 @@ if not TYPE_CHECKING:  # a type checker takes a module with __getattr__ to have 
 
         if name in _MODULES:
             return import_module(f"guard.{name}")
-        home = _LISTED.get(name) or _UNLISTED.get(name)
+        home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module 'guard' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(home), name)
@@ -190,4 +216,4 @@ if not TYPE_CHECKING:  # a type checker takes a module with __getattr__ to have 
 
 
 def __dir__() -> list[str]:
-    return sorted(_LISTED)
+    return list(__all__)

@@ -49,17 +49,23 @@ class GuardSandbox:
     # -- what operators set --------------------------------------------------------------------
 
     def set_budget(
-        self, cents: float, *, workflow: str | None = None, window: str = "total"
+        self,
+        cents: float | None = None,
+        *,
+        limit: str | float | None = None,
+        workflow: str | None = None,
+        window: str = "total",
     ) -> None:
         """Limit what may be spent.
 
         Args:
-            cents: the limit.
+            cents: the limit in cents.
+            limit: the same in dollars: ``"$0.02"`` or 0.02.
             workflow: of one workflow; everything together when None.
             window: ``total``, ``hour``, ``day``, ``week`` or ``month``.
         """
         kind, scope_id = ("organisation", "") if workflow is None else ("workflow", workflow)
-        self.admin.set_budget(cents, window=window, scope_kind=kind, scope_id=scope_id)
+        self.admin.set_budget(cents, limit=limit, window=window, scope_kind=kind, scope_id=scope_id)
 
     def set_price(
         self, model: str, *, input_usd_per_mtok: float, output_usd_per_mtok: float
@@ -125,8 +131,13 @@ class GuardSandbox:
         """Return the names of the recorded tool calls."""
         return [str(event["data"]["tool_name"]) for event in self.events("tool", workflow=workflow)]
 
+    def spent_dollars(self, workflow: str) -> float:
+        """Return what a workflow has spent, in dollars."""
+        self.runtime.flush(10)
+        return int(self.admin.workflow(workflow)["spent_nanousd"]) / NANOUSD_PER_DOLLAR
+
     def spent_cents(self, workflow: str) -> float:
-        """Return what a workflow has spent."""
+        """Return what a workflow has spent, in cents."""
         self.runtime.flush(10)
         return int(self.admin.workflow(workflow)["spent_nanousd"]) / NANOUSD_PER_CENT
 

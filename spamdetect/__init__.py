@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spamdetect.models import PreprocessResult as PreprocessResult
     from spamdetect.models import Reason as Reason
     from spamdetect.sync import SpamClient as SpamClient
+    from spamdetect.version import __version__ as __version__
 
 _HOMES: Final[dict[str, str]] = {
     "AsyncSpamClient": "spamdetect.client",
@@ -52,6 +53,7 @@ _HOMES: Final[dict[str, str]] = {
     "SpamServerError": "spamdetect.errors",
     "SpamTimeoutError": "spamdetect.errors",
     "SpamTransportError": "spamdetect.errors",
+    "__version__": "spamdetect.version",
 }
 
 __all__ = [
@@ -81,14 +83,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from spamdetect.version import __version__
-
-        value: Any = __version__
-    elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: Any = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

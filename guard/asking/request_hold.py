@@ -334,9 +334,9 @@ def granted_nanousd(grant: Grant) -> int:
 
 
 def over_ceiling(scope: Scope, ceiling: Ceiling, amount: int) -> GuardBudgetError:
-    """Return the refusal of a request for which a ``limit_cents`` leaves no room."""
+    """Return the refusal of a request for which a call's limit leaves no room."""
     short = ceiling.short_of(amount) or ceiling
-    limit = f"limit_cents={short.limit_nanousd / wire.NANOUSD_PER_CENT:g}"
+    limit = f"limit={wire.dollars(short.limit_nanousd)}"
     return GuardBudgetError(
         workflow_id=scope.workflow_id,
         reason=f"over {limit} of guard.context.options",

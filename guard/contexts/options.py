@@ -9,36 +9,38 @@ from msgspec.structs import replace
 
 from guard.contexts.boundary import Boundary
 from guard.core.call_options import CallOptions, Ceiling
-from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT, cents
+from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT, NANOUSD_PER_DOLLAR, cents
+from guard.core.written_numbers import read_dollars
 from guard.facade import name_of
 from guard.runtime.active import active_runtime
 from guard.scope.scope import Scope
 
 
-class options(Boundary):  # noqa: N801  # used like a function: `with options(limit_cents=5):`
+class options(Boundary):  # noqa: N801  # used like a function: `with options(limit="$0.05"):`
     """Set options of the calls inside: of one protected call, or of a block.
 
     Args:
         model: the model that the gate checks and prices, as by ``set_call_context``.
         tool_name: the name under which policies see the protected calls that begin in the block
             itself, in the place of their functions' names.
-        limit_cents: the most that the LLM requests inside may cost, in cents. A request is refused
-            unless its worst case still fits. The limit applies beside the gateway's budgets, also
-            while the gateway cannot be reached.
+        limit: the most that the LLM requests inside may cost, in dollars: ``"$0.05"`` or 0.05. A
+            request is refused unless its worst case still fits. The limit applies beside the
+            gateway's budgets, also while the gateway cannot be reached.
+        limit_cents: the same in cents.
         max_output_tokens: put into LLM requests that have no limit, where the vendor and the HTTP
             client take it; in the place of ``GUARD_MAX_OUTPUT_TOKENS``.
 
-    Inner options replace outer ones, except ``limit_cents``: there both limits apply.
+    Inner options replace outer ones, except ``limit``: there both limits apply.
 
     Raises:
         GuardBudgetError: from inside, a request could cost more than is left.
-        GuardConfigError: on entry with ``limit_cents``, this process does not gate LLM requests.
+        GuardConfigError: on entry with a limit, this process does not gate LLM requests.
         TypeError, ValueError: an argument is not what it should be.
 
     Example:
-        >>> with options(limit_cents=5, max_output_tokens=200) as limits:
-        ...     limits.left_cents
-        5.0
+        >>> with options(limit="$0.05", max_output_tokens=200) as limits:
+        ...     limits.left_dollars
+        0.05
     """
 
     kind = "options"
@@ -49,10 +51,15 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
         *,
         model: str | None = None,
         tool_name: str | None = None,
+        limit: str | float | None = None,
         limit_cents: float | None = None,
         max_output_tokens: int | None = None,
     ) -> None:
         super().__init__(None)
+        if limit is not None:
+            if limit_cents is not None:
+                raise TypeError("give limit or limit_cents, not both")
+            limit_cents = _dollars(limit) / NANOUSD_PER_CENT
         self._given: dict[str, Any] = {
             "model": None if model is None else name_of("model", model),
             "tool_name": None if tool_name is None else name_of("tool_name", tool_name),
@@ -66,13 +73,25 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
         return type(self)(**self._given)
 
     @property
-    def spent_cents(self) -> float | None:
+    def spent_dollars(self) -> float | None:
         """What requests inside have cost so far, as far as their answers have been read."""
+        return None if self._ceiling is None else self._ceiling.spent_nanousd / NANOUSD_PER_DOLLAR
+
+    @property
+    def left_dollars(self) -> float | None:
+        """What requests still to come may cost."""
+        if self._ceiling is None:
+            return None
+        return max(0, self._ceiling.left_nanousd) / NANOUSD_PER_DOLLAR
+
+    @property
+    def spent_cents(self) -> float | None:
+        """The same in cents."""
         return None if self._ceiling is None else cents(self._ceiling.spent_nanousd)
 
     @property
     def left_cents(self) -> float | None:
-        """What requests still to come may cost."""
+        """The same in cents."""
         return None if self._ceiling is None else cents(max(0, self._ceiling.left_nanousd))
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
@@ -116,6 +135,12 @@ class winding_down(Boundary):  # noqa: N801  # used like a function: `with windi
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
         return {"options": replace(outer.options or CallOptions(), winding_down=True)}
+
+
+def _dollars(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError(f"limit is a text such as '$0.05', not {type(value).__name__}")
+    return read_dollars(str(value), or_nothing=True)
 
 
 def _limit(value: object) -> float:

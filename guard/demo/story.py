@@ -13,7 +13,7 @@ from genai_prices import Usage, calc_price
 from rich.markup import escape
 
 import guard
-from guard.core.wire import NANOUSD_PER_CENT, NANOUSD_PER_DOLLAR
+from guard.core.wire import NANOUSD_PER_DOLLAR, dollars
 from guard.demo.agent import MODEL, SHORT, InboxAgent, chat_client
 from guard.demo.inbox import MESSAGES_MAX, Message
 from guard.demo.narrator import Narrator
@@ -60,11 +60,6 @@ def admitted_nanousd(text: str) -> int:
     """Price what has to be left for a request about a text: at most a token for each byte."""
     size = _REQUEST_BYTES + len(json.dumps(text, ensure_ascii=False).encode())
     return price_nanousd(size, SHORT)
-
-
-def cents_text(nanousd: int) -> str:
-    """Write nano-dollars as cents."""
-    return f"{nanousd / NANOUSD_PER_CENT:.4f} ct"
 
 
 async def tell(
@@ -143,7 +138,7 @@ class _Story:
         say(f"  spam service  {spam_url}  (trained classifier)")
         say(f"  LLM           {llm_url}  (a local stand-in for {MODEL})")
         say(f"  LLM client    {escape(llm_name)}, seen by auto-instrumentation")
-        say(f"  budget        {cents_text(budget)} for the workflow {TRIAGE}")
+        say(f"  budget        {dollars(budget)} for the workflow {TRIAGE}")
         say("  tool policy   block delete_*")
         self._narrator.note(
             gateway=self._gateway.base_url,
@@ -184,7 +179,7 @@ class _Story:
                 "REFUSED",
                 "bold red",
                 "the next call",
-                f"{cents_text(spent)} of {cents_text(budget)} spent",
+                f"{dollars(spent)} of {dollars(budget)} spent",
             )
             self._narrator.user_reads(guard.format_user_message(error))
         self._narrator.note(classified=self._observed.classified, spam=spam_count)
@@ -195,7 +190,7 @@ class _Story:
             data = event["data"]
             tokens = f"{data['input_tokens']:>4} in {data['output_tokens']:>3} out"
             self._narrator.step(
-                decision, "green", what, f"{tokens}  {cents_text(event['cost_nanousd'])}"
+                decision, "green", what, f"{tokens}  {dollars(event['cost_nanousd'])}"
             )
 
     async def _new_llm_events(self) -> list[dict[str, Any]]:
@@ -286,14 +281,13 @@ class _Story:
                     str(len(own)),
                     str(sum(call["input_tokens"] for call in own)),
                     str(sum(call["output_tokens"] for call in own)),
-                    f"{charged:,}",
-                    f"{total:,}",
-                    cents_text(total),
+                    dollars(charged),
+                    dollars(total),
                 ]
             )
         self._narrator.table(
-            "What was charged (nano-dollars)",
-            ["workflow", "calls", "in", "out", "calls' sum", "ledger", "cents"],
+            "What was charged",
+            ["workflow", "calls", "in", "out", "calls' sum", "ledger"],
             rows,
         )
         whole = [call for call in calls if not call["estimated"]]
@@ -311,7 +305,7 @@ class _Story:
             "a blocked tool was refused": self._observed.tool_refused,
             "a kill stopped a running call": self._observed.kill_latency_ms is not None,
             "a killed workflow stays killed": self._observed.stays_killed,
-            "the ledger agrees with the calls to the nano-dollar": agrees,
+            "the ledger agrees with the calls to the last digit": agrees,
         }
         self._narrator.note(calls=calls, ledger_nanousd=spent)
         self._narrator.conclude(checks)

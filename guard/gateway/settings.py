@@ -270,8 +270,8 @@ class GatewaySettings:
         "How often reservations are expired when nothing else happens.", 500, _whole(1)
     )
     fallback_input_per_mtok: int = _setting(
-        "Nano-dollars per million input tokens charged, and flagged, for models that nothing "
-        "prices.", 15_000_000_000, _whole(1),
+        "Dollars per million input tokens charged, and flagged, for models that nothing prices.",
+        15_000_000_000, _whole(1),
     )  # fmt: skip
     fallback_output_per_mtok: int = _setting(
         "The same for output tokens.", 75_000_000_000, _whole(1)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
 
+from guard.core.wire import dollars
+from guard.core.written_numbers import read_dollars, read_duration, written_duration
 from guard.gateway.settings import GatewaySettings, SettingError, database_of
 
 PREFIX: Final = "GUARD_GATEWAY_"
 CONFIG_VARIABLE: Final = "GUARD_GATEWAY_CONFIG"
 
-Kind = Literal["flag", "number", "text", "path", "list"]
+Kind = Literal["flag", "number", "size", "time", "price", "text", "path", "list"]
 _KINDS: Final[dict[str, Kind]] = {
     "bool": "flag",
     "int": "number",
@@ -26,6 +28,11 @@ _KINDS: Final[dict[str, Kind]] = {
     "Path | None": "path",
     "Path | str": "path",
     "tuple[str, ...]": "list",
+}
+_KINDS_BY_NAME: Final[dict[str, Kind]] = {
+    "_bytes": "size",
+    "_ms": "time",
+    "_per_mtok": "price",
 }
 _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _SIZE: Final = re.compile(r"(\d+) *([kmg]?)(i?b)?", re.IGNORECASE)
@@ -42,23 +49,32 @@ class Setting:
     """One row of the table.
 
     Attributes:
+        field: of :class:`GatewaySettings`.
         name: in a file.
         kind: what its text means.
         text: what it is for.
         default: of ``guard gateway serve``.
         option: of the command line.
+        old: an older name of a file, for a plain number of milliseconds or nano-dollars.
     """
 
+    field: str
     name: str
     kind: Kind
     text: str
     default: Any
     option: str
+    old: Setting | None = None
 
     @property
     def variable(self) -> str:
         """The variable of the environment."""
         return PREFIX + self.name.upper()
+
+    @property
+    def names(self) -> list[Setting]:
+        """This setting under all its names, the new one first."""
+        return [self] if self.old is None else [self, self.old]
 
     @property
     def shown_default(self) -> str:
@@ -67,7 +83,9 @@ class Setting:
             return ""
         if isinstance(self.default, bool):
             return "true" if self.default else "false"
-        return str(self.default)
+        if self.kind == "time":
+            return written_duration(self.default)
+        return dollars(self.default) if self.kind == "price" else str(self.default)
 
     def read(self, given: Any) -> Any:
         """Return a value for :class:`GatewaySettings`.
@@ -79,7 +97,13 @@ class Setting:
             case "flag":
                 return _flag(given)
             case "number":
-                return _size(given) if self.name.endswith("_bytes") else _number(given)
+                return _number(given)
+            case "size":
+                return _size(given)
+            case "time":
+                return read_duration(str(given))
+            case "price":
+                return read_dollars(str(given))
             case "path":
                 return database_of(_text(given))
             case "list":
@@ -90,16 +114,28 @@ class Setting:
 
 def table() -> list[Setting]:
     """Return all settings, in the order of the documentation."""
-    return [
-        Setting(
-            name=field.name,
-            kind=_KINDS[str(field.type)],
-            text=field.metadata["text"],
-            default=field.default if field.metadata["served"] is None else field.metadata["served"],
-            option="--" + (field.metadata["option"] or field.name.replace("_", "-")),
-        )
-        for field in attrs.fields(GatewaySettings)
-    ]
+    return [_of_field(field) for field in attrs.fields(GatewaySettings)]
+
+
+def _of_field(field: Any) -> Setting:
+    default = field.default if field.metadata["served"] is None else field.metadata["served"]
+    setting = Setting(
+        field=field.name,
+        name=field.name,
+        kind=_KINDS[str(field.type)],
+        text=field.metadata["text"],
+        default=default,
+        option="--" + (field.metadata["option"] or field.name.replace("_", "-")),
+    )
+    for ending, kind in _KINDS_BY_NAME.items():
+        if not field.name.endswith(ending):
+            continue
+        if kind == "size":
+            return attrs.evolve(setting, kind=kind)
+        name = field.name.removesuffix(ending) + ("_price" if kind == "price" else "")
+        option = "--" + name.replace("_", "-")
+        return attrs.evolve(setting, name=name, kind=kind, option=option, old=setting)
+    return setting
 
 
 def load(
@@ -121,29 +157,46 @@ def load(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for setting in table():
-        value = options.get(setting.name)
-        source = setting.option
-        if value is None or value == ():
-            value, source = environ.get(setting.variable) or None, setting.variable
-        if value is None:
-            value, source = written.get(setting.name), f"{config}: {setting.name}"
-        if value is None:
-            values[setting.name] = setting.default
+        found = _given(setting, options, environ, written, config)
+        if found is None:
+            values[setting.field] = setting.default
             continue
-        sources[setting.name] = source
+        value, source, named = found
+        sources[setting.field] = source
         try:
-            values[setting.name] = setting.read(value)
+            values[setting.field] = named.read(value)
         except (TypeError, ValueError) as exc:
-            raise SettingsError(f"{source} takes {exc}{_hint(value)}") from None
+            said = f": {exc}" if named.kind in ("time", "price") else f" takes {exc}"
+            raise SettingsError(f"{source}{said}{_hint(value)}") from None
     try:
         return GatewaySettings(**values)
     except SettingError as exc:
-        raise SettingsError(f"{sources.get(exc.name, exc.name)} takes {exc.takes}") from None
+        source = sources.get(exc.name, exc.name)
+        is_time = exc.name.endswith("_ms") and "ms" not in source.lower()
+        raise SettingsError(f"{source} takes {'more than 0' if is_time else exc.takes}") from None
+
+
+def _given(
+    setting: Setting, options: Mapping[str, Any], environ: Mapping[str, str],
+    written: Mapping[str, Any], config: Path | None,
+) -> tuple[Any, str, Setting] | None:  # fmt: skip
+    """Return a setting's value, where it was given, and by which of its names."""
+    sources: tuple[Callable[[Setting], tuple[Any, str]], ...] = (
+        lambda each: (options.get(each.name), each.option),
+        lambda each: (environ.get(each.variable) or None, each.variable),
+        lambda each: (written.get(each.name), f"{config}: {each.name}"),
+    )
+    for of in sources:
+        for named in setting.names:
+            value, source = of(named)
+            if value is not None and value != ():
+                return value, source, named
+    return None
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a sentence for each ``GUARD_GATEWAY_*`` variable that is no setting."""
-    known = {setting.variable for setting in table()} | {CONFIG_VARIABLE}
+    known = {CONFIG_VARIABLE, *(each.variable for each in _all_names())}
     return [
         f"{name} is not a setting{_meant(name, known)}"
         for name in sorted(environ)
@@ -159,11 +212,15 @@ def _file(path: Path) -> dict[str, Any]:
     except ValueError as exc:
         raise SettingsError(f"{path}: {exc}") from None
     written = {name.replace("-", "_"): value for name, value in found.items()}
-    known = {setting.name for setting in table()}
+    known = {each.name for each in _all_names()}
     for name in written:
         if name not in known:
             raise SettingsError(f"{path}: {name} is not a setting{_meant(name, known)}")
     return written
+
+
+def _all_names() -> list[Setting]:
+    return [named for setting in table() for named in setting.names]
 
 
 def _meant(name: str, known: set[str]) -> str:

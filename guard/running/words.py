@@ -150,7 +150,7 @@ def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
     words = ["guard gateway budgets set --local"]
     if kind != "organisation":
         words.append(f"--scope {kind} --id {shlex.quote(facts.rule_id or scope_id)}")
-    words.append(f"--window {window} --limit-cents {more_nanousd / 1e7:.10g}")
+    words.append(f"--window {window} --limit '{dollars(more_nanousd)}'")
     lifts = ["raise it with: " + " ".join(words)]
     if facts.budget_id is not None:
         lifts.append(f"or remove it: guard gateway budgets delete {facts.budget_id} --local")

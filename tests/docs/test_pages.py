@@ -220,6 +220,17 @@ def test_what_fails_is_seen(text: str, reader: PageReader) -> None:
         _run(text, reader)
 
 
+def test_blocks_in_tabs_are_blocks_of_the_page() -> None:
+    text = (
+        "# Page\n\n::::{tab-set}\n:::{tab-item} one\n```python\n1\n```\n:::\n:::{tab-item} two\n"
+        "<!-- not run: needs two -->\n```console\ntwo\n```\n:::\n::::\n\n```console\nls\n```\n"
+    )
+    found = blocks_of("p.md", text)
+    assert [(each.line, each.text, each.value) for each in found] == [
+        (6, "1\n", ""), (12, "two\n", "needs two"), (18, "ls\n", ""),
+    ]  # fmt: skip
+
+
 def test_what_a_page_does_lasts_to_its_end(reader: PageReader) -> None:
     _run(
         "```console\nexport X=2\n```\n<!-- file: a.py -->\n```python\nprint('a')\n```\n"

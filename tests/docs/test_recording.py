@@ -87,7 +87,8 @@ def test_the_readme_opens_with_it() -> None:
     first, second = re.findall(r"^```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:2]
     assert "guard run --limit '$2' --block-tool 'delete_*' -- python agent.py" in first
     assert "guard.init()" in second
-    assert "(docs/recording/guard-run.svg)" in text[: text.index(second)]
+    for name in ("guard-run", "coding-agent"):
+        assert f'src="docs/recording/{name}.svg"' in text[: text.index(first)]
     assert "(recording/guard-run.svg)" in (ROOT / "docs" / "run.md").read_text()
 
 

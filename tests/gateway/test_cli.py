@@ -121,7 +121,7 @@ def test_budgets_of_tokens_and_calls(invoke: Invoke, tenant: Any) -> None:
     ]  # fmt: skip
     invoke("budgets", "set", "--limit-cents", "5")
     output = invoke("budgets", "list").output
-    assert "limit ct" in output
+    assert "$0.05" in output
     assert "calls of search, web_*" in output
     rows = json.loads(invoke("budgets", "list", "--json").output)
     (shown,) = [row for row in rows if row["unit"] == "calls"]
@@ -183,15 +183,51 @@ def test_a_file_of_rules_has_all_units(invoke: Invoke, tenant: Any, tmp_path: Pa
     assert (left["unit"], left["counts"], left["limit_nanousd"]) == ("calls", ["a", "b"], 9)
 
 
+def test_the_example_of_a_file_of_rules(invoke: Invoke, tenant: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gateway" / "operating.md").read_text("utf-8")
+    path = tmp_path / "rules.toml"
+    path.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    invoke("apply", str(path))
+    assert "0 changed" in invoke("apply", str(path)).output
+    found = tenant.admin.budgets()
+    assert {(each["window"], each["limit_nanousd"]) for each in found if each["unit"] == "usd"} == {
+        ("month", 500 * 10**9), ("day", 5 * 10**9),
+    }  # fmt: skip
+    assert {each["ask_ms"] for each in found} == {300_000}
+    (price,) = tenant.admin.prices()
+    assert price["rates"]["input_per_mtok"] == 500_000_000
+    (policy,) = tenant.admin.policies()
+    assert policy["document"]["approval_timeout_ms"] == 300_000
+    assert policy["document"]["rate_caps"][0]["per_ms"] == 60_000
+    for wrong, said in (
+        ('[[budgets]]\nlimit = "two"', "budgets, number 1, limit: 'two' is no amount"),
+        ("[[budgets]]\nlimit = true", 'budgets, number 1, limit takes a text such as "$0.50"'),
+        ('[[budgets]]\nlimit = "$1"\nlimit_nanousd = 5', "limit_nanousd is given twice"),
+        ('[settings]\nlease_ttl = "soon"', "lease_ttl: 'soon' is no length of time"),
+        ('[settings]\nlease_ttl = "1ms"', "lease_ttl takes from 1s to 1h, not 1ms"),
+    ):
+        path.write_text(wrong)
+        assert said in invoke("apply", str(path), expect=1).output
+
+
 def test_budgets_usage_audit(invoke: Invoke, tenant: Any) -> None:
     invoke("budgets", "set", "--limit-cents", "10", "--window", "day")
+    invoke("budgets", "set", "--limit", "$0.10", "--limit-cents", "10", expect=2)
+    for amount in ("$0.10", "0.1", ".1 usd"):
+        invoke("budgets", "set", "--limit", amount, "--window", "day")
+        assert [each["limit_nanousd"] for each in tenant.admin.budgets()] == [10**8]
     invoke("budgets", "set", "--scope", "workflow", expect=2)
     invoke("budgets", "set", "--scope", "workflow", "--limit-cents", "1", expect=1)
     tenant.send(tenant.llm(20_000_000, workflow_id="w\x1b[31m"))
     rows = json.loads(invoke("budgets", "list", "--json").output)
     assert rows[0]["committed_cents"] == 2
     output = invoke("usage", "--by", "workflow").output
-    assert "2.0" in output
+    assert "$0.02" in output.split()
+    for since, shown in (("24h", True), ("2000-01-01", True), ("0", False), ("2999-01-01", False)):
+        assert ("$0.02" in invoke("usage", "--since", since).output) == shown, since
+    assert "$0.02" in invoke("usage", "--since-ms", "0").output, "as older releases"
+    assert "no time" in invoke("usage", "--since", "soon", expect=2).output
+    invoke("usage", "--since", "24h", "--since-ms", "0", expect=2)
     assert "\x1b[31m" not in output
     invoke("budgets", "delete", rows[0]["budget_id"])
     assert "budget.delete" in invoke("audit", "list").output
@@ -381,9 +417,9 @@ def test_a_budget_that_refuses_shows_what_is_left(invoke: Invoke, tenant: Any) -
     tenant.send(tenant.llm(2_997_400_000))
     tenant.refused(402, "GD-B004", model="gpt-4o", max_input_tokens=0, max_output_tokens=1000)
     head, row = invoke("budgets", "list").output.splitlines()
-    assert "left ct" in head
+    assert "left" in head.split()
     assert "exhausted" in head
-    assert "0.2600" in row.split()
+    assert "$0.0026" in row.split()
     assert "yes" in row.split()
     (shown,) = json.loads(invoke("budgets", "list", "--json").output)
     assert (shown["left_cents"], shown["exhausted"]) == (0.26, True)

@@ -89,9 +89,11 @@ def test_each_setting_by_command_and_by_file(
     wanted: dict[str, Any] = {}
     for name, each in SETTINGS.items():
         value = wanted[name] = other(each)
-        written = str(value).lower()
-        said = invoke("settings", "set", f"{name}={written}").output
-        assert f"{name} is {written}" in said
+        said = invoke("settings", "set", f"{name}={str(value).lower()}").output
+        assert f"{each.written_name} is {each.write(value)}" in said
+        invoke("settings", "set", f"{name}=")
+        said = invoke("settings", "set", f"{each.written_name}={each.write(value)}").output
+        assert f"{each.written_name} is {each.write(value)}" in said
         assert tenant.admin.settings() == DEFAULTS | wanted
     rows = json.loads(invoke("settings", "show", "--json").output)
     assert {row["setting"]: row["value"] for row in rows} == {
@@ -102,7 +104,16 @@ def test_each_setting_by_command_and_by_file(
     assert tenant.admin.settings() == DEFAULTS
 
     path = tmp_path / "guard.json"
-    path.write_text(json.dumps({"settings": {name: wanted[name] for name in names[:2]}}))
+    shown = invoke("settings", "show").output
+    for each in SETTINGS.values():
+        assert f"{each.written_name} " in shown
+        assert each.write(each.default) in shown
+    path.write_text(
+        json.dumps({"settings": {SETTINGS[n].written_name: SETTINGS[n].write(wanted[n])
+                                 if isinstance(wanted[n], int) and not isinstance(wanted[n], bool)
+                                 and (SETTINGS[n].is_time or SETTINGS[n].is_money) else wanted[n]
+                                 for n in names[:2]}})
+    )  # fmt: skip
     assert "2 would change" in invoke("apply", str(path), "--dry-run").output
     assert tenant.admin.settings() == DEFAULTS
     assert "2 changed" in invoke("apply", str(path)).output

@@ -39,8 +39,12 @@ def other(setting: Setting) -> tuple[str, str, Any]:
     match setting.kind:
         case "flag":
             return "true", "true", True
-        case "number":
+        case "number" | "size":
             return "77", "77", 77
+        case "time":
+            return "77s", '"77s"', 77_000
+        case "price":
+            return "$7.50", "7.5", 7_500_000_000
         case "path":
             return "/a/b", '"/a/b"', Path("/a/b")
         case "list":
@@ -67,29 +71,53 @@ def test_each_setting(setting: Setting, tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     config.write_text(f"{setting.name} = {toml}\n")
     also = beside(setting)
-    assert getattr(load({}, {}), setting.name) == setting.default
-    assert getattr(load({}, also, config), setting.name) == meaning
-    assert getattr(load({}, also | {setting.variable: text}), setting.name) == meaning
-    assert getattr(load({setting.name: text}, also), setting.name) == meaning
-    assert getattr(load({}, also | {"GUARD_GATEWAY_CONFIG": str(config)}), setting.name) == meaning
+    assert getattr(load({}, {}), setting.field) == setting.default
+    assert getattr(load({}, also, config), setting.field) == meaning
+    assert getattr(load({}, also | {setting.variable: text}), setting.field) == meaning
+    assert getattr(load({setting.name: text}, also), setting.field) == meaning
+    assert getattr(load({}, also | {"GUARD_GATEWAY_CONFIG": str(config)}), setting.field) == meaning
     config.write_text(f"{setting.name.replace('_', '-')} = {toml}\n")
-    assert getattr(load({}, also, config), setting.name) == meaning
+    assert getattr(load({}, also, config), setting.field) == meaning
 
     # An option goes before the environment, and that before the file.
     again = {
         "log_level": "debug", "log_format": "text", "redis": "unix:///s", "sign_on_role": "owner",
-    }.get(setting.name, "false" if setting.kind == "flag" else "78")  # fmt: skip
+    }.get(setting.name, {"flag": "false", "time": "78ms"}.get(setting.kind, "78"))  # fmt: skip
     if setting.kind == "list":
         again = "10.0.0.2"
     first = setting.read(again)
-    assert getattr(load({}, also | {setting.variable: again}, config), setting.name) == first
+    assert getattr(load({}, also | {setting.variable: again}, config), setting.field) == first
     assert (
-        getattr(load({setting.name: again}, also | {setting.variable: text}), setting.name) == first
+        getattr(load({setting.name: again}, also | {setting.variable: text}), setting.field)
+        == first
     )
 
     shown = CliRunner().invoke(command, ["serve", "--help"]).output
     assert f"  {setting.option} " in shown
     assert setting.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "old"),
+    [(each, each.old) for each in table() if each.old],
+    ids=lambda each: each.name,
+)
+def test_names_of_older_releases_take_plain_numbers(
+    setting: Setting, old: Setting, tmp_path: Path
+) -> None:
+    assert old.name.endswith(("_ms", "_per_mtok"))
+    config = tmp_path / "gateway.toml"
+    config.write_text(f"{old.name} = 77\n")
+    for options, environ, file in (
+        ({old.name: "77"}, {}, None), ({}, {old.variable: "77"}, None), ({}, {}, config),
+    ):  # fmt: skip
+        assert getattr(load(options, environ, file), setting.field) == 77
+        assert not unknown_variables(environ)
+    both = {setting.name: other(setting)[0], old.name: "78"}
+    assert getattr(load(both, {}), setting.field) == other(setting)[2]
+    assert old.option not in CliRunner().invoke(command, ["serve", "--help"]).output
+    with pytest.raises(SettingsError, match=f"{setting.option}: 'soon' is no"):
+        load({setting.name: "soon"}, {})
 
 
 def test_the_page_is_the_tables() -> None:

@@ -105,9 +105,16 @@ def blocks_of(page: str, text: str) -> list[DocBlock]:
 
     >>> blocks_of("p.md", "<!-- not run: needs root -->\\n```console\\nls\\n```\\n")[0].value
     'needs root'
+    >>> blocks_of("p.md", ":::{tab-item} sync\\n```python\\nx\\n```\\n:::\\n")[0]
+    DocBlock(page='p.md', line=3, info='python', text='x\\n', marker='', value='')
     """
     found = []
     for match in _FENCE.finditer(text):
+        if match["fence"].startswith(":"):  # cards and tabs: what is in them is of the page
+            above = text.count("\n", 0, match.start("text"))
+            inner = blocks_of(page, textwrap.dedent(match["text"]))
+            found += [attrs.evolve(each, line=each.line + above) for each in inner]
+            continue
         marker = _MARKER.search(text, 0, match.start())
         found.append(
             DocBlock(

@@ -116,12 +116,15 @@ CallKind = Literal["llm", "tool", "call"]
 
 
 def dollars(nanousd: int) -> str:
-    """Return an amount as dollars, for people to read.
+    """Return an amount as dollars, for people to read: exact, and with cents unless it is whole.
 
-    >>> dollars(1_500_000_000), dollars(20_000)
-    ('$1.5', '$0.00002')
+    >>> dollars(1_500_000_000), dollars(20_000), dollars(2_000_000_000_000), dollars(-50_000_000)
+    ('$1.50', '$0.00002', '$2,000', '-$0.05')
     """
-    return f"${nanousd / NANOUSD_PER_DOLLAR:.9f}".rstrip("0").rstrip(".")
+    sign = "-" if nanousd < 0 else ""
+    whole, rest = divmod(abs(nanousd), NANOUSD_PER_DOLLAR)
+    part = f".{f'{rest:09d}'.rstrip('0'):0<2}" if rest else ""
+    return f"{sign}${whole:,}{part}"
 
 
 def cents(nanousd: int) -> float:

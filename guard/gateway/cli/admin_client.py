@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from guard.core.mistaken import mistaken_key, not_a_gateway, why_unreached
+from guard.core.written_numbers import read_dollars
 from guard.gateway.cli.plain import plain
 from guard.tls import client_context
 
@@ -245,13 +246,22 @@ class AdminClient:
 
     # -- budgets, policies, prices -------------------------------------------------------------
 
-    def set_budget(self, limit_cents: float | None = None, **fields: Any) -> _Json:
+    def set_budget(
+        self,
+        limit_cents: float | None = None,
+        *,
+        limit: str | float | None = None,
+        **fields: Any,
+    ) -> _Json:
         """Set a budget, hard and of the whole organisation unless ``fields`` say otherwise.
 
         They are ``scope_kind``, ``scope_id``, ``window``, ``mode``, ``thresholds``,
-        ``epsilon_nanousd``, and in place of the cents ``limit_nanousd``, ``limit_tokens``, or
-        ``limit_calls`` with the globs ``counts`` of what is counted.
+        ``epsilon_nanousd``, and in place of ``limit`` (dollars: ``"$2"`` or 0.50) ``limit_cents``,
+        ``limit_nanousd``, ``limit_tokens``, or ``limit_calls`` with the globs ``counts`` of what
+        is counted.
         """
+        if limit is not None:
+            fields["limit_nanousd"] = read_dollars(str(limit), or_nothing=True)
         body = _given({"limit_cents": limit_cents, **fields})
         return dict(self.request("PUT", "/budgets", body))
 

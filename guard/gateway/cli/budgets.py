@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Collection
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 import click
 
 from guard.core.wire import dollars
-from guard.core.written_numbers import read_amounts
+from guard.core.written_numbers import read_amounts, read_dollars
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.numbers import Count, Finite, Whole, read_by
 from guard.gateway.cli.output import note, safe, scope_of, show, wants_json, where, with_client
@@ -43,8 +44,8 @@ def budgets_list(client: AdminClient) -> None:
       guard gateway budgets list
       guard gateway budgets list --json
     """
-    columns = ["scope", "window", "mode", "limit_cents", "committed_cents", "uncertain_cents",
-               "reserved_cents", "left_cents"]  # fmt: skip
+    columns = ["scope", "window", "mode", "limit_nanousd", "committed_nanousd", "uncertain_nanousd",
+               "reserved_nanousd", "left_nanousd"]  # fmt: skip
     counted = ["scope", "window", "mode", "counted", "limit", "used", "uncertain", "set_aside",
                "left"]  # fmt: skip
     end = ["exhausted", "budget_id"]
@@ -59,10 +60,10 @@ def budgets_list(client: AdminClient) -> None:
     shown = [{**row, **_figures(row), "scope": scope_of(row)} for row in rows]
     money = [row for row in shown if row["unit"] == "usd"]
     if wants_json() or len(money) == len(shown):
-        show(shown, [*columns, *_kept(shown, "kept_cents"), *end])
+        show(shown, [*columns, *_kept(shown, "kept_nanousd"), *end])
         return
     if money:
-        show(money, [*columns, *_kept(money, "kept_cents"), *end])
+        show(money, [*columns, *_kept(money, "kept_nanousd"), *end])
     others = [row for row in shown if row["unit"] != "usd"]
     show(others, [*counted, *_kept(others, "kept"), *end])
 
@@ -73,12 +74,12 @@ def _kept(rows: list[dict[str, Any]], column: str) -> list[str]:
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a balance's figures in cents, or as so many tokens or calls."""
+    """Return a balance's figures in money, or as so many tokens or calls."""
     left = max(0, row["remaining_nanousd"])
     if row["unit"] == "usd":
         names = ("limit", "committed", "uncertain", "reserved", "kept")
         cents = {f"{name}_cents": row[f"{name}_nanousd"] / 1e7 for name in names}
-        return {**cents, "left_cents": left / 1e7}
+        return {**cents, "left_nanousd": left, "left_cents": left / 1e7}
     return {
         "counted": _counted_of(row),
         "limit": row["limit_nanousd"],
@@ -91,7 +92,10 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @budgets.command("set")
-@click.option("--limit-cents", type=Finite(min=0), help="In cents.")
+@click.option("--limit", "limit_nanousd", metavar="AMOUNT",
+              callback=read_by(functools.partial(read_dollars, option="--limit", or_nothing=True)),
+              help="In dollars: '$50', 0.50.")  # fmt: skip
+@click.option("--limit-cents", type=Finite(min=0), hidden=True)
 @click.option("--limit-tokens", type=Count(), metavar="N",
               help="In tokens, input, output and cached ones: 20k, 2M.")  # fmt: skip
 @click.option("--limit-calls", type=Count(), metavar="N", help="In calls of tools and models.")
@@ -143,23 +147,24 @@ def budgets_set(
 
     \b
     Examples:
-      guard gateway budgets set --limit-cents 5000 --window month
-      guard gateway budgets set --scope workflow --id '*' --window day --limit-cents 200
-      guard gateway budgets set --scope user --id '*' --window month --limit-cents 500
-      guard gateway budgets set --scope tag --id team=search --window week --limit-cents 20000
+      guard gateway budgets set --limit '$50' --window month
+      guard gateway budgets set --scope workflow --id '*' --window day --limit '$2'
+      guard gateway budgets set --scope user --id '*' --window month --limit '$5'
+      guard gateway budgets set --scope tag --id team=search --window week --limit '$200'
       guard gateway budgets set --scope workflow --id '*' --window day --limit-tokens 2M
       guard gateway budgets set --scope workflow --id research --limit-calls 20 --of search
-      guard gateway budgets set --scope workflow --id nightly --limit-cents 200 --on-exhausted ask
+      guard gateway budgets set --scope workflow --id nightly --limit '$2' --on-exhausted ask
     """
-    given = [limit_and_scope[name] for name in ("limit_cents", "limit_tokens", "limit_calls")]
+    money = [limit_and_scope[name] for name in ("limit_nanousd", "limit_cents")]
+    given = [*money, limit_and_scope["limit_tokens"], limit_and_scope["limit_calls"]]
     if sum(each is not None for each in given) != 1:
-        raise click.UsageError("give one of --limit-cents, --limit-tokens and --limit-calls")
+        raise click.UsageError("give one of --limit, --limit-tokens and --limit-calls")
     if counts and limit_and_scope["limit_calls"] is None:
         raise click.UsageError("--of belongs to --limit-calls")
     if limit_and_scope["limit_calls"] is not None and limit_and_scope["wind_down_percent"]:
         raise click.UsageError(
-            "--wind-down-percent belongs to --limit-cents and --limit-tokens: a limit of calls "
-            "keeps no share; set it lower"
+            "--wind-down-percent belongs to --limit and --limit-tokens: a limit of calls keeps no "
+            "share; set it lower"
         )
     limit_and_scope["ask_ms"] = round(ask_seconds * 1000)
     made = client.set_budget(

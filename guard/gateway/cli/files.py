@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from guard.gateway.cli.output import safe
+from guard.gateway.cli.written_rules import in_wire
 
 VALUES_MAX: Final = 100_000
 
@@ -45,7 +46,7 @@ def read_file(path: Path) -> Any:
 
 
 def read_rules(path: Path) -> dict[str, Any]:
-    """Read a file whose top is a table.
+    """Read a file whose top is a table, as the admin API takes it.
 
     Raises:
         ClickException: as :func:`read_file`, or it is none.
@@ -53,7 +54,10 @@ def read_rules(path: Path) -> dict[str, Any]:
     found = read_file(path)
     if not isinstance(found, dict):
         raise click.ClickException(f"{path.name}: a table of names and values is expected")
-    return found
+    try:
+        return in_wire(found)
+    except ValueError as exc:
+        raise click.ClickException(f"{path.name}: {safe(exc)}") from None
 
 
 def _checked(value: Any) -> Any:

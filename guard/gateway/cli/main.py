@@ -53,7 +53,7 @@ def workflows(client: AdminClient, limit: int, after: str) -> None:
     rows = client.workflows(after=after, limit=limit)
     show(
         rows,
-        ["workflow_id", "state", "reason", "spent_cents", "uncertain_cents", "calls", "events"],
+        ["workflow_id", "state", "reason", "spent_nanousd", "uncertain_nanousd", "calls", "events"],
     )
 
 

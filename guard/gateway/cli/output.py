@@ -17,6 +17,7 @@ import attrs
 import click
 
 from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
+from guard.core.wire import dollars
 from guard.gateway.cli.address import LOCAL, RULE, AddressError, address_of
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.tls import read_fingerprint
@@ -227,7 +228,7 @@ def show(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     for column in columns:
         numbers = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(
-            column.removesuffix("_ms").replace("_cents", " ct").replace("_", " "),
+            column.removesuffix("_ms").removesuffix("_nanousd").replace("_", " "),
             justify="right" if numbers and not column.endswith("_ms") else "left",
             overflow="fold",
         )
@@ -249,7 +250,7 @@ def _shown(column: str, value: Any) -> str:
         if column.endswith(("_at_ms", "_seen_ms", "deadline_ms")) or column == "at_ms":
             moment = dt.datetime.fromtimestamp(value / 1000, dt.UTC)
             return moment.strftime("%Y-%m-%d %H:%M:%SZ")
-        return f"{value:,.4f}" if column.endswith("_cents") else f"{value:,}"
+        return dollars(int(value)) if column.endswith("_nanousd") else f"{value:,}"
     return str(value)
 
 

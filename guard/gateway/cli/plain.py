@@ -16,10 +16,11 @@ _KINDS: Final = {
 }  # fmt: skip
 _SIGNS: Final = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _OPTIONS: Final = {
-    "limit_cents": "--limit-cents", "scope_id": "--id", "scope_kind": "--scope",
+    "limit_nanousd": "--limit", "limit_cents": "--limit-cents",
+    "scope_id": "--id", "scope_kind": "--scope",
     "window": "--window", "reason": "--reason", "run_id": "--run", "expect": "--expect",
     "workflow_id": "the workflow", "resume_after_ms": "--for-seconds", "after": "--after",
-    "limit": "--limit", "since_ms": "--since-ms", "provider": "--provider",
+    "limit": "--limit", "since_ms": "--since", "provider": "--provider",
     "overlap_ms": "--overlap-seconds", "document": "the rules", "tools_block": "--block-tool",
     "approval_tools": "--approve-tool", "models_block": "--block-model",
     "organisation": "--organisation", "password": "the password",
@@ -31,8 +32,8 @@ def plain(detail: str) -> str:
 
     >>> plain("Expected `str` of length >= 12 - at `$.password`")
     'the password takes a text of at least 12 characters'
-    >>> plain("Object missing required field `limit_cents` - at `$.budgets[0]`")
-    'budgets, number 1 lacks limit_cents'
+    >>> plain("Object missing required field `rates` - at `$.prices[0]`")
+    'prices, number 1 lacks rates'
     >>> plain("the budget is used up")
     'the budget is used up'
     """

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeVar
 
 import click
 
-from guard.core.wire import NANOUSD_PER_DOLLAR
+from guard.core.wire import dollars
+from guard.core.written_numbers import read_dollars
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.numbers import read_by
 from guard.gateway.cli.output import note, show, wants_json, where, with_client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SHOWN: Final = ("provider", "model", "input", "output", "cache_read", "cache_write", "reasoning",
                  "audio", "price_id")  # fmt: skip
-_NANOUSD_MAX: Final = 10**18
 _RATES: Final = ("input", "output", "cache_read", "cache_write", "reasoning", "audio")
-
-
-def _nanousd(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Read US dollars, exactly, as nano-dollars."""
-    if value is None:
-        return None
-    try:
-        nanousd = Decimal(value) * NANOUSD_PER_DOLLAR
-        if nanousd.is_nan():
-            raise InvalidOperation
-    except ArithmeticError:
-        raise click.BadParameter(f"{value!r} is not an amount of US dollars") from None
-    if not 0 <= nanousd <= _NANOUSD_MAX or nanousd != nanousd.to_integral_value():
-        raise click.BadParameter(f"{value!r} is not zero or more, in whole nano-dollars")
-    return int(nanousd)
 
 
 def _rate(name: str, text: str, *, required: bool = False) -> Callable[[F], F]:
     return click.option(
-        f"--{name}", f"{name.replace('-', '_')}_per_mtok", metavar="USD", callback=_nanousd,
-        required=required, help=text,
+        f"--{name}", f"{name.replace('-', '_')}_per_mtok", metavar="AMOUNT", required=required,
+        callback=read_by(functools.partial(read_dollars, option=f"--{name}", or_nothing=True)),
+        help=text,
     )  # fmt: skip
 
 
@@ -55,7 +42,7 @@ def prices() -> None:
 @prices.command("list")
 @with_client
 def prices_list(client: AdminClient) -> None:
-    """List the operator's prices, in US dollars per million tokens.
+    """List the operator's prices, in dollars per million tokens.
 
     \b
     Examples:
@@ -64,37 +51,37 @@ def prices_list(client: AdminClient) -> None:
     """
     rows = client.prices()
     if not wants_json():
-        rows = [{**row, **_in_usd(row["rates"])} for row in rows]
+        rows = [{**row, **_in_dollars(row["rates"])} for row in rows]
     show(rows, _SHOWN)
 
 
-def _in_usd(rates: dict[str, Any]) -> dict[str, str | None]:
+def _in_dollars(rates: dict[str, Any]) -> dict[str, str | None]:
     shown: dict[str, str | None] = {}
     for name in _RATES:
         rate = rates.get(f"{name}_per_mtok")
-        shown[name] = None if rate is None else f"{Decimal(rate) / NANOUSD_PER_DOLLAR:f}"
+        shown[name] = None if rate is None else dollars(rate)
     return shown
 
 
 @prices.command("set")
 @click.argument("model")
 @click.option("--provider", default="*", show_default=True, help="A glob over providers.")
-@_rate("input", "US dollars per million tokens read.", required=True)
-@_rate("output", "US dollars per million tokens written.", required=True)
-@_rate("cache-read", "Read from a cache.")
-@_rate("cache-write", "Written to a cache.")
-@_rate("reasoning", "Written while reasoning.")
-@_rate("audio", "Of audio.")
+@_rate("input", "Dollars per million tokens read.", required=True)
+@_rate("output", "Dollars per million tokens written.", required=True)
+@_rate("cache-read", "The same, read from a cache.")
+@_rate("cache-write", "The same, written to a cache.")
+@_rate("reasoning", "The same, written while reasoning.")
+@_rate("audio", "The same, of audio.")
 @with_client
 def prices_set(client: AdminClient, model: str, provider: str, **rates: Any) -> None:
-    """Set the price of the models that match MODEL, in US dollars per million tokens.
+    """Set the price of the models that match MODEL, in dollars per million tokens.
 
     The price of '*' is the default for models that nothing else prices. Rates that are left out
     follow from those of input and output.
 
     \b
     Examples:
-      guard gateway prices set 'our-model-*' --input 0.50 --output 1.50
+      guard gateway prices set 'our-model-*' --input '$0.50' --output '$1.50'
       guard gateway prices set gpt-4o --provider azure --input 2.75 --output 11 --cache-read 1.375
     """
     made = client.set_price(model, provider=provider, **rates)

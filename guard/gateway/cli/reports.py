@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
+from guard.core.written_numbers import read_since
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.numbers import Whole
+from guard.gateway.cli.numbers import Whole, read_by
 from guard.gateway.cli.output import note, show, with_client
 
 
@@ -15,21 +18,29 @@ from guard.gateway.cli.output import note, show, with_client
     type=click.Choice(["workflow", "run", "agent", "chain", "user", "key", "model", "provider",
                        "type", "hour", "day", "total"]),
 )  # fmt: skip
-@click.option("--since-ms", type=Whole(min=0), help="Unix milliseconds.")
+@click.option("--since", "since_then_ms", metavar="TIME",
+              callback=read_by(lambda text: read_since(text, round(time.time() * 1000))),
+              help="Only what came since: 24h or 7d (ago), or a date or time in UTC.")  # fmt: skip
+@click.option("--since-ms", type=Whole(min=0), hidden=True)
 @click.option("--limit", default=100, show_default=True, type=Whole(1, 1000))
 @with_client
-def usage(client: AdminClient, group_by: str, since_ms: int | None, limit: int) -> None:
+def usage(
+    client: AdminClient, group_by: str, since_then_ms: int | None, since_ms: int | None, limit: int
+) -> None:
     """Sum usage by group, most expensive first.
 
     \b
     Examples:
       guard gateway usage --by model
-      guard gateway usage --by user --limit 20
-      guard gateway usage --by day --since-ms 1767225600000 --json
+      guard gateway usage --by user --since 24h --limit 20
+      guard gateway usage --by day --since 2026-01-01 --json
     """
+    if since_then_ms is not None and since_ms is not None:
+        raise click.UsageError("give one of --since and --since-ms")
+    since_ms = since_then_ms if since_ms is None else since_ms
     rows = client.usage(group_by, since_ms=since_ms, limit=limit)
-    columns = ["group", "cost_cents", "uncertain_cents", "llm_calls", "tool_calls", "input_tokens",
-               "output_tokens", "unpriced"]  # fmt: skip
+    columns = ["group", "cost_nanousd", "uncertain_nanousd", "llm_calls", "tool_calls",
+               "input_tokens", "output_tokens", "unpriced"]  # fmt: skip
     show(rows, columns)
 
 

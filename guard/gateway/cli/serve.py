@@ -37,7 +37,10 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _option(setting: Setting) -> Callable[[F], F]:
+_METAVARS = {"time": "TIME", "price": "AMOUNT", "list": "ADDRESS"}
+
+
+def _option(setting: Setting, *, hidden: bool = False) -> Callable[[F], F]:
     default = f"; default: {setting.shown_default}" if setting.shown_default else ""
     text = f"{setting.text}  [env: {setting.variable}{default}]"
     if setting.kind == "flag":
@@ -48,13 +51,16 @@ def _option(setting: Setting) -> Callable[[F], F]:
         setting.option,
         setting.name,
         multiple=many,
-        metavar=setting.kind.upper() if not many else "ADDRESS",
+        metavar=_METAVARS.get(setting.kind, setting.kind.upper()),
+        hidden=hidden,
         help=f"{text} Repeatable." if many else text,
     )
 
 
 def _options(command: F) -> F:
     for setting in reversed(table()):
+        if setting.old is not None:
+            command = _option(setting.old, hidden=True)(command)
         command = _option(setting)(command)
     return command
 

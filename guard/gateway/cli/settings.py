@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.output import note, show, where, with_client
-from guard.gateway.domain.setting_table import SETTINGS, setting
+from guard.gateway.cli.output import note, show, wants_json, where, with_client
+from guard.gateway.domain.setting_table import SETTINGS, written_setting
 
 
 @click.group()
@@ -31,8 +31,11 @@ def settings_show(client: AdminClient) -> None:
     """
     known = client.settings()
     rows = [
-        {"setting": name, "value": _written(known.get(name, each.default)),
-         "default": _written(each.default), "what": each.says}
+        {"setting": name, "value": _plain(known.get(name, each.default)),
+         "default": _plain(each.default), "what": each.says}
+        if wants_json() else
+        {"setting": each.written_name, "value": each.write(known.get(name, each.default)),
+         "default": each.write(each.default), "what": each.says}
         for name, each in SETTINGS.items()
     ]  # fmt: skip
     show(rows, ["setting", "value", "default", "what"])
@@ -48,6 +51,7 @@ def settings_set(client: AdminClient, changes: tuple[str, ...]) -> None:
     Examples:
       guard gateway settings set strict=true
       guard gateway settings set unbounded_output=refuse chain_over_permille=100
+      guard gateway settings set lease_ttl=1m default_hold='$0.002'
       guard gateway settings set strict=
     """
     wanted: dict[str, bool | int | str] = {}
@@ -56,14 +60,15 @@ def settings_set(client: AdminClient, changes: tuple[str, ...]) -> None:
         if not equals:
             raise click.UsageError(f"{change!r} is not NAME=VALUE, such as strict=true")
         try:
-            found = setting(name)
-            wanted[found.name] = found.read(text) if text.strip() else found.default
+            found, read = written_setting(name)
+            wanted[found.name] = read(text) if text.strip() else found.default
         except ValueError as exc:
             raise click.UsageError(str(exc)) from None
     made = client.change_settings(**wanted)["settings"]
-    lines = [f"{name} is {_written(made[name])} on {where()}" for name in wanted]
+    named = {SETTINGS[name].written_name: SETTINGS[name].write(made[name]) for name in wanted}
+    lines = [f"{name} is {value} on {where()}" for name, value in named.items()]
     note("\n".join(lines), made)
 
 
-def _written(value: object) -> str:
+def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -6,7 +6,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
 from guard.core import wire
-from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_DOLLAR
+from guard.core.written_numbers import read_dollars
 from guard.gateway.api.admin import bodies
 from guard.gateway.dashboard.security import Form
 from guard.gateway.domain.records import BudgetUnit
@@ -31,13 +31,9 @@ def nanousd(text: str, what: str) -> int:
         ValueError: not an amount.
     """
     try:
-        amount = Decimal(text.removeprefix("$").replace(",", ""))
-        scaled = amount * NANOUSD_PER_DOLLAR
-        if not amount.is_finite() or not 0 <= scaled <= NANOUSD_MAX or scaled != int(scaled):
-            raise ValueError
-    except (InvalidOperation, ValueError):
+        return read_dollars(text, or_nothing=True)
+    except ValueError:
         raise ValueError(f"{what} must be an amount in dollars") from None
-    return int(scaled)
 
 
 def whole(text: str, what: str) -> int:
@@ -161,7 +157,7 @@ def settings(form: Form) -> dict[str, bool | int | str]:
     for name, each in SETTINGS.items():
         text = str(form.has(name)).lower() if each.kind == "flag" else form.text(name)
         if text.strip() != form.text(f"was_{name}"):
-            found[name] = each.read(text)
+            found[name] = each.read_written(text)
     return found
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
 from guard.core import wire
+from guard.core.written_numbers import read_dollars, read_duration, written_duration
 from guard.gateway.domain.records import OrganisationSettings
 
 Kind = Literal["flag", "number", "choice"]
+Value = bool | int | str
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
@@ -42,6 +44,47 @@ class OrganisationSetting(Struct, frozen=True):
     choices: tuple[str, ...] = ()
     low: int | None = None
     high: int | None = None
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is a length of time; in the wire in milliseconds."""
+        return self.name.endswith("_ms")
+
+    @property
+    def is_money(self) -> bool:
+        """Whether it is an amount of money; in the wire in nano-dollars."""
+        return self.name.endswith("_nanousd")
+
+    @property
+    def written_name(self) -> str:
+        """What people call it: without the wire's unit."""
+        return self.name.removesuffix("_ms").removesuffix("_nanousd")
+
+    def write(self, value: Value) -> str:
+        """Return a value as :meth:`read_written` takes it."""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if self.is_time:
+            return written_duration(int(value))
+        return wire.dollars(int(value)) if self.is_money else str(value)
+
+    def read_written(self, text: str) -> Value:
+        """Return a value as people write it: a length of time as 30s, money as $0.50.
+
+        Raises:
+            ValueError: it is not what the setting takes; the text says what is.
+        """
+        if not self.is_time and not self.is_money:
+            return self.read(text)
+        try:
+            number = read_duration(text) if self.is_time else read_dollars(text, or_nothing=True)
+        except ValueError as exc:
+            raise ValueError(f"{self.written_name}: {exc}") from None
+        low, high = self.low or 0, self.high
+        if number < low or (high is not None and number > high):
+            bounds = f"from {self.write(low)}" + ("" if high is None else f" to {self.write(high)}")
+            raise ValueError(f"{self.written_name} takes {bounds}, not {text.strip()}")
+        return number
 
     @property
     def takes(self) -> str:
@@ -126,6 +169,26 @@ def setting(name: str) -> OrganisationSetting:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SETTINGS)}"
         raise ValueError(f"there is no setting {name!r}: {hint}")
     return found
+
+
+def written_setting(name: str) -> tuple[OrganisationSetting, Callable[[str], Value]]:
+    """Return the setting that people call so, and what reads its value.
+
+    Under the wire's name, which has its unit, it is a plain number.
+
+    Raises:
+        ValueError: there is none of this name; the text names the nearest.
+    """
+    by_name = {each.written_name: each for each in SETTINGS.values()}
+    found = by_name.get(name.strip().replace("-", "_"))
+    if found is not None:
+        return found, found.read_written
+    if name.strip().replace("-", "_") in SETTINGS:
+        found = setting(name)
+        return found, found.read
+    near = difflib.get_close_matches(name, by_name, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_name)}"
+    raise ValueError(f"there is no setting {name!r}: {hint}")
 
 
 def changed(

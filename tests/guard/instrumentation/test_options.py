@@ -17,7 +17,7 @@ import guard
 from guard.breaker.exceptions import GuardBudgetError, GuardConfigError, GuardTransportError
 from guard.context import carry, options
 from guard.core.call_options import Ceiling
-from guard.core.wire import NANOUSD_PER_CENT
+from guard.core.wire import NANOUSD_PER_CENT, dollars
 from guard.scope.scope import current_scope
 from tests.guard.conftest import Tenant
 from tests.guard.instrumentation.gated_clients import CHAT
@@ -95,6 +95,23 @@ def send_for_ever(vendor: StandIn) -> None:
 
 
 @pytest.mark.usefixtures("gated")
+def test_a_limit_is_written_in_dollars() -> None:
+    for given in ("$0.05", "0.05", 0.05):
+        with options(limit=given) as limits:
+            assert (limits.left_dollars, limits.left_cents) == (0.05, 5)
+            assert limits.spent_dollars == 0
+    with options(limit=0) as limits:
+        assert limits.left_dollars == 0
+    for wrong in ("two", "", "-1", "nan"):
+        with pytest.raises(ValueError, match="no amount of dollars"):
+            options(limit=wrong)
+    with pytest.raises(TypeError, match="limit is a text such as"):
+        options(limit=True)
+    with pytest.raises(TypeError, match="limit or limit_cents, not both"):
+        options(limit="$1", limit_cents=100)
+
+
+@pytest.mark.usefixtures("gated")
 class TestLimitCents:
     def test_a_loop_ends_with_the_money(self, vendor: StandIn, tenant: Tenant) -> None:
         """What counts in the end is what the answers cost, not what they might have."""
@@ -110,7 +127,9 @@ class TestLimitCents:
         error = caught.value
         assert (error.error_code, error.details["option"]) == ("GD-B004", "limit_cents")
         assert "a request to openai for gpt-5 could cost $" in str(error)
-        assert f"limit_cents={TEN:g} of guard.context.options" in str(error)
+        assert f"limit={dollars(round(TEN * NANOUSD_PER_CENT))} of guard.context.options" in str(
+            error
+        )
         assert tenant.admin.ledger() == [], "there is no other budget"
 
     def test_gathered_requests_share_it(self, vendor: StandIn) -> None:
@@ -224,7 +243,7 @@ class TestLimitCents:
                 for line in found.iter_lines():
                     seen += line.startswith("data: {")
 
-        with pytest.raises(GuardBudgetError, match="limit_cents"), guard.workflow("w"):
+        with pytest.raises(GuardBudgetError, match=r"limit=\$0\.0"), guard.workflow("w"):
             read()
         assert 3000 <= seen < 12_000
 
@@ -265,7 +284,7 @@ class TestWithoutCover:
         runtime.flush()
         observed = tenant.admin.events(type="sdk.observed")
         assert observed
-        assert "limit_cents" in json.dumps(observed[0]["data"])
+        assert "over limit=$0 of guard.context.options" in json.dumps(observed[0]["data"])
 
 
 @pytest.mark.usefixtures("gated")

@@ -71,7 +71,7 @@ def test_a_budget_is_named_with_the_command_that_raises_it() -> None:
     headline, advice = budget_words("organisation day")
     assert headline == "the local gateway's day budget, $1 for all runs, is reached"
     assert advice == (
-        "raise it with: guard gateway budgets set --local --window day --limit-cents 600, or "
+        "raise it with: guard gateway budgets set --local --window day --limit '$6', or "
         "remove it: guard gateway budgets delete b-1 --local, or wait until 2026-01-01 00:00 UTC"
     )
     headline, advice = budget_words("workflow total", "a*")
