@@ -3,11 +3,14 @@
 Run: ``python -m benchmarks.hard_stop [--requests 100] [--peers PYTHON] [--only NAME ...]
 [--results FOLDER]``
 
-Real vendor clients talk to a stand-in of the vendor on loopback, which counts what it answers: the
-money column is what the vendor would bill. Guard runs against its own gateway, in a process of its
-own, with a budget for ten requests; ``requests not gated`` is the same with
-``GUARD_GATE_REQUESTS=0``. The peer is LiteLLM's ``max_budget`` (``PYTHON`` has ``litellm``), which
-also decides in the process. ``ran`` should be at least 8, ``spent`` at most the limit.
+Real vendor clients talk to a stand-in of the vendor on loopback, which counts what it answers: what
+the vendor would bill. Guard runs against its own gateway, in a process of its own, with a limit for
+ten requests. Each program runs once under each kind of limit: dollars, tokens, calls, dollars of
+which a share is kept for winding down, and dollars that are raised once by half while requests
+wait for it. ``requests not gated`` is dollars with ``GUARD_GATE_REQUESTS=0``. The peer is LiteLLM's
+``max_budget`` (``PYTHON`` has ``litellm``), which also decides in the process. A column shows how
+many requests ran, which should be at least 8 (6 without the share, 12 with the raise), and how much
+of the limit that was: at most all of it.
 
 ``--all [--rounds 3]`` plays the cases of ``limit_cases.py`` instead: programs under ``guard run``,
 each in a way of its own to pass a limit, or to be stopped before it. ``python
@@ -18,18 +21,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import contextvars
 import json
 import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks import limit_cases
 from tests.support.llm_vendor import vendor_process
@@ -47,6 +52,12 @@ COST: Final = INPUT_TOKENS * INPUT_NANOUSD + MAX_TOKENS * OUTPUT_NANOUSD
 """Of one request, in nano-dollars."""
 LIMIT: Final = 10 * COST + 10 * 40 * INPUT_NANOUSD
 """Ten requests, each with a bound that is 40 tokens above what its prompt has."""
+TOKENS: Final = 10 * (INPUT_TOKENS + MAX_TOKENS + 40)
+"""The same in tokens."""
+CALLS: Final = 10
+KEEP: Final = 20
+"""Percent of the limit that are kept for winding down; no program here does."""
+RAISE: Final = LIMIT // 2
 MESSAGES: Final = [{"role": "user", "content": PROMPT}]
 
 
@@ -210,6 +221,57 @@ def _litellm(url: str, count: int) -> None:
     os._exit(0)
 
 
+# -- the limits -------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A kind of limit.
+
+    Attributes:
+        budget: how it is set.
+        used: what of the vendor's figures it counts.
+        most: so much may be used.
+    """
+
+    budget: dict[str, Any]
+    used: str
+    most: int
+
+
+KINDS: Final = {
+    "dollars": Kind({"limit_nanousd": LIMIT}, "nanousd", LIMIT),
+    "tokens": Kind({"limit_tokens": TOKENS}, "tokens", TOKENS),
+    "calls": Kind({"limit_calls": CALLS, "counts": [MODEL]}, "ran", CALLS),
+    "share": Kind(
+        {"limit_nanousd": LIMIT, "wind_down_percent": KEEP}, "nanousd", LIMIT * (100 - KEEP) // 100
+    ),
+    "raised": Kind({"limit_nanousd": LIMIT, "on_exhausted": "ask"}, "nanousd", LIMIT + RAISE),
+}
+
+
+@contextlib.contextmanager
+def _raising(admin: Any, workflow: str) -> Iterator[None]:
+    """Raise the limit once as soon as a request asks for it, and let it refuse after that."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            for ask in admin.budget_asks():
+                if ask["workflow_id"] == workflow:
+                    admin.raise_budget(ask["budget_id"], RAISE, workflow)
+                    scope = {"scope_kind": "workflow", "scope_id": workflow}
+                    admin.set_budget(**scope, limit_nanousd=LIMIT + RAISE)
+                    return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 # -- the comparison ---------------------------------------------------------------------------
 
 PROGRAMS: Final = [
@@ -252,29 +314,38 @@ class Bench:
 
         return httpx.get(f"{self.vendor}{path}").json()
 
-    def _billed(self, before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    def _billed(self, before: dict[str, int] | None = None) -> dict[str, int]:
         """How many requests the vendor has answered, and what it bills for them, since."""
         stats = self.vendor_says("/stats")
-        bill = stats["input_tokens"] * INPUT_NANOUSD + stats["output_tokens"] * OUTPUT_NANOUSD
-        return stats["answered"] - before[0], bill - before[1]
+        tokens = stats["input_tokens"], stats["output_tokens"]
+        found = {
+            "ran": stats["answered"],
+            "nanousd": tokens[0] * INPUT_NANOUSD + tokens[1] * OUTPUT_NANOUSD,
+            "tokens": sum(tokens),
+        }
+        return {name: amount - (before or {}).get(name, 0) for name, amount in found.items()}
 
-    def run(self, program: str, count: int, gated: bool) -> dict[str, Any]:
+    def run(self, program: str, count: int, gated: bool, kind: str = "dollars") -> dict[str, Any]:
         self.number += 1
         workflow = f"bench-{self.number}"
-        self.admin.set_budget(scope_kind="workflow", scope_id=workflow, limit_nanousd=LIMIT)
+        limit = KINDS[kind]
+        self.admin.set_budget(scope_kind="workflow", scope_id=workflow, **limit.budget)
         if program == "a forbidden model":
             self._forbid(workflow)
         self.vendor_says("/delay/0.001" if "1 ms" in program else "/delay/0.02")
         before = self._billed()
-        outcomes = self._processes(
-            sys.executable, program, count, 4 if program.startswith("4") else 1,
-            GUARD_API_URL=self.gateway, GUARD_API_KEY=self.key, BENCH_WORKFLOW=workflow,
-            GUARD_GATE_REQUESTS="1" if gated else "0",
-        )  # fmt: skip
-        ran, spent = self._billed(before)
+        raising = _raising(self.admin, workflow) if kind == "raised" else contextlib.nullcontext()
+        with raising:
+            outcomes = self._processes(
+                sys.executable, program, count, 4 if program.startswith("4") else 1,
+                GUARD_API_URL=self.gateway, GUARD_API_KEY=self.key, BENCH_WORKFLOW=workflow,
+                GUARD_GATE_REQUESTS="1" if gated else "0",
+            )  # fmt: skip
+        billed = self._billed(before)
         ledger = [row for row in self.admin.ledger() if row["scope_id"] == workflow]
         booked = ledger[0] if ledger else {}
-        return {"ran": ran, "spent_nanousd": spent, "outcomes": outcomes, "ledger": booked}
+        return {"ran": billed["ran"], "used": billed[limit.used], "most": limit.most,
+                "outcomes": outcomes, "booked": booked.get("committed_nanousd", 0)}  # fmt: skip
 
     def _forbid(self, workflow: str) -> None:
         self.admin.set_policy(
@@ -284,8 +355,9 @@ class Bench:
     def peer(self, python: str, count: int) -> dict[str, Any]:
         before = self._billed()
         outcomes = self._processes(python, "litellm", count, 1)
-        ran, spent = self._billed(before)
-        return {"ran": ran, "spent_nanousd": spent, "outcomes": outcomes}
+        billed = self._billed(before)
+        return {"ran": billed["ran"], "used": billed["nanousd"], "most": LIMIT,
+                "outcomes": outcomes}  # fmt: skip
 
     def _processes(
         self, python: str, program: str, count: int, processes: int, **environ: str
@@ -342,16 +414,19 @@ def _compare(given: argparse.Namespace, bench: Bench) -> None:
     found: dict[str, Any] = {}
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs; limit {LIMIT / 1e9:.6f} USD,"
           f" {given.requests} requests of {COST / 1e9:.6f} USD each")  # fmt: skip
-    print(f"{'':42}{'ran':>5}{'spent/limit':>13}  outcomes")
+    print(f"{'':34}" + "".join(f"{kind:>12}" for kind in KINDS))
     try:
         for program in given.only or PROGRAMS:
-            found[program] = _show(program, bench.run(program, given.requests, True))
+            found[program] = _show(program, {
+                kind: bench.run(program, given.requests, True, kind) for kind in KINDS
+            })  # fmt: skip
         if not given.only:
             name = "requests not gated: httpx, async"
-            found[name] = _show(name, bench.run("httpx, async", given.requests, False))
+            row = {"dollars": bench.run("httpx, async", given.requests, False)}
+            found[name] = _show(name, row)
             if given.peers:
                 name = "LiteLLM max_budget, async"
-                found[name] = _show(name, bench.peer(given.peers, given.requests))
+                found[name] = _show(name, {"dollars": bench.peer(given.peers, given.requests)})
     finally:
         bench.stop()
     if given.results is not None:
@@ -359,13 +434,13 @@ def _compare(given: argparse.Namespace, bench: Bench) -> None:
         day = time.strftime("%F")
         machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.python_version()}"
         text = json.dumps({"date": day, "machine": machine, "limit_nanousd": LIMIT,
-                           "results": found}, indent=1)  # fmt: skip
+                           "requests": given.requests, "results": found}, indent=1)  # fmt: skip
         (given.results / f"hard-stop-{day}.json").write_text(text)
 
 
-def _show(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    share = row["spent_nanousd"] / LIMIT
-    print(f"{name:42}{row['ran']:5}{share:12.2f}x  {row['outcomes']}", flush=True)
+def _show(name: str, row: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    cells = "".join(f"{each['ran']:5}{each['used'] / each['most']:6.2f}x" for each in row.values())
+    print(f"{name:34}{cells}", flush=True)
     return row
 
 

@@ -34,7 +34,8 @@ are in dollars, of the round with the largest bill.
 
 <!-- not run: takes about an hour -->
 ```bash
-python -m benchmarks.hard_stop --all --rounds 3
+python -m benchmarks.hard_stop --all --rounds 3   # the cases
+python -m benchmarks.hard_stop                    # every kind of limit: three minutes
 ```
 
 | Case | Billed | Charged | Limit | Share | |
@@ -42,25 +43,60 @@ python -m benchmarks.hard_stop --all --rounds 3
 """
 
 
-def newest() -> dict[str, Any]:
+_KINDS: Final = """\
+## Every kind of limit
+
+{requests} requests at once or one after the other under a limit for ten of them, once for each
+kind of limit: dollars, tokens, calls, dollars of which a fifth is kept for winding down, and
+dollars that are raised once by half while requests wait for it. Each cell says how many requests
+ran, and how much of what the limit allows them that was ({date}, {machine}). It is below all of it
+because a request is let go only if the most that it can use is left. *Not gated* is a program
+without the cover of requests.
+
+| Program | {kinds} |
+|---|{rule}
+"""
+
+
+def newest(name: str = "limit-cases") -> dict[str, Any]:
     """Return the newest results."""
-    [*_, last] = sorted((ROOT / "benchmarks" / "results").glob("limit-cases-*.json"))
+    [*_, last] = sorted((ROOT / "benchmarks" / "results").glob(f"{name}-*.json"))
     found: dict[str, Any] = json.loads(last.read_text())
     return found
 
 
-def page(results: dict[str, Any]) -> str:
+def kinds(results: dict[str, Any]) -> str:
+    """Return the section of the kinds of limits.
+
+    Args:
+        results: of ``benchmarks/hard_stop.py``.
+    """
+    names = list(next(iter(results["results"].values())))
+    said = {key: results[key] for key in ("date", "machine", "requests")}
+    rule = "---:|" * len(names)
+    lines = [_KINDS.format(kinds=" | ".join(map(str.capitalize, names)), rule=rule, **said)]
+    for program, row in results["results"].items():
+        found = [row.get(name) for name in names]
+        cells = [f"{each['ran']} ({each['used'] / each['most']:.0%})" if each else ""
+                 for each in found]  # fmt: skip
+        lines.append(f"| {program.removeprefix('requests ')} | {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def page(results: dict[str, Any], of_kinds: dict[str, Any]) -> str:
     """Return the page.
 
     Args:
         results: of ``benchmarks/hard_stop.py --all``.
+        of_kinds: of ``benchmarks/hard_stop.py``.
     """
     rounds = results["rounds"]
     rows = [row for found in rounds for row in found.values()]
     held = sum(1 for row in rows if not row["problems"])
     number = "one round" if len(rounds) == 1 else f"{len(rounds)} rounds in a row"
     facts = {"date": results["date"], "machine": results["machine"], "rounds": number}
-    lines = [_HEAD.format(held=held, played=len(rows), **facts)]
+    head, table = _HEAD.format(held=held, played=len(rows), **facts).split("| Case |")
+    lines = [head, kinds(of_kinds), f"\n## The cases\n\n| Case |{table}"]
     for name in rounds[0]:
         played = [found[name] for found in rounds]
         worst = max(played, key=lambda row: (len(row["problems"]), row["billed"]))
@@ -71,4 +107,4 @@ def page(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(newest()))
+    PAGE.write_text(page(newest(), newest("hard-stop")))

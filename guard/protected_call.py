@@ -34,6 +34,9 @@ from guard.runtime.account import KeyAccount, account_in
 from guard.scope.scope import CallRecord, Entry, Scope, current_scope
 from guard.scope.span_ids import call_scope
 from guard.scope.wrapping import Edge
+from guard.telemetry import conventions as names
+from guard.telemetry import metrics
+from guard.telemetry.spans import error_name
 
 _FUNCTION_LENGTH_MAX: Final = 512
 _FUNCTION_BYTES_MAX: Final = 4 * _FUNCTION_LENGTH_MAX
@@ -226,7 +229,10 @@ class ProtectedCall(Edge):
         else:
             self._record = record = CallRecord(call_id, hold.lease.lease_id, hold)
         self._entry = entry = Entry(outer)
-        self._call_scope = self.scope = scope = call_scope(outer, ids, record, entry, span_id)
+        tool = None if target.watcher is FUNCTION and not target.sensitive else target.tool_name
+        self._call_scope = self.scope = scope = call_scope(
+            outer, ids, record, entry, span_id, target.function, tool
+        )
         if hold is None:
             return has_checks and self._is_covered_if_allowed(runtime, scope, now_s)
         self._admitted = True
@@ -331,6 +337,9 @@ class ProtectedCall(Edge):
             return
         self._outside = current_scope.get()
         current_scope.set(scope)
+        span = self._entry.span
+        if span is not None:
+            span.enter()
         if in_task:
             task, self._task = self._task, None
             body: Body = TaskBody(scope, task)
@@ -365,6 +374,9 @@ class ProtectedCall(Edge):
             self.scope = current_scope.get()
             self._outside = None
             current_scope.set(outside)
+            span = self._entry.span
+            if span is not None:
+                span.leave()
         if self.scope is None or (exc is None and (yields or self._entry.refused is None)):
             return exc
         return error_at_edge(exc, self._entry)
@@ -385,6 +397,8 @@ class ProtectedCall(Edge):
         return None
 
     def _record_end(self, exc: BaseException | None) -> bool:
+        if self.scope is not None and self._entry.span is not None:
+            self._end_span(self._entry, exc)
         if not self._admitted:
             return False
         self._admitted = False
@@ -411,6 +425,18 @@ class ProtectedCall(Edge):
         span = wire.SpanData(target.function, "call", duration_ms, outcome, code, final=True)
         events.record("span", span, scope)
         return True
+
+    def _end_span(self, entry: Entry, exc: BaseException | None) -> None:
+        span, entry.span = entry.span, None
+        assert span is not None
+        refused = isinstance(exc, GuardError | WorkflowKilledInterrupt)
+        decision = "allowed" if self._admitted else "refused" if refused else None
+        reservation = self._record.reservation_id
+        span.set({names.DECISION: decision, names.RESERVATION: reservation})
+        span.end(exc)
+        if decision is not None:
+            code = None if self._admitted or exc is None else error_name(exc)
+            metrics.decided(decision, "call", code)
 
 
 def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateRequest:

@@ -70,6 +70,7 @@ class Settings:
         max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
         price_local: whether models at local addresses are priced like all others; else those
             without a known price are free.
+        otel: whether there are spans and metrics in the program's OpenTelemetry, if it uses that.
         mode: ``observe`` decides and reports everything and refuses nothing; ``off`` does nothing.
         debug: log at debug level to standard error.
         tls_fingerprint: SHA-256 of the only certificate that the gateway may show; without it the
@@ -97,6 +98,7 @@ class Settings:
     workflow: str | None = None
     max_output_tokens: int | None = None
     price_local: bool = False
+    otel: bool = True
     mode: Mode = "enforce"
     debug: bool = False
     tls_fingerprint: str | None = None
@@ -356,6 +358,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "workflow": ("GUARD_WORKFLOW", _workflow),
     "max_output_tokens": ("GUARD_MAX_OUTPUT_TOKENS", _whole(1, 2**31)),
     "price_local": ("GUARD_PRICE_LOCAL", _flag),
+    "otel": ("GUARD_OTEL", _flag),
     "mode": (MODE_VARIABLE, _choice("enforce", "observe", "off")),
     "debug": ("GUARD_DEBUG", _flag),
     "tls_fingerprint": ("GUARD_TLS_FINGERPRINT", _fingerprint),

@@ -65,6 +65,9 @@ class CountedLimit:
         left: how many calls still to come may use; negative above the limit.
         counts: of calls: globs of the tools and models whose calls are counted; empty for all.
         resets_at_ms: when its period ends, in Unix milliseconds; None for one that never does.
+        uncertain: what of it was charged in doubt: at most so many were not used.
+        kept: of tokens: how many are kept for winding down; ``left`` has them too.
+        winding_down: whether these are all that is left, or the rest was not enough for a request.
     """
 
     unit: str
@@ -75,6 +78,9 @@ class CountedLimit:
     left: int
     counts: tuple[str, ...] = ()
     resets_at_ms: int | None = None
+    uncertain: int = 0
+    kept: int = 0
+    winding_down: bool = False
 
 
 @attrs.frozen
@@ -112,7 +118,8 @@ class Spend:
     @property
     def winding_down(self) -> bool:
         """Whether only what a budget keeps for winding down is left for this run."""
-        return any(limit.winding_down for limit in self.limits)
+        of_tokens = any(limit.winding_down for limit in self.counted)
+        return of_tokens or any(limit.winding_down for limit in self.limits)
 
     @property
     def spent_dollars(self) -> float:
@@ -254,6 +261,9 @@ def _spend(account: KeyAccount, reply: wire.SpendReply) -> Spend:
                 each.left,
                 tuple(each.counts),
                 each.resets_at_ms,
+                each.uncertain,
+                each.kept,
+                each.winding_down,
             )
             for each in reply.counted
         ),

@@ -55,12 +55,13 @@ class RequestHold:
         reservation_id: what the request's event names; None without cover.
         output_tokens: the largest output that it pays for; None if that is unknown.
         refusal: why a stream that has outgrown it may not go on; None while it may.
+        cost_nanousd: what the request has cost; None while that is not known here.
         entry: notes that it is under way, until its event is delivered; None without cover.
     """
 
     __slots__ = (
         "_bound", "_ceiling", "_ends", "_grant", "_growing", "_more", "_requests", "_scope",
-        "_taken", "entry", "output_tokens", "refusal", "reservation_id",
+        "_taken", "cost_nanousd", "entry", "output_tokens", "refusal", "reservation_id",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +84,7 @@ class RequestHold:
         # What a stream was granted beside its first hold; `append` and `pop` are atomic.
         self._more: list[Grant] = []
         self.refusal: GuardError | None = None
+        self.cost_nanousd: int | None = None
         self.output_tokens = grant.output_tokens
         hold, reply = grant.hold, grant.reply
         reservation_id, held = None, 0
@@ -119,7 +121,7 @@ class RequestHold:
         if not self._end():
             return
         hold, rates = self._grant.hold, self._grant.rates
-        cost = None if rates is None else cost_of(rates, usage)
+        self.cost_nanousd = cost = None if rates is None else cost_of(rates, usage)
         if self.entry is not None and cost is not None:
             self.entry.cost(cost)
         if hold is not None:

@@ -21,11 +21,16 @@ from guard.scope.callables import require_callable
 from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
 from guard.scope.wrapping import Edge, run_inside
+from guard.telemetry import conventions as names
+from guard.telemetry.spans import open_span, scope_attributes
 
 # Before the program makes a pool: one that exists already cannot be changed.
 carry_kills_out()
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_OPERATIONS: Final = {"workflow": "invoke_workflow", "agent": "invoke_agent", "span": ""}
+"""What OpenTelemetry's conventions call the entries that are spans there."""
 
 # Of its own, because a context may be entered before there is a runtime; replaced after a fork.
 _ids = IdFactory()
@@ -80,11 +85,35 @@ class Boundary:
         self._was_entered = True
         changes = self._changes(outer)
         self._entry = entry = Entry(outer, run_id=changes.get("run_id"))
+        self._open_span(outer, changes, entry)
         self._scope = scope = outer.evolve(entry=entry, **changes)
         self._entered(scope)
         return scope
 
+    def _open_span(self, outer: Scope, changes: dict[str, Any], entry: Entry) -> None:
+        """Open a span in the program's own tracing, where it has one, and take its ids."""
+        operation = _OPERATIONS.get(self.kind)
+        if operation is None:
+            return
+        workflow = changes.get("workflow_id")
+        name = workflow or changes.get("agent") or self.name or self.kind
+        attributes = {
+            **scope_attributes(outer),
+            names.OPERATION: operation or None,
+            names.WORKFLOW_NAME: workflow,
+            **({names.WORKFLOW: workflow, names.RUN: changes["run_id"]} if workflow else {}),
+            **({names.AGENT_NAME: name} if self.kind == "agent" else {}),
+        }
+        span = entry.span = open_span(f"{operation} {name}".strip(), attributes)
+        if span is not None and "span_id" in changes:
+            changes.update(
+                trace_id=span.trace_id, span_id=span.span_id, foreign_span_id=span.span_id
+            )
+
     def _end(self, error: BaseException | None) -> None:
+        entry = self._entry
+        if entry is not None and entry.span is not None:
+            entry.span.end(error)
         self._entry = None
         self._left(self._scope, error)
 
@@ -116,6 +145,8 @@ class Boundary:
         if scope.entry is not None:
             scope.entry.of_generator = _is_of_generator(caller)
         self._token = current_scope.set(scope)
+        if scope.entry is not None and scope.entry.span is not None:
+            scope.entry.span.enter()
         return self
 
     def __exit__(
@@ -136,6 +167,8 @@ class Boundary:
             raise RuntimeError(f"this {self.kind} is not open")
         self._token = None
         _restore(self._scope, token, exc)
+        if entry.span is not None:
+            entry.span.leave()
         error = self._at_edge(exc, entry)
         self._end(error)
         return error
@@ -199,6 +232,16 @@ class DecoratedCall(Edge):
     def _begin(self) -> None:
         self.scope = self._boundary._begin()
         self._entry = self._boundary._entry
+
+    def resume(self) -> None:
+        super().resume()
+        if self._entry is not None and self._entry.span is not None:
+            self._entry.span.enter()
+
+    def suspend(self) -> None:
+        super().suspend()
+        if self._entry is not None and self._entry.span is not None:
+            self._entry.span.leave()
 
     def leave(
         self, exc: BaseException | None = None, *, yields: bool = False

@@ -142,9 +142,10 @@ class span(Boundary):  # noqa: N801  # used like a function: `with guard.span("x
         self.span_id = self.trace_id = ""
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
-        ids = span_below(outer)
-        self.span_id, self.trace_id = ids["span_id"] or "", ids["trace_id"] or ""
-        return ids
+        return span_below(outer)
+
+    def _entered(self, scope: Scope) -> None:
+        self.span_id, self.trace_id = scope.span_id or "", scope.trace_id or ""
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
         self._emit_span(scope, error, self.name or "span")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from decimal import Decimal
 from typing import Final
@@ -28,6 +29,32 @@ def read_count(text: str) -> int:
         if found == int(found) and found <= _COUNT_MAX:
             return int(found)
     raise ValueError(f"{text!r} is no whole number; write 20000, 20k or 2M")
+
+
+def read_amounts(text: str) -> dict[str, int]:
+    """Return what an amount may be, by its unit: ``usd`` (in nano-dollars), ``tokens``, ``calls``.
+
+    Raises:
+        ValueError: it is none above zero; the text says what is.
+
+    >>> read_amounts("$2"), read_amounts("500k tokens"), read_amounts("1 call")
+    ({'usd': 2000000000}, {'tokens': 500000}, {'calls': 1})
+    >>> read_amounts("10")
+    {'usd': 10000000000, 'tokens': 10, 'calls': 10}
+    """
+    found: dict[str, int] = {}
+    with contextlib.suppress(ValueError):
+        found["usd"] = read_dollars(text)
+    for unit in ("tokens", "calls"):
+        with contextlib.suppress(ValueError):
+            count = read_count(re.sub(rf"(?<=[\d\skmb]){unit[:-1]}s?$", "", text.strip().lower()))
+            found |= {unit: count} if count else {}
+    if not found:
+        raise ValueError(
+            f"{text!r} is no amount above zero; write '$2' or 0.50 (in single quotes, because the "
+            "shell replaces $2), 500k for tokens, or 10 for calls"
+        )
+    return found
 
 
 def read_dollars(text: str, option: str = "") -> int:

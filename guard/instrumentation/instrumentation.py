@@ -31,6 +31,7 @@ from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 from guard.instrumentation.output_limits import OutputLimits
 from guard.instrumentation.realtime import RealtimeSession
 from guard.instrumentation.request_gate import RequestGate
+from guard.instrumentation.request_spans import RequestSpan
 from guard.instrumentation.tool_watch import ToolGate
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.instrumentation.unseen import UnseenRequests
@@ -245,18 +246,42 @@ class Instrumentation:
         if endpoint.is_unlisted and (endpoint.certain or names_unpriced(path, body())):
             self.unseen.note(host, path, "its price is not known here")
         scope = current_scope.get()
-        observed = endpoint.asks and self._check(scope)
-        call = ObservedCall(self, endpoint, scope, host, path, body)
+        span = RequestSpan.begin(endpoint, host, path, scope) if endpoint.asks else None
+        try:
+            observed = endpoint.asks and bool(self._check(scope))
+            call = ObservedCall(self, endpoint, scope, host, path, body, span)
+            self._admit(call, path, body, replace, observed=observed)
+        except BaseException as exc:
+            if span is not None:
+                span.refused(exc)
+            raise
+        if span is not None and observed:
+            span.decision = "observed"
+        self._open.add(call)
+        return call
+
+    def _admit(
+        self,
+        call: ObservedCall,
+        path: str,
+        body: Callable[[], bytes],
+        replace: Callable[[bytes], bool] | None,
+        *,
+        observed: bool,
+    ) -> None:
+        """Cover a request that may go out, and read what it says of tools.
+
+        Raises:
+            Refusal: refused.
+        """
         if call.started_s >= patching.next_look_s:
             patching.look()
-        if endpoint.asks:
+        if call.endpoint.asks:
             gate, tools = self._gate, self.tools
             if gate is not None and not observed:
                 self._cover(gate, call, path, body, replace)
-            if tools is not None and tools.applies(scope):
+            if tools is not None and tools.applies(call.scope):
                 tools.results(body())
-        self._open.add(call)
-        return call
 
     def _cover(
         self,

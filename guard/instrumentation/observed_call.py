@@ -25,6 +25,7 @@ from guard.instrumentation.answer import Lessons, settle
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
 from guard.instrumentation.request_gate import RequestCover, RequestGate
+from guard.instrumentation.request_spans import RequestSpan
 from guard.instrumentation.sending import (
     Sending,
     content_of,
@@ -89,6 +90,7 @@ class ObservedCall:
         scope: the scope in which the request was made.
         host, path: of the URL.
         body: returns the request's body.
+        span: of the request, in the program's own tracing; None without one.
 
     Attributes:
         started_s: when it was made, by the monotonic clock.
@@ -113,9 +115,9 @@ class ObservedCall:
 
     __slots__ = (
         "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_is_read", "_path",
-        "_plain", "_replace", "_reports", "bound", "ended_s", "ending", "endpoint", "filter",
-        "hold", "host", "limited", "limited_body", "recording", "scope", "sent_s", "started_s",
-        "status", "thread", "tool_watch", "tried", "uncovered", "unsent", "watch",
+        "_plain", "_replace", "_reports", "_span", "bound", "ended_s", "ending", "endpoint",
+        "filter", "hold", "host", "limited", "limited_body", "recording", "scope", "sent_s",
+        "started_s", "status", "thread", "tool_watch", "tried", "uncovered", "unsent", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -126,8 +128,10 @@ class ObservedCall:
         host: str,
         path: str,
         body: Callable[[], bytes],
+        span: RequestSpan | None = None,
     ) -> None:
         self._reports = reports
+        self._span = span
         self.endpoint = endpoint
         self.scope = scope
         self.host = host
@@ -341,6 +345,7 @@ class ObservedCall:
 
     def _lose(self) -> None:
         lost = copy.copy(self)
+        lost._span = None  # one span for all tries
         self._reports.tried(lost)
         lost._end(Ending.LOST)
         self.unsent = None
@@ -466,6 +471,8 @@ class ObservedCall:
             self._forget()
 
     def _forget(self) -> None:
+        if self._span is not None:
+            self._span.dropped(self)
         is_ours = self._reports.forget(self)
         if self.hold is not None and is_ours:
             self.hold.give_back()
@@ -503,6 +510,8 @@ class ObservedCall:
                 if self.hold is not None:
                     self.hold.keep()
             call.answer = None
+            if self._span is not None:
+                self._span.answered(self, call)
 
     @property
     def content(self) -> bytes | Recording | None:

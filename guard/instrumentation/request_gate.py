@@ -45,6 +45,10 @@ class RequestCover(Protocol):
     def amount_nanousd(self) -> int | None:
         """The money that is set aside now."""
 
+    @property
+    def cost_nanousd(self) -> int | None:
+        """What the request has cost; None while that is not known here."""
+
     def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
         """Return what the request costs at most with so many tokens; None without rates."""
 

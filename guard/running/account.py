@@ -16,6 +16,7 @@ from guard.control.observations import OBSERVED_EVENT
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.gateway.domain.lineage import lineage
 from guard.local_runs import RunMark, policy_of
+from guard.running.balances import RunBalance, RunLimit, RunSpend, WaitingRaise
 from guard.running.plan import RunLimits
 from guard.running.words import OperatorStop
 
@@ -23,76 +24,7 @@ _PAGE: Final = 1000
 _CUT_SHORT: Final = "cut_short"
 _UNPRICED: Final = "unpriced"
 _LOCAL: Final = "local"
-
-
-@attrs.frozen
-class RunCount:
-    """What a run has used of one limit of tokens or calls.
-
-    Attributes:
-        unit: ``tokens`` or ``calls``.
-        of: the glob of the tools and models whose calls are counted; empty for all.
-        used, limit: so many.
-    """
-
-    unit: str
-    of: str
-    used: int
-    limit: int
-
-    def __str__(self) -> str:
-        of = f" of {self.of}" if self.of else ""
-        return f"{self.used:,} of {self.limit:,} {self.unit}{of}"
-
-
-@attrs.frozen
-class RunSpend:
-    """What a run has used.
-
-    Attributes:
-        nanousd: what it was charged.
-        requests: how many LLM requests it has made.
-        uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
-        cut_short: how many answers ended at a limit that was put in because of the budget.
-        local: the models that were not charged, because they are on this machine, likewise.
-        unpriced: the models that were charged at fallback prices, and how many requests each.
-        counted: what it has used of its limits of tokens and calls, as far as it has used any.
-    """
-
-    nanousd: int = 0
-    requests: int = 0
-    uncertain_nanousd: int = 0
-    cut_short: int = 0
-    unpriced: dict[str, int] = attrs.Factory(dict[str, int])
-    local: dict[str, int] = attrs.Factory(dict[str, int])
-    counted: tuple[RunCount, ...] = ()
-
-
-@attrs.frozen
-class WaitingRaise:
-    """A request of a run that waits for its limit to be raised.
-
-    Attributes:
-        limit_nanousd, spent_nanousd: of the run, when the request began to wait.
-        lacking_nanousd: what the limit lacks for it.
-        deadline_ms: when it is refused, in Unix milliseconds.
-        scope: of the run's budget, as refusals name it.
-    """
-
-    limit_nanousd: int
-    spent_nanousd: int
-    lacking_nanousd: int
-    deadline_ms: int
-    scope: str
-
-    @property
-    def budget(self) -> dict[str, Any]:
-        """The run's budget, as refusals show it."""
-        return {
-            "scope": self.scope,
-            "limit_nanousd": self.limit_nanousd,
-            "spent_nanousd": self.spent_nanousd,
-        }
+_LIMITS: Final = {"usd": "limit_nanousd", "tokens": "limit_tokens", "calls": "limit_calls"}
 
 
 class RunAccount:
@@ -128,8 +60,7 @@ class RunAccount:
         self._mark = mark
         mark.name(self.key_id, str(made["key"]["organisation_id"]), workflow)
         # Set once they exist, so that `close` removes what was made.
-        self._budget_ids: list[str] = []
-        self._money_id: str | None = None
+        self._budgets: dict[str, RunLimit] = {}
         self._policy: str | None = None
         try:
             self._limit(limits)
@@ -139,23 +70,23 @@ class RunAccount:
             raise
 
     def _limit(self, limits: RunLimits) -> None:
-        wanted: list[dict[str, Any]] = []
+        wanted: list[RunLimit] = []
         if limits.limit_nanousd is not None:
-            wanted.append({
-                "limit_nanousd": limits.limit_nanousd,
-                "on_exhausted": "ask" if limits.asks else "refuse",
-                "wind_down_percent": limits.keep_percent,
-            })  # fmt: skip
+            wanted.append(RunLimit("usd", "", limits.limit_nanousd))
         if limits.limit_tokens is not None:
-            wanted.append({"limit_tokens": limits.limit_tokens})
-        for glob, calls in limits.max_calls:
-            wanted.append({"limit_calls": calls, "counts": [glob] if glob else []})
+            wanted.append(RunLimit("tokens", "", limits.limit_tokens))
+        wanted += [RunLimit("calls", glob, calls) for glob, calls in limits.max_calls]
         for limit in wanted:
-            budget = self._admin.set_budget(scope_kind="key", scope_id=self.key_id, **limit)
-            self._budget_ids.append(str(budget["budget_id"]))
-            if "limit_nanousd" in limit:
-                self._money_id = self._budget_ids[-1]
-        self._has_counted = limits.limit_tokens is not None or bool(limits.max_calls)
+            budget = self._admin.set_budget(
+                scope_kind="key",
+                scope_id=self.key_id,
+                on_exhausted="ask" if limits.asks else "refuse",
+                ask_ms=limits.ask_ms,
+                wind_down_percent=0 if limit.unit == "calls" else limits.keep_percent,
+                counts=[limit.of] if limit.of else [],
+                **{_LIMITS[limit.unit]: limit.limit},
+            )
+            self._budgets[str(budget["budget_id"])] = limit
         document = limits.policy()
         if document:
             self._policy = policy_of(self.key_id)
@@ -168,32 +99,47 @@ class RunAccount:
             )
 
     def waiting_raise(self) -> WaitingRaise | None:
-        """Return the request that has waited longest for the limit to be raised."""
+        """Return the request that has waited longest for a limit to be raised."""
         for ask in self._admin.budget_asks(_PAGE):
-            if ask["budget_id"] == self._money_id:
+            began = self._budgets.get(ask["budget_id"])
+            if began is not None:
                 return WaitingRaise(
-                    int(ask["limit_nanousd"]), int(ask["spent_nanousd"]),
-                    int(ask["lacking_nanousd"]), int(ask["deadline_ms"]), str(ask["scope"]),
+                    str(ask["budget_id"]), began, int(ask["limit_nanousd"]),
+                    int(ask["spent_nanousd"]), int(ask["lacking_nanousd"]),
+                    int(ask["deadline_ms"]), str(ask["scope"]),
                 )  # fmt: skip
         return None
 
-    def raise_limit(self, by_nanousd: int, key: str) -> None:
-        """Raise the limit, once for each key."""
-        if self._money_id is not None:
-            self._admin.raise_budget(self._money_id, by_nanousd, key)
+    def raise_limit(self, budget_id: str, by: int, key: str) -> None:
+        """Raise a limit, once for each key."""
+        self._admin.raise_budget(budget_id, by, key, unit=self._budgets[budget_id].unit)
 
-    def limit_nanousd(self) -> int | None:
-        """Return the limit, with what it was raised by; None for none."""
-        for rule in self._admin.budgets():
-            if rule["budget_id"] == self._money_id:
-                return int(rule["limit_nanousd"])
-        return None
+    def limit_of(self, budget_id: str) -> int | None:
+        """Return a limit, with what it was raised by."""
+        return self._limits_now().get(budget_id)
+
+    def _limits_now(self) -> dict[str, int]:
+        return {
+            str(rule["budget_id"]): int(rule["limit_nanousd"])
+            for rule in self._admin.budgets()
+            if rule["budget_id"] in self._budgets
+        }
 
     def limits_now(self, limits: RunLimits) -> RunLimits:
-        """Return the limits of the run, with what its own was raised by."""
+        """Return the limits of the run, with what they were raised by."""
         if not limits.asks:
             return limits
-        return attrs.evolve(limits, limit_nanousd=self.limit_nanousd() or limits.limit_nanousd)
+        now = self._limits_now()
+        raised = {
+            (began.unit, began.of): now.get(budget_id, began.limit)
+            for budget_id, began in self._budgets.items()
+        }
+        return attrs.evolve(
+            limits,
+            limit_nanousd=raised.get(("usd", ""), limits.limit_nanousd),
+            limit_tokens=raised.get(("tokens", ""), limits.limit_tokens),
+            max_calls=tuple((of, raised[unit, of]) for unit, of in raised if unit == "calls"),
+        )
 
     def halt(self) -> OperatorStop | None:
         """Return the kill or the pause of the run's workflow, by its name or by a glob."""
@@ -232,19 +178,16 @@ class RunAccount:
             sum(int(row["cost_nanousd"]) for row in rows),
             sum(int(row["llm_calls"]) for row in rows),
             sum(int(row["uncertain_nanousd"]) for row in rows),
-            counted=tuple(self._counted()) if self._has_counted else (),
+            balances=tuple(self._balances()) if self._budgets else (),
         )
 
-    def _counted(self) -> Iterator[RunCount]:
-        """Yield what the run has used of its limits of tokens and calls."""
+    def _balances(self) -> Iterator[RunBalance]:
+        """Yield what the run has used of its limits."""
         for row in self._admin.ledger():
-            if row["budget_id"] in self._budget_ids and row["unit"] != "usd":
-                yield RunCount(
-                    str(row["unit"]),
-                    ", ".join(row["counts"]),
-                    int(row["committed_nanousd"]),
-                    int(row["limit_nanousd"]),
-                )
+            if row["budget_id"] in self._budgets:
+                names = ("committed", "limit", "reserved", "kept", "uncertain")
+                amounts = [int(row[f"{name}_nanousd"]) for name in names]
+                yield RunBalance(str(row["unit"]), ", ".join(row["counts"]), *amounts)
 
     def spend_in_full(self) -> RunSpend:
         """Return what the run has used, and what was special about it: that takes longer."""
@@ -285,6 +228,6 @@ class RunAccount:
         self._admin.revoke_key(self.key_id)
         if self._policy is not None:
             self._admin.delete_policy(self._policy)
-        for budget_id in self._budget_ids:
+        for budget_id in self._budgets:
             self._admin.delete_budget(budget_id)
         self._mark.done()

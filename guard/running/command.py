@@ -54,11 +54,13 @@ def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
               help="The most calls of tools or models of this name, or of all; may be "
                    "repeated.")  # fmt: skip
 @click.option("--on-limit", type=click.Choice(["ask", "end"]),
-              help="With --limit: what happens to a request that it does not pay for. ask: it "
+              help="With a limit: what happens to a request that it does not pay for. ask: it "
                    "waits for you to raise the limit; the default at a terminal.")  # fmt: skip
+@click.option("--ask-seconds", type=Finite(0.001, 366 * 86_400), default=300.0,
+              help="With --on-limit ask: how long a request waits for you (300).")  # fmt: skip
 @click.option("--keep", metavar="SHARE", callback=read_by(plan.read_share),
-              help="With --limit: kept for the last request of the run, and for code that winds "
-                   "down: 5%.")  # fmt: skip
+              help="With --limit or --limit-tokens: kept for the last request of the run, and for "
+                   "code that winds down: 5%.")  # fmt: skip
 @click.option("--block-tool", "block_tools", multiple=True, metavar="GLOB",
               help="Refuse tools of this name; may be repeated.")  # fmt: skip
 @click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
@@ -84,6 +86,7 @@ def run(
     limit_tokens: int | None,
     max_calls: tuple[tuple[str, int], ...],
     on_limit: str | None,
+    ask_seconds: float,
     keep: int | None,
     block_tools: tuple[str, ...],
     allow_models: tuple[str, ...],
@@ -122,8 +125,8 @@ def run(
     """
     if not program:
         raise click.UsageError("no program; for example: guard run --limit '$2' -- python agent.py")
-    if keep is not None and limit is None:
-        raise click.UsageError("--keep is a share of --limit")
+    if keep is not None and limit is limit_tokens is None:
+        raise click.UsageError("--keep is a share of --limit or --limit-tokens")
     if workflow is not None:
         try:
             require_name("a name", workflow.strip())
@@ -137,12 +140,13 @@ def run(
     wait_ms = None if wait_s is None else round(wait_s * 1000)
     if on_limit is None:
         on_limit = "ask" if asks_by_default(os.environ) else "end"
+    has_limit = bool(max_calls) or not limit is limit_tokens is None
     limits = plan.RunLimits(
         limit, block_tools, allow_models, rate, max_output_tokens, strict, wait_ms,
         seen_only=not (limit is limit_tokens is None or allow_unseen or dry_run),
         limit_tokens=limit_tokens, max_calls=max_calls,
-        asks=limit is not None and on_limit == "ask" and not dry_run,
-        keep_percent=keep or 0,
+        asks=has_limit and on_limit == "ask" and not dry_run,
+        keep_percent=keep or 0, ask_ms=round(ask_seconds * 1000),
     )  # fmt: skip
     routing = Routing.of(command, os.environ)
     if routing.unroutable is not None:
@@ -224,9 +228,7 @@ def _run(
             directory, environ, workflow, routing.upstreams, limited=limits.seen_only
         )
         unseen = RunUnseen(directory, limits, gateway, proxy, routing.environ)
-        raising = None
-        if limits.asks and limits.limit_nanousd is not None:
-            raising = RunRaising(workflow, account, directory, limits.limit_nanousd)
+        raising = RunRaising(workflow, account, directory) if limits.asks else None
         look = RunLook(
             workflow, limits, gateway, account, proxy, directory, raising, watch=watch,
             dry_run=dry_run,

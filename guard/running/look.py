@@ -10,10 +10,11 @@ from typing import Final
 from guard.gateway.cli.admin_client import AdminError
 from guard.local_gateway import LocalGateway, LocalGatewayError
 from guard.running import plan, reports
-from guard.running.account import RunAccount, RunSpend
+from guard.running.account import RunAccount
+from guard.running.balances import RunSpend
 from guard.running.proxy_process import ProxyProcess
 from guard.running.raising import RunRaising
-from guard.running.report import say, spent
+from guard.running.report import left, say, spent
 
 _LOOK_S: Final = 0.5
 
@@ -78,12 +79,14 @@ class RunLook:
                 if spend != self._shown:
                     self._shown = spend
                     text = spent(spend, self._account.limits_now(self._limits))
-                    say(f"{self._workflow}: {text}")
+                    say(f"{self._workflow}: {text}{left(spend)}")
 
     def at_the_end(self, code: int) -> None:
-        """Look once more after a program that has failed: a kill may have ended it by itself."""
-        if code:
-            with contextlib.suppress(AdminError):
+        """Look once more: it may have been raised just before its end, or a kill have ended it."""
+        with contextlib.suppress(AdminError):
+            if self._raising is not None:
+                self._raising.end()
+            if code:
                 self._look_for_kill()
 
     def _look_for_kill(self) -> None:

@@ -50,8 +50,10 @@ class RunLimits:
         limit_tokens: how many tokens it may use; None for no limit.
         max_calls: how many calls it may make of the tools and models that match a glob; of all
             under an empty one.
-        asks: whether a request that the limit does not pay for waits for it to be raised.
-        keep_percent: the share of the limit that is kept for winding down and the last request.
+        asks: whether a request that a limit does not pay for waits for it to be raised.
+        keep_percent: the share of the limit of money, and of tokens, that is kept for winding down
+            and the last request.
+        ask_ms: how long such a request waits.
     """
 
     limit_nanousd: int | None = None
@@ -66,6 +68,7 @@ class RunLimits:
     max_calls: tuple[tuple[str, int], ...] = ()
     asks: bool = False
     keep_percent: int = 0
+    ask_ms: int = 300_000
 
     def policy(self) -> dict[str, Any]:
         """Return the rules as a policy document; empty where there are none."""

@@ -20,14 +20,13 @@ from typing import Final
 
 import attrs
 
-from guard.core.wire import dollars
 from guard.running import processes, reports
-from guard.running.account import RunAccount, WaitingRaise
+from guard.running.account import RunAccount
+from guard.running.balances import WaitingRaise, raise_of, shown
 from guard.running.report import say
 from guard.running.tty_readers import anyone_reads_terminal
 
 _LOOK_S: Final = 0.5
-_CENT: Final = 10_000_000
 _LINE_MAX: Final = 1024
 ENDED: Final = "you have ended it at its limit"
 
@@ -37,28 +36,24 @@ def asks_by_default(environ: Mapping[str, str]) -> bool:
     return not environ.get("CI") and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def raise_of(limit_nanousd: int, lacking_nanousd: int) -> int:
-    """Return the raise to offer: half of the limit, at least what a request lacks, in cents.
-
-    >>> raise_of(2_000_000_000, 1), raise_of(2_000_000_000, 1_500_000_001)
-    (1000000000, 1510000000)
-    """
-    return -(-max(limit_nanousd // 2, lacking_nanousd, 1) // _CENT) * _CENT
-
-
 @attrs.define
 class _Offer:
     """What is offered at the terminal.
 
     Attributes:
         waiting: the request that waits.
-        by_nanousd: the raise.
+        by: the raise, in the limit's unit.
         key: makes it happen once.
     """
 
     waiting: WaitingRaise
-    by_nanousd: int
+    by: int
     key: str
+
+    @property
+    def shown(self) -> str:
+        """The raise for a person, as the command takes it too."""
+        return shown(self.waiting.began.unit, self.by)
 
 
 class RunRaising:
@@ -68,16 +63,12 @@ class RunRaising:
         workflow: of the run.
         account: of the run.
         directory: of the run.
-        limit_nanousd: what it began with.
     """
 
-    def __init__(
-        self, workflow: str, account: RunAccount, directory: Path, limit_nanousd: int
-    ) -> None:
+    def __init__(self, workflow: str, account: RunAccount, directory: Path) -> None:
         self._workflow = workflow
         self._account = account
         self._directory = directory
-        self._limit_nanousd = limit_nanousd
         # What is offered now, if a request waits.
         self._offer: _Offer | None = None
         # When to ask the gateway next.
@@ -98,26 +89,36 @@ class RunRaising:
         self._next_s = now_s + _LOOK_S
         waiting = self._account.waiting_raise()
         before = None if self._offer is None else self._offer.waiting
-        if before and waiting and waiting.limit_nanousd == before.limit_nanousd:
+        if before and waiting and (waiting.budget_id, waiting.limit) == (
+            before.budget_id, before.limit,
+        ):  # fmt: skip
             return
-        if before is not None:
-            limit_nanousd = self._account.limit_nanousd()
-            if limit_nanousd is not None and limit_nanousd > before.limit_nanousd:
-                say(f"raised to {dollars(limit_nanousd)}: it goes on", fg="green")
-        self._offer = None
+        self.end()
         if waiting is not None:
-            by_nanousd = raise_of(self._limit_nanousd, waiting.lacking_nanousd)
-            self._offer = _Offer(waiting, by_nanousd, secrets.token_hex(8))
+            by = raise_of(waiting.began.unit, waiting.began.limit, waiting.lacking)
+            self._offer = _Offer(waiting, by, secrets.token_hex(8))
             self._say(self._offer)
 
+    def end(self) -> None:
+        """Say of what was offered that it was raised, if it was.
+
+        Raises:
+            AdminError: the gateway cannot be asked now.
+        """
+        offer, self._offer = self._offer, None
+        if offer is not None:
+            before, began = offer.waiting, offer.waiting.began
+            limit = self._account.limit_of(before.budget_id)
+            if limit is not None and limit > before.limit:
+                say(f"raised to {shown(began.unit, limit, began.of)}: it goes on", fg="green")
+
     def _say(self, offer: _Offer) -> None:
-        spent, limit = dollars(offer.waiting.spent_nanousd), dollars(offer.waiting.limit_nanousd)
-        by = dollars(offer.by_nanousd)
-        command = f"guard budgets raise {shlex.quote(self._workflow)} --by '{by}' --local"
+        name, by = shlex.quote(self._workflow), shlex.quote(offer.shown)
+        command = f"guard budgets raise {name} --by {by} --local"
         until = time.strftime("%H:%M", time.localtime(offer.waiting.deadline_ms / 1000))
-        head = f"spent {spent} of {limit}, and a request waits until {until}"
+        head = f"{offer.waiting} until {until}"
         if self._may_read():
-            say(f"{head}: [r]aise by {by}, [q]uit, then Enter (or elsewhere: {command})",
+            say(f"{head}: [r]aise by {offer.shown}, [q]uit, then Enter (or elsewhere: {command})",
                 fg="yellow", bold=True)  # fmt: skip
         else:
             say(f"{head}; raise it from another terminal: {command}", fg="yellow", bold=True)
@@ -156,9 +157,9 @@ class RunRaising:
             return
         answer = text.decode(errors="replace").strip().lower()
         if answer in ("r", "raise"):
-            self._account.raise_limit(offer.by_nanousd, offer.key)
+            self._account.raise_limit(offer.waiting.budget_id, offer.by, offer.key)
             self._next_s = 0.0
         elif answer in ("q", "quit"):
-            reports.refuse(self._directory, "GD-B004", ENDED, budget=offer.waiting.budget)
+            reports.refuse(self._directory, "GD-B004", ENDED, **offer.waiting.refusal)
         elif answer:
-            say(f"r raises by {dollars(offer.by_nanousd)}, q quits")
+            say(f"r raises by {offer.shown}, q quits")

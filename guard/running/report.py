@@ -12,7 +12,8 @@ import attrs
 import click
 
 from guard.running import plan, reports, words
-from guard.running.account import RunAccount, RunSpend
+from guard.running.account import RunAccount
+from guard.running.balances import RunSpend
 from guard.running.unseen import RunUnseen
 
 _SIGNALLED: Final = 128
@@ -36,6 +37,17 @@ def spent(spend: RunSpend, limits: plan.RunLimits) -> str:
     return (
         f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}{unsure}{counted}"
     )
+
+
+def left(spend: RunSpend) -> str:
+    """Return what is left of a run's limits, for the end of a line; nothing where there are none.
+
+    >>> from guard.running.balances import RunBalance
+    >>> left(RunSpend(balances=(RunBalance("usd", "", 10**9, 2 * 10**9, kept=5 * 10**8),)))
+    '; left: $1 ($0.5 to wind down)'
+    """
+    parts = ", ".join(each.left_shown() for each in spend.balances)
+    return f"; left: {parts}" if parts else ""
 
 
 def _dollars(nanousd: int) -> str:
@@ -105,7 +117,8 @@ class RunReport:
                 "limit_nanousd": limits.limit_nanousd,
                 "limit_tokens": limits.limit_tokens,
                 "max_calls": dict(limits.max_calls),
-                "counted": [attrs.asdict(each) for each in spend.counted],
+                "money": None if spend.money is None else spend.money.facts(),
+                "counted": [each.facts() for each in spend.counted],
                 "seen": is_seen,
                 "guarded_processes": processes,
                 "unroutable": self.unroutable,

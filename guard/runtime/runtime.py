@@ -30,7 +30,9 @@ from guard.scope.scope import set_process_scope
 from guard.session.exit_hooks import ExitHooks
 from guard.settings import DEFAULT_WORKFLOW, Settings, misspelled_variables
 from guard.state import GuardStatus
+from guard.telemetry import spans
 from guard.transport import local
+from guard.version import __version__
 
 if TYPE_CHECKING:
     from guard.local_gateway import LocalGateway
@@ -72,6 +74,7 @@ class GuardRuntime(KeyAccount):
         workflow: the workflow of everything outside of one; by default the key's, or ``default``.
         max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
         price_local: whether models at local addresses are priced like all others.
+        otel: whether there are spans and metrics in the program's own OpenTelemetry.
         mode: ``enforce``, ``observe`` or ``off``.
         tls_fingerprint: SHA-256 of the only certificate that the gateway may show.
         allow_plaintext_hosts: names to which plain HTTP is allowed, although not loopback.
@@ -116,6 +119,7 @@ class GuardRuntime(KeyAccount):
         workflow: str | None = None,
         max_output_tokens: int | None = None,
         price_local: bool | None = None,
+        otel: bool | None = None,
         mode: str | None = None,
         tls_fingerprint: str | None = None,
         allow_plaintext_hosts: Sequence[str] | None = None,
@@ -143,6 +147,7 @@ class GuardRuntime(KeyAccount):
                 workflow=workflow,
                 max_output_tokens=max_output_tokens,
                 price_local=price_local,
+                otel=otel,
                 mode=mode,
                 tls_fingerprint=tls_fingerprint,
                 allow_plaintext_hosts=allow_plaintext_hosts,
@@ -188,6 +193,7 @@ class GuardRuntime(KeyAccount):
             unread=unread,
         )
         self._fresh_process()
+        spans.switch(__version__, is_on=self.settings.otel)
         active.install(self)
         # The workflow of everything outside of one; None until it is known.
         self._outside = self.settings.workflow

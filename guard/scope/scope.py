@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from guard.core.call_options import CallOptions
     from guard.core.leases import Hold, LaneKey
     from guard.core.wire import ApprovalNote
+    from guard.telemetry.spans import OpenSpan
 
 EventFields = tuple[str | None, ...]
 """``(workflow_id, run_id, chain_id, agent, user, tags, trace_id, span_id, parent_span_id, call_id,
@@ -60,12 +61,14 @@ class Entry(Struct, eq=False):
             or turned into an error of its own.
         run_id: the run that it is the entry of, where it is one of a workflow.
         of_generator: whether a generator's body has entered it: that may be suspended, for good.
+        span: of the entry, in the program's own tracing; None without one.
     """
 
     outer: Scope
     refused: BaseException | None = None
     run_id: str | None = None
     of_generator: bool = False
+    span: OpenSpan | None = None
 
     def refuse(self, error: BaseException) -> None:
         """Remember a refusal that was raised inside."""

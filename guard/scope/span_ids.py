@@ -7,6 +7,8 @@ from typing import Any
 
 from guard.core.ids import IdFactory
 from guard.scope.scope import CallRecord, Entry, Scope
+from guard.telemetry import conventions as names
+from guard.telemetry.spans import OpenSpan, open_span, scope_attributes
 
 
 def child_span(outer: Scope, ids: IdFactory) -> dict[str, str | None]:
@@ -25,16 +27,35 @@ def child_span(outer: Scope, ids: IdFactory) -> dict[str, str | None]:
     }
 
 
-def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry, span_id: str) -> Scope:
+def call_scope(
+    outer: Scope,
+    ids: IdFactory,
+    call: CallRecord,
+    entry: Entry,
+    span_id: str,
+    function: str = "",
+    tool: str | None = None,
+) -> Scope:
     """Return the scope of a protected call's body: a new span in ``outer``.
 
-    The same as ``outer.evolve`` with :func:`child_span`, in a sixth of the time.
+    The same as ``outer.evolve`` with :func:`child_span`, in a sixth of the time. Where the program
+    uses OpenTelemetry, the span is one of that as well.
+
+    Args:
+        outer: the scope around the call.
+        ids: makes the ids of a trace.
+        call, entry, span_id: of the call.
+        function: that is called.
+        tool: its name, where it is one.
     """
     otel, options = sys.modules.get("opentelemetry.trace"), outer.options
     if otel is None:
         trace_id, parent, foreign = outer.trace_id, outer.span_id, outer.foreign_span_id
     else:
         trace_id, parent, foreign = _ancestry(outer, otel)
+        opened = entry.span = _open_call(outer, call, function, tool)
+        if opened is not None:
+            trace_id, span_id, foreign = opened.trace_id, opened.span_id, opened.span_id
     return Scope(
         outer.workflow_id,
         outer.run_id,
@@ -55,6 +76,19 @@ def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry, spa
         entry,
         outer.caller,
     )
+
+
+def _open_call(outer: Scope, call: CallRecord, function: str, tool: str | None) -> OpenSpan | None:
+    """Begin the OpenTelemetry span of a protected call; None where none is recorded."""
+    attributes = {
+        **scope_attributes(outer),
+        names.FUNCTION: function,
+        names.CALL: call.call_id,
+        names.OPERATION: None if tool is None else "execute_tool",
+        names.TOOL_NAME: tool,
+    }
+    named = function.rpartition(".")[2] if tool is None else f"execute_tool {tool}"
+    return open_span(named, attributes)
 
 
 def _ancestry(outer: Scope, otel: Any) -> tuple[str | None, str | None, str | None]:

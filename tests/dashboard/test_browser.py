@@ -205,6 +205,38 @@ def test_a_budget_that_asks_is_raised_and_shows_by_whom(
     expect(page.get_by_role("main")).to_contain_text("budget.raise")
 
 
+def test_a_budget_of_tokens_keeps_a_share_and_is_raised(
+    signed_in: Callable[..., Any], tenant: Any
+) -> None:
+    page = signed_in("/budgets/edit")
+    page.locator("select[name=unit]").select_option("tokens")
+    page.get_by_label("Window").select_option("total")
+    page.get_by_label("Limit", exact=True).fill("1000")
+    page.get_by_label("Before it refuses").select_option("ask")
+    page.get_by_label("Percent kept for winding down").fill("20")
+    page.get_by_role("button", name="Activate").click()
+    expect(page.get_by_role("status").filter(has_text="is active")).to_be_visible()
+    call = {"kind": "llm", "model": "m", "max_input_tokens": 100, "wait_ms": 60_000}
+    assert tenant.gate("w", **call, max_output_tokens=600).json()["decision"] == "allow"
+    waits = tenant.gate("w", **call, max_output_tokens=800, call_id="b").json()
+    assert (waits["decision"], waits["asks"]) == ("waiting", True)
+    page.goto("/budgets?organisation=" + tenant.organisation_id)
+    expect(page.get_by_role("main")).to_contain_text("300 left, 200 of it for winding down")
+    waiting = page.get_by_role("group", name="Waiting for a raise")
+    expect(waiting).to_contain_text("may use 900 tokens")
+    waiting.get_by_label("Raise by tokens").fill("1,000")
+    waiting.get_by_role("button", name="Raise organisation").click()
+    expect(page.get_by_role("status").filter(has_text="was raised")).to_be_visible()
+    assert tenant.gate("w", **call, max_output_tokens=800, call_id="b").json()["decision"] == (
+        "allow"
+    )
+    page.get_by_role("link", name="Edit organisation").click()
+    expect(page.get_by_role("region", name="Raises")).to_contain_text("2,000")
+    expect(page.get_by_label("Percent kept for winding down")).to_have_value("20")
+    page.goto("/?organisation=" + tenant.organisation_id)
+    expect(page.get_by_role("main")).to_contain_text("of 2,000 tokens, 400 kept for winding down")
+
+
 def test_a_policy_is_previewed_against_recent_calls(
     signed_in: Callable[..., Any], tenant: Any
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import limit_cases
+from benchmarks import hard_stop, limit_cases
 from tests.support.generators import generator
 
 
@@ -16,7 +16,24 @@ def pages() -> Any:
 
 
 def test_the_page_is_the_measurements(pages: Any) -> None:
-    assert pages.PAGE.read_text() == pages.page(pages.newest()), "run docs/generate_limit_cases.py"
+    expected = pages.page(pages.newest(), pages.newest("hard-stop"))
+    assert pages.PAGE.read_text() == expected, "run docs/generate_limit_cases.py"
+
+
+def test_every_kind_of_limit_held_and_stopped_nobody_early(pages: Any) -> None:
+    found = pages.newest("hard-stop")["results"]
+    least = {"dollars": 8, "tokens": 8, "calls": 10, "share": 6, "raised": 12}
+    assert found.keys() > set(hard_stop.PROGRAMS)
+    for program in hard_stop.PROGRAMS:
+        row = found[program]
+        assert row.keys() == hard_stop.KINDS.keys() == least.keys()
+        for kind, cell in row.items():
+            assert cell["used"] <= cell["most"], (program, kind)
+            # A stream without a limit is given what is left, and uses it.
+            if program == "streams without a limit" and kind != "calls":
+                assert cell["used"] >= 0.7 * cell["most"], (program, kind)
+            elif program != "a forbidden model":
+                assert cell["ran"] >= least[kind], (program, kind)
 
 
 def test_every_case_held_in_every_round(pages: Any) -> None:
@@ -34,6 +51,7 @@ def test_a_case_that_does_not_hold_is_shown_by_its_worst_round(pages: Any) -> No
     good = {"billed": 1, "charged": 1, "limit": 2, "share": 0.5, "problems": []}
     bad = good | {"billed": 3, "problems": ["over", "undercharged"]}
     rounds = [{"a case": good}, {"a case": bad}]
-    page = pages.page({"date": "2026-01-01", "machine": "m", "rounds": rounds})
+    results = {"date": "2026-01-01", "machine": "m", "rounds": rounds}
+    page = pages.page(results, pages.newest("hard-stop"))
     assert "| a case | 0.000000 | 0.000000 | 0.000000 | 50% | over; undercharged |" in page
     assert "1 of 2 held, in 2 rounds in a row" in page

@@ -114,7 +114,7 @@ def test_budgets_of_tokens_and_calls(invoke: Invoke, tenant: Any) -> None:
     assert found["calls"]["counts"] == ["search", "web_*"]
     tenant.allowed(tool_name="search")
     head, *rows = invoke("budgets", "list").output.splitlines()
-    assert head.split()[3:8] == ["counted", "limit", "used", "set", "aside"]
+    assert head.split()[3:9] == ["counted", "limit", "used", "uncertain", "set", "aside"]
     calls = next(row.split() for row in rows if "search" in row)
     assert calls[:10] == [
         "organisation", "total", "hard", "calls", "of", "search,", "web_*", "20", "1", "0",
@@ -127,6 +127,43 @@ def test_budgets_of_tokens_and_calls(invoke: Invoke, tenant: Any) -> None:
     (shown,) = [row for row in rows if row["unit"] == "calls"]
     assert (shown["used"], shown["left"]) == (1, 19)
     assert "limit_cents" not in shown or not shown["limit_cents"]
+
+
+def test_a_budget_is_raised_in_its_unit(invoke: Invoke, tenant: Any) -> None:
+    own = ["--scope", "workflow", "--id", "nightly"]
+    for limit in (["--limit-tokens", "500k"], ["--limit-calls", "20"]):
+        invoke("budgets", "set", *limit, *own)
+    assert "raised by 500,000 tokens to 1,000,000 tokens: workflow nightly" in (
+        invoke("budgets", "raise", "nightly", "--by", "500k tokens").output
+    )
+    for text, why in (
+        ("10", "several budgets are for nightly"), ("500k", "several budgets"),
+        ("$2", "limited in calls and tokens"),
+    ):  # fmt: skip
+        assert why in invoke("budgets", "raise", "nightly", "--by", text, expect=1).output
+    assert "by 10 calls to 30 calls" in (
+        invoke("budgets", "raise", "nightly", "--by", "10 calls").output
+    )
+    for wrong in ("", "0", "many", "-5", "5 dollars", "0 calls"):
+        output = invoke("budgets", "raise", "nightly", "--by", wrong, expect=2).output
+        assert "write '$2' or 0.50" in " ".join(output.split())
+    invoke("budgets", "set", "--limit-tokens", "1k")
+    assert "by 10 tokens to 1,010 tokens" in (
+        invoke("budgets", "raise", "organisation", "--by", "10").output
+    )
+    invoke("budgets", "set", "--limit-cents", "5")
+    output = invoke("budgets", "raise", "organisation", "--by", "10", expect=1).output
+    assert "several budgets" in output, "no ten dollars for ten tokens"
+    invoke("budgets", "raise", "organisation", "--by", "$0.10")
+    listed = invoke("budgets", "raises", "nightly", expect=1).output
+    assert "several budgets" in listed
+    listed = invoke("budgets", "raises").output
+    assert all(text in listed for text in ("$0.1", "10 calls", "500,000 tokens", "10 tokens"))
+    for option in ("--limit-calls", "--limit-tokens"):
+        share = ["--wind-down-percent", "5", "--scope", "user", "--id", "u"]
+        code = 2 if option == "--limit-calls" else 0
+        invoke("budgets", "set", option, "100", *share, expect=code)
+    assert "kept" in invoke("budgets", "list").output
 
 
 def test_a_file_of_rules_has_all_units(invoke: Invoke, tenant: Any, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ from guard.gateway.ledger import (
 from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes, scopes_of, within
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
+from guard.gateway.storage.postgres.connection import _SERVER_SETTINGS
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_tenant, postgres
 from tests.support.store import ACTOR, Clock
@@ -411,8 +412,12 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 @pytest_asyncio.fixture
-async def make_postgres(tmp_path: Path) -> AsyncIterator[Callable[[int], Any]]:
+async def make_postgres(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[int], Any]]:
     """Make two replicas with a large organisation of so many rows."""
+    # A transaction lasts as long as it takes to fill it, and to count its lines.
+    monkeypatch.setitem(_SERVER_SETTINGS, "idle_in_transaction_session_timeout", 600_000)
     opened: list[Storage] = []
     with contextlib.ExitStack() as ended:
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.ledger.state import ANYTHING
 from tests.gateway.conftest import Tenant
 
 GPT_4O = {"model": "gpt-4o", "function": "openai", "kind": "llm"}
@@ -170,3 +172,43 @@ def test_many_at_once_are_exactly_as_many_as_the_limit(tenant: Tenant) -> None:
         requests = list(pool.map(request, range(30)))
     assert (searches.count(200), searches.count(402)) == (20, 40)
     assert (requests.count(200), requests.count(402)) == (6, 24)
+
+
+def sum_events(tenant: Tenant) -> None:
+    """Have all events summed by time, as the sweep does once many wait."""
+    gateway = tenant.gateway
+    assert gateway._server is not None
+    assert gateway._loop is not None
+    storage: Any = gateway._server.app.storage
+
+    async def step() -> None:
+        await storage.write(ANYTHING, lambda unit: [each.step(10**6) for each in unit.scope_sums])
+
+    asyncio.run_coroutine_threadsafe(step(), gateway._loop).result(30)
+
+
+@pytest.mark.parametrize("window", ["total", "hour", "day", "month"])
+@pytest.mark.parametrize("scope", ["organisation", "workflow", "user"])
+@pytest.mark.parametrize("is_summed", [False, True])
+def test_tokens_count_what_was_used_before_in_the_period(
+    tenant: Tenant, window: str, scope: str, is_summed: bool
+) -> None:
+    """Whether the sums by time have come to it yet, or not."""
+    answer(tenant, ask(tenant, workflow_id="w", user="u").json(), input_tokens=30, output_tokens=5)
+    answer(tenant, ask(tenant, workflow_id="x", user="v").json(), input_tokens=100)
+    if is_summed:
+        sum_events(tenant)
+    scope_id = {"organisation": "", "workflow": "w", "user": "u"}[scope]
+    before = 35 if scope_id else 135
+    budget = {"scope_kind": scope, "scope_id": scope_id, "window": window}
+    tenant.admin.set_budget(limit_tokens=before + 160, **budget)
+    if scope == "workflow":  # before any call has opened its balance
+        reply = tenant.http.get("/api/v1/spend", params={"workflow": "w"}).json()
+        assert reply["counted"][0]["used"] == before
+    reply = ask(tenant, workflow_id="w", user="u").json()
+    assert counted(tenant.balance(unit="tokens")) == (before, 150)
+    problem = tenant.refused(402, "GD-B004", **GPT_4O, max_input_tokens=11, max_output_tokens=0,
+                             workflow_id="w", user="u")  # fmt: skip
+    assert f"{before:,} of {before + 160:,} tokens used" in problem["reason"]
+    answer(tenant, reply, input_tokens=7)
+    assert counted(tenant.balance(unit="tokens")) == (before + 7, 0)

@@ -1,9 +1,13 @@
-"""Budgets of tokens and calls against a model of them, through the storage port, step by step."""
+"""Budgets of tokens and calls against a model of them, through the storage port, step by step.
+
+Money is limited beside them. A share of money and tokens is kept for winding down, and every limit
+is raised now and then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, cast
 
 import attrs
 import pytest
@@ -19,7 +23,7 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
     RequestOrigin,
 )
-from guard.gateway.domain.records import BudgetRule, OrganisationSettings
+from guard.gateway.domain.records import BudgetRule, BudgetUnit, OrganisationSettings
 from guard.gateway.ledger import catalogue
 from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
@@ -34,8 +38,15 @@ BUDGETS: dict[str, tuple[str, list[str], str, str]] = {
     "tokens": ("tokens", [], "workflow", "hour"),
     "searches": ("calls", ["Search*"], "organisation", "total"),
     "calls": ("calls", [], "workflow", "hour"),
+    "dollars": ("usd", [], "agent", "total"),
 }
 """Unit, what is counted, scope and window, by a name of the model's own."""
+KEEP = 30
+"""Percent of the limits of tokens and money that are kept for winding down."""
+SPENDER = "spender"
+"""The agent whose money is limited."""
+BOUND, COST = 5, 1
+"""What a request holds of money, and what it costs."""
 
 Key = tuple[str, str, int]
 """Budget, scope and beginning of the period."""
@@ -63,6 +74,8 @@ class Sent:
     held: dict[Key, int]
     state: str = "open"
     prepaid: int = 0
+    prepaid_money: int = 0
+    spent: int = 0
 
     def tokens(self) -> int:
         return next(amount for (name, _, _), amount in self.keys.items() if "tokens" in name)
@@ -77,10 +90,13 @@ class MeteredMachine(StorageMachine):
 
     def __init__(self, make_storage: Callable[..., Storage]) -> None:
         super().__init__(
-            make_storage, {"all tokens": 1000, "tokens": 600, "searches": 4, "calls": 9}
+            make_storage,
+            {"all tokens": 1000, "tokens": 600, "searches": 4, "calls": 9, "dollars": 30},
         )
         self.counts: dict[Key, Count] = {}
         self.sent: list[Sent] = []
+        # Whose last request was let through, by balance and run.
+        self.last: set[tuple[Key, str]] = set()
         self.known: set[str] = set()
 
     def set_limits(self) -> None:
@@ -89,54 +105,92 @@ class MeteredMachine(StorageMachine):
                 budget_id="", organisation_id=self.org, scope_kind=scope,  # type: ignore[arg-type]
                 scope_id="" if scope == "organisation" else "*", window=window,  # type: ignore[arg-type]
                 limit_nanousd=self.limits[name], unit=unit, counts=counts,  # type: ignore[arg-type]
+                wind_down_percent=KEEP if unit != "calls" else 0,
             )  # fmt: skip
-            self.run(self.storage.write(within(self.org), catalogue.put_budget, ACTOR, budget))
+            made = self.run(
+                self.storage.write(within(self.org), catalogue.put_budget, ACTOR, budget)
+            )
+            self.budget_ids[name] = {made.budget_id}
         for (name, _, epoch), count in self.counts.items():
             if not epoch or epoch + HOUR > self.now:
                 count.authorized = max(count.authorized, self.limits[name])
 
     # -- the model -----------------------------------------------------------------------------
 
-    def over(self, workflow: str, called: str, tokens: int) -> dict[Key, int]:
+    def over(
+        self, workflow: str, called: str, tokens: int, *, spender: bool = False
+    ) -> dict[Key, int]:
         """Return what a call takes of each balance."""
         found: dict[Key, int] = {}
         for name, (unit, counts, scope, window) in BUDGETS.items():
-            amount = tokens if unit == "tokens" else 1
-            own = "" if scope == "organisation" else workflow
+            if unit == "usd" and not spender:
+                continue
+            amount = {"tokens": tokens, "usd": BOUND, "calls": 1}[unit]
+            own = {"organisation": "", "agent": SPENDER}.get(scope, workflow)
             key = (name, own, self.now - self.now % HOUR if window == "hour" else 0)
             self.counts.setdefault(key, Count(authorized=self.limits[name]))
             if amount and (not counts or called.startswith("search")):
                 found[key] = amount
         return found
 
-    def decided(self, answer: Any, needs: dict[Key, int]) -> bool:
-        """Compare a decision with the model's."""
+    def kept(self, name: str) -> int:
+        return self.limits[name] * KEEP // 100 if BUDGETS[name][0] != "calls" else 0
 
-        def fits() -> bool:
-            return all(
-                self.counts[key].committed + self.counts[key].reserved + amount
-                <= self.limits[key[0]]
-                for key, amount in needs.items()
-            )
+    def short(self, needs: dict[Key, int], *, winding: bool) -> list[Key]:
+        """Return the balances that a call does not fit into."""
+        return [
+            key for key, amount in needs.items()
+            if self.counts[key].committed + self.counts[key].reserved + amount
+            > self.limits[key[0]] - (0 if winding else self.kept(key[0]))
+        ]  # fmt: skip
 
-        expected = fits()
-        if not expected:
+    def decided(
+        self, answer: Any, needs: dict[Key, int], *, winding: bool = False, last_of: str = ""
+    ) -> bool:
+        """Compare a decision with the model's.
+
+        Args:
+            answer: the decision.
+            needs: what the call takes.
+            winding: whether it winds down.
+            last_of: the run whose last request it may be.
+        """
+        short = self.short(needs, winding=winding)
+        if short:
             self.expire()
-            expected = fits()
+            short = self.short(needs, winding=winding)
+        lacking = [key for key in short if self.kept(key[0])]
+        is_last = (
+            bool(lacking and last_of)
+            and not self.short(needs, winding=True)
+            and not any((key, last_of) in self.last for key in lacking)
+        )
+        expected = not short or is_last
         assert answer.status == (200 if expected else 402)
-        if not expected:
-            problem = wire.decode(answer.body, wire.Problem)
-            assert problem.error_code == "GD-B004"
-            counted = problem.details["counted"]
-            short = [
-                each for each, amount in needs.items()
-                if self.counts[each].committed + self.counts[each].reserved + amount
-                > self.limits[each[0]]
-            ]  # fmt: skip
-            assert (counted["limit"], counted["used"]) in [
-                (self.limits[each[0]], self.counts[each].committed) for each in short
-            ]
-        return expected
+        if is_last:
+            self.last |= {(key, last_of) for key in lacking}
+        if expected:
+            assert wire.decode(answer.body, wire.GateReply).winding_down == is_last
+            return True
+        problem = wire.decode(answer.body, wire.Problem)
+        assert problem.error_code == "GD-B004"
+        of_money = [each for each in short if each[0] == "dollars"]
+        if of_money:  # it is looked at first
+            assert problem.budget is not None
+            assert problem.budget.spent_nanousd == self.counts[of_money[0]].committed
+            return False
+        counted = problem.details["counted"]
+        assert (counted["limit"], counted["used"]) in [
+            (self.limits[each[0]], self.counts[each].committed) for each in short
+        ]
+        return False
+
+    def unit_of(self, name: str) -> BudgetUnit:
+        return cast("BudgetUnit", BUDGETS[name][0])
+
+    def changed(self, names: Collection[str]) -> None:
+        """Forget last requests: a limit that changes begins anew."""
+        self.last = {each for each in self.last if each[0][0] not in names}
 
     def commit(self, key: Key, amount: int) -> None:
         count = self.counts[key]
@@ -159,9 +213,11 @@ class MeteredMachine(StorageMachine):
                 self.close(sent, "expired")
                 if sent.unjournaled:
                     sent.prepaid = sent.tokens()
+                    sent.prepaid_money = BOUND
+                    sent.spent += BOUND
                     self.over(sent.workflow, sent.model, 1)
                     for key, amount in sent.keys.items():
-                        if BUDGETS[key[0]][0] == "tokens":
+                        if BUDGETS[key[0]][0] != "calls":
                             self.commit(key, amount)
 
     def request(self) -> RequestOrigin:
@@ -172,21 +228,27 @@ class MeteredMachine(StorageMachine):
     @rule(
         target=requests, workflow=st.sampled_from("ab"),
         model=st.sampled_from(["m", "search-preview"]), tokens=st.sampled_from([1, 150, 300]),
-        unjournaled=st.booleans(),
+        unjournaled=st.booleans(), winding=st.booleans(), takes_last=st.booleans(),
+        spender=st.booleans(),
     )  # fmt: skip
-    def send(self, workflow: str, model: str, tokens: int, unjournaled: bool) -> Any:
+    def send(
+        self, workflow: str, model: str, tokens: int, unjournaled: bool, winding: bool,
+        takes_last: bool, spender: bool,
+    ) -> Any:  # fmt: skip
         call = wire.GateRequest(
             call_id=f"c{next(self.serial)}", kind="llm", function="openai", model=model,
             workflow_id=workflow, max_input_tokens=tokens // 3,
             max_output_tokens=tokens - tokens // 3, renewed=True, unjournaled=unjournaled,
-            lease=wire.LeaseAsk(),
+            lease=wire.LeaseAsk(), winding_down=winding, takes_last=takes_last,
+            agent=SPENDER if spender else None,
         )  # fmt: skip
         command = GateCommand(
-            request=self.request(), call=call, declared_nanousd=5, grants_lease=True
+            request=self.request(), call=call, declared_nanousd=BOUND, grants_lease=True
         )
         answer = self.run(decide(self.storage, command))
-        needs = self.over(workflow, model, tokens)
-        if not self.decided(answer, needs):
+        needs = self.over(workflow, model, tokens, spender=spender)
+        last_of = workflow if takes_last and not winding else ""
+        if not self.decided(answer, needs, winding=winding, last_of=last_of):
             return multiple()
         reply = wire.decode(answer.body, wire.GateReply)
         assert reply.lease is None
@@ -236,7 +298,7 @@ class MeteredMachine(StorageMachine):
         )  # fmt: skip
         flags = "" if tokens else "estimated in_doubt"
         priced = PricedEvent(
-            event, b"{}", cost=1, price_source="vendor", model=model, input_tokens=tokens // 2,
+            event, b"{}", cost=COST, price_source="vendor", model=model, input_tokens=tokens // 2,
             output_tokens=tokens - tokens // 2, flags=flags,
         )  # fmt: skip
         command = IngestCommand(request=self.request(), events=[priced])
@@ -254,8 +316,13 @@ class MeteredMachine(StorageMachine):
         tokens = tokens or sent.tokens()
         paid = min(tokens, sent.prepaid)
         sent.prepaid -= paid
+        paid_money = min(COST, sent.prepaid_money)
+        sent.prepaid_money -= paid_money
+        sent.spent += COST - paid_money
         for key, held in sent.held.items():
-            if BUDGETS[key[0]][0] == "tokens":
+            if key[0] == "dollars":
+                self.commit(key, COST - paid_money)
+            elif BUDGETS[key[0]][0] == "tokens":
                 self.commit(key, tokens - paid)
             elif held or sent.state == "released":
                 self.commit(key, 1)
@@ -281,6 +348,13 @@ class MeteredMachine(StorageMachine):
             if state.state != "open":  # its money was spent by late events
                 return
             sent.state = "open"
+            for key in sent.keys:
+                if key[0] == "dollars":
+                    count = self.counts[key]
+                    room = self.limits["dollars"] - count.committed - count.reserved
+                    sent.held[key] = min(BOUND - sent.spent, room)
+                    assert sent.held[key] == state.held_nanousd > 0
+                    count.reserved += sent.held[key]
             tokens = {k: n for k, n in sent.keys.items() if BUDGETS[k[0]][0] == "tokens"}
             room = min(
                 self.limits[k[0]] - self.counts[k].committed - self.counts[k].reserved
@@ -302,10 +376,18 @@ class MeteredMachine(StorageMachine):
         self.run(self.storage.sweep())
         self.expire()
 
-    @rule(all_tokens=st.integers(0, 2000), calls=st.integers(0, 12))
-    def change_limits(self, all_tokens: int, calls: int) -> None:
-        self.limits |= {"all tokens": all_tokens, "calls": calls}
+    @rule(
+        all_tokens=st.integers(0, 2000), calls=st.integers(0, 12), dollars=st.integers(0, 40)
+    )  # fmt: skip
+    def change_limits(self, all_tokens: int, calls: int, dollars: int) -> None:
+        wanted = {"all tokens": all_tokens, "calls": calls, "dollars": dollars}
+        self.changed([name for name, limit in wanted.items() if limit != self.limits[name]])
+        self.limits |= wanted
         self.set_limits()
+
+    @rule(data=st.data(), by=st.sampled_from([1, 2, 150, 400]), again=st.booleans())
+    def raise_limit(self, data: Any, by: int, again: bool) -> None:
+        self.changed([self.raise_one(data, by, again)])
 
     # -- what always holds ---------------------------------------------------------------------
 

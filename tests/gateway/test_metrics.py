@@ -13,14 +13,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from guard.gateway.domain.records import Webhook
-from guard.gateway.domain.statistics import Spent, TimeByOrganisation
+from guard.gateway.domain.records import BudgetRule, Webhook
+from guard.gateway.domain.statistics import MoneySample, Spent, TimeByOrganisation
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.ledger import directory, webhooks
+from guard.gateway.ledger import catalogue, directory, webhooks
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.postgres import engine as postgres_engine
 from guard.gateway.storage.postgres.store import PostgresStorage
-from guard.gateway.storage.sql import samples
+from guard.gateway.storage.sql import money_samples, samples
+from guard.gateway.storage.sql.tally import Tally
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
@@ -66,11 +67,12 @@ def documented() -> dict[str, Family]:
 
 
 def served(database: str | Path) -> dict[str, Family]:
-    """Return the families of a gateway that has decided a call."""
-    with run_gateway(database, redis="redis://127.0.0.1:1/0") as gateway:
+    """Return the families of a gateway on which everything has happened that is counted."""
+    with run_gateway(database, redis="redis://127.0.0.1:1/0", sweep_interval_ms=50) as gateway:
         tenant = new_tenant(gateway)
-        tenant.allowed()
-        page = httpx.get(f"{gateway.base_url}/metrics").text
+        happen(tenant)
+        until(lambda: "guard_gateway_budget_limit{" in page_of(gateway), 30)
+        page = page_of(gateway)
         tenant.http.close()
         tenant.admin.close()
     families = {}
@@ -80,6 +82,23 @@ def served(database: str | Path) -> dict[str, Family]:
             labels = {label for sample in found.samples for label in sample.labels} - {"le"}
             families[name] = Family(found.type, frozenset(labels), found.documentation)
     return families
+
+
+def page_of(gateway: Gateway) -> str:
+    return httpx.get(f"{gateway.base_url}/metrics").text
+
+
+def happen(tenant: Tenant) -> str:
+    """Have a call decided, a refusal, a kill, an approval and a raise; return the budget."""
+    budget = tenant.admin.set_budget(limit_tokens=1000, on_exhausted="ask", wind_down_percent=20)
+    tenant.admin.raise_budget(budget["budget_id"], 500, unit="tokens")
+    tenant.allowed()
+    tenant.admin.set_policy(tools_block=["rm"], approval_tools=["pay"])
+    assert tenant.gate(tool_name="rm").status_code == 403
+    assert tenant.gate(tool_name="pay").json()["decision"] == "pending"
+    tenant.gate(kind="llm", model="m", max_input_tokens=100, max_output_tokens=500)
+    tenant.admin.directive("kill", "other")
+    return str(budget["budget_id"])
 
 
 def test_the_page_lists_what_is_served(tmp_path: Path) -> None:
@@ -194,6 +213,8 @@ async def test_what_is_open_is_counted_less_often_where_that_takes_long(
     counted, pause_s = 0, 0.0
     sampled = []
 
+    storage._next_money_ms = 2**62
+
     async def report(*_: Any) -> list[Any]:
         nonlocal counted
         counted += 1
@@ -247,3 +268,113 @@ def test_only_some_organisations_have_a_name_and_no_sum_falls() -> None:
         assert all(now[own].seconds >= last[own].seconds for own in now.keys() & last.keys())
         last = now
     assert {"dear0", "dear1", "dear2"} <= last.keys()
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+def test_money_and_decisions(engine: str, tmp_path: Path) -> None:
+    database = tmp_path / "g.sqlite3" if engine == "sqlite" else postgres.url_of(tmp_path)
+    with run_gateway(database, sweep_interval_ms=50) as gateway:
+        tenant = new_tenant(gateway)
+        budget_id = happen(tenant)
+        tenant.admin.set_budget(50, scope_kind="user", scope_id="*", window="day")
+        for user, cents in (("secret-ada", 20), ("secret-bob", 45)):
+            assert tenant.send(tenant.llm(cents * 10**7, user=user)).status_code == 202
+        own = tenant.organisation_id
+
+        def of(name: str, budget: str) -> float | None:
+            values = [
+                value for key, value in found.items()
+                if key.startswith(f"guard_gateway_budget_{name}{{") and budget in key
+            ]  # fmt: skip
+            return values[0] if len(values) == 1 else None
+
+        found: dict[str, float] = {}
+
+        def is_read() -> bool:
+            found.clear()
+            found.update(scraped(gateway.base_url))
+            spent = f'guard_gateway_spent_usd_total{{organisation="{own}"}}'
+            return round(found.get(spent, 0), 6) == 0.65
+
+        until(is_read, 30)
+        page = page_of(gateway)
+        tenant.http.close()
+        tenant.admin.close()
+    assert (of("limit", budget_id), of("kept", budget_id)) == (1500.0, 300.0)
+    assert (of("set_aside", budget_id), of("spent", budget_id)) == (600.0, 0.0)
+    assert (of("spent", 'unit="usd"'), of("limit", 'unit="usd"')) == (0.45, 0.5), "the fullest"
+    assert found["guard_gateway_budgets"] == 2
+    assert found[f'guard_gateway_llm_requests_total{{organisation="{own}"}}'] == 2
+    assert found['guard_gateway_refusals_total{code="GD-T001"}'] == 1
+    assert found['guard_gateway_directives_total{action="kill"}'] == 1
+    assert found['guard_gateway_approvals_total{status="requested"}'] == 1
+    assert found['guard_gateway_budget_raises_total{unit="tokens"}'] == 1
+    assert found["guard_gateway_approvals_pending"] == 1
+    assert "secret" not in page, "no names, since the page takes no key"
+
+
+@pytest.mark.asyncio
+async def test_only_so_many_budgets_and_organisations_are_shown(make: Make, tmp_path: Path) -> None:
+    storage = make(tmp_path)
+    await storage.open(lambda _: None)
+    for number in range(money_samples.ORGANISATIONS_MAX + 3):
+        made = await storage.write(
+            NOTHING, directory.create_organisation, ACTOR, f"organisation {number}"
+        )
+        own = made.organisation_id
+        for limit in range(6):
+            budget = BudgetRule(
+                budget_id="", organisation_id=own, scope_kind="user", scope_id=f"u{limit}",
+                window="total", limit_nanousd=100 + limit,
+            )  # fmt: skip
+            await storage.write(within(own), catalogue.put_budget, ACTOR, budget)
+            store = Store(storage, Clock(), own, lambda: None, [])
+            await store.charge(f"e{limit}", number, user=f"u{limit}")
+    found = await storage.look_up(lambda reading: money_samples.read(reading, 0))
+    assert len(found.spent) == money_samples.ORGANISATIONS_MAX + 1
+    assert sum(each.nanousd for each in found.spent.values()) == 6 * sum(range(23))
+    assert found.spent[""].nanousd == 6 * (20 + 21 + 22), "those that were made last"
+    assert found.budget_count == 23 * 6
+    assert len(found.budgets) == money_samples.BUDGETS_MAX
+    shares = [view.committed_nanousd / view.limit_nanousd for _, view in found.budgets]
+    assert shares == sorted(shares, reverse=True)
+    assert len({view.budget_id for _, view in found.budgets}) == money_samples.BUDGETS_MAX
+    await storage.close()
+
+
+def test_what_is_undone_is_not_counted() -> None:
+    undo: list[Any] = []
+    tally = Tally(undo.append)
+    tally.add("refusal", "GD-B004")
+    tally.add("refusal", "GD-T001")
+    undo.pop()()
+    assert not tally.counts
+    tally.committed()
+    tally.add("refusal", "GD-T001")
+    tally.forget()
+    tally.committed()
+    assert tally.counts == {("refusal", "GD-B004"): 1}
+
+
+@pytest.mark.asyncio
+async def test_money_is_read_less_often_where_that_takes_long(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    storage = make(tmp_path, clock_ms=clock)
+    await storage.open(lambda _: None)
+    took_ms, read = 200, []
+
+    def slow(_: Any, now_ms: int) -> MoneySample:
+        read.append(now_ms)
+        clock.now += took_ms
+        return MoneySample(asks=len(read))
+
+    monkeypatch.setattr(money_samples, "read", slow)
+    seen = []
+    for _ in range(5):
+        clock.now += samples.INTERVAL_MS
+        await storage.sample()
+        seen.append(storage.statistics()["money"].asks)
+    assert seen == [1, 1, 2, 2, 3], "fifty times as long as it took is two intervals"
+    await storage.close()

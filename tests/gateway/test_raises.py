@@ -154,6 +154,55 @@ def test_its_exhaustion_stops_no_program_without_a_question(tenant: Tenant) -> N
     assert True not in told()
 
 
+UNITS: Final[dict[str, dict[str, Any]]] = {
+    "tokens": {"limit_tokens": 900},
+    "calls": {"limit_calls": 1, "counts": ["gpt*"]},
+}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_budgets_of_tokens_and_calls_ask_and_are_raised(tenant: Tenant, unit: str) -> None:
+    budget = tenant.admin.set_budget(**UNITS[unit], on_exhausted="ask")
+    budget_id, limit = budget["budget_id"], budget["limit_nanousd"]
+    end(tenant, ask(tenant, "a"))
+    waits = ask(tenant, "b", max_output_tokens=900)
+    assert (waits["decision"], waits["asks"]) == ("waiting", True)
+    [asked] = tenant.admin.budget_asks()
+    assert (asked["unit"], asked["counts"]) == (unit, UNITS[unit].get("counts", []))
+    assert asked["needed_nanousd"] == (1000 if unit == "tokens" else 1)
+    with pytest.raises(AdminError, match=f"raised in {unit}"):
+        tenant.admin.raise_budget(budget_id, 1)
+    with pytest.raises(AdminError, match=f"by_{unit}"):
+        tenant.admin.raise_budget(budget_id, 1, unit="calls" if unit == "tokens" else "tokens")
+    lacking = asked["lacking_nanousd"]
+    raised = tenant.admin.raise_budget(budget_id, lacking, "k", unit=unit)
+    assert raised == tenant.admin.raise_budget(budget_id, lacking, "k", unit=unit)
+    assert raised["budget"]["limit_nanousd"] == limit + lacking
+    assert raised["raised"]["unit"] == unit
+    assert tenant.admin.budget_raises(budget_id) == [raised["raised"]]
+    assert ask(tenant, "b", 1, max_output_tokens=900)["decision"] == "allow"
+    assert tenant.admin.budget_asks() == []
+
+
+def test_a_call_that_asks_for_tokens_is_refused_when_its_time_is_over(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_tokens=900, on_exhausted="ask", ask_ms=1)
+    assert ask(tenant, "a", max_output_tokens=900)["decision"] == "waiting"
+    until(lambda: ask(tenant, "a", max_output_tokens=900).get("error_code") == "GD-B004")
+    assert "budget.unanswered" in actions(tenant)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"), [
+        ({}, "exactly one"), ({"by_nanousd": 1, "by_tokens": 1}, "exactly one"),
+        ({"by_tokens": 0}, "by_tokens"),
+    ],
+)  # fmt: skip
+def test_a_raise_is_in_one_unit(tenant: Tenant, body: dict[str, Any], why: str) -> None:
+    budget_id = asking(tenant)
+    with pytest.raises(AdminError, match=why):
+        tenant.admin.request("POST", f"/budgets/{budget_id}/raise", body)
+
+
 class AskingMachine(StorageMachine):
     """One budget, calls that ask in any order, raises, and time that passes."""
 

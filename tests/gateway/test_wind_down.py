@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from guard.core import wire
+from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.domain.commands import (
     GateCommand,
     IngestCommand,
@@ -109,6 +110,48 @@ def test_a_budget_that_asks_asks_first(tenant: Tenant) -> None:
     end(tenant, ask(tenant, "a"), cost=3 * WORST)
     assert ask(tenant, "b", takes_last=True)["asks"] is True
     assert ask(tenant, "b", 1, winding_down=True)["decision"] == "allow"
+
+
+def test_a_share_of_tokens_is_kept_and_a_limit_of_calls_has_none(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_tokens=1000, wind_down_percent=30)
+    tenant.admin.set_budget(limit_calls=100)
+    small: dict[str, Any] = {"max_output_tokens": 200, "workflow_id": "w", "run_id": "r", **NOW}
+    held = ask(tenant, "a", **{**small, "max_output_tokens": 500})
+    assert held["decision"] == "allow"
+
+    def shown() -> dict[str, Any]:
+        reply = tenant.http.get("/api/v1/spend", params={"workflow": "w", "run": "r"}).json()
+        [tokens] = [each for each in reply["counted"] if each["unit"] == "tokens"]
+        return dict(tokens)
+
+    assert (shown()["kept"], shown()["left"], "winding_down" in shown()) == (300, 400, False)
+    problem = ask(tenant, "b", **small)
+    assert problem["error_code"] == "GD-B004"
+    assert "300 kept for winding down" in problem["reason"]
+    assert problem["details"]["winding_down"] is True
+    assert shown()["winding_down"] is True
+    last = ask(tenant, "c", **small, takes_last=True)
+    assert (last["decision"], last["winding_down"]) == ("allow", True)
+    assert ask(tenant, "d", **{**small, "max_output_tokens": 0}, takes_last=True)["error_code"]
+    assert ask(tenant, "e", **{**small, "max_output_tokens": 0}, winding_down=True)["decision"]
+    with pytest.raises(AdminError, match="a limit of calls keeps no share"):
+        tenant.admin.set_budget(limit_calls=20, wind_down_percent=5)
+
+
+def test_tokens_that_were_charged_in_doubt_are_shown(tenant: Tenant) -> None:
+    budget = {"scope_kind": "workflow", "scope_id": "w"}
+    tenant.admin.set_budget(limit_tokens=1000, **budget)
+    held = ask(tenant, "a", workflow_id="w", run_id="r")
+    lost = tenant.llm(5000, reservation_id=held["reservation_id"], workflow_id="w")
+    lost["data"] |= {"estimated": True, "estimate": "bound"}
+    for name in ("input_tokens", "output_tokens"):
+        lost["data"].pop(name, None)
+    tenant.send(lost)
+    reply = tenant.http.get("/api/v1/spend", params={"workflow": "w"}).json()
+    [tokens] = reply["counted"]
+    assert (tokens["used"], tokens["uncertain"]) == (150, 150), "all that was set aside"
+    [row] = [each for each in tenant.admin.ledger() if each["unit"] == "tokens"]
+    assert (row["uncertain_nanousd"], row["uncertain_cents"]) == (150, 0.0)
 
 
 def test_spend_tells_what_is_kept_and_when_it_begins(tenant: Tenant) -> None:

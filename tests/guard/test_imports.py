@@ -284,8 +284,8 @@ def component(module: str, depth: int = 1) -> str:
 
 
 GUARD_LEVELS: Final = {
-    "version": 0, "core": 0, "loop": 0, "local_gateway": 0, "tls": 0, "local_runs": 1,
-    "breaker": 1, "scope": 1, "messages": 1,
+    "version": 0, "core": 0, "loop": 0, "local_gateway": 0, "tls": 0, "telemetry": 0,
+    "local_runs": 1, "breaker": 1, "scope": 1, "messages": 1,
     "settings": 2, "hooks": 2, "state": 2, "last_words": 2,
     "transport": 3,
     "delivery": 4,

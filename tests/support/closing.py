@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 _TURNS = 10
 
@@ -23,3 +25,42 @@ async def close_server(server: asyncio.Server) -> None:
         asyncio.get_running_loop().remove_reader(listening.fileno())
     await turns()
     server.close()
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+class Accepted:
+    """Serves connections, each in a task, and leaves none open at the end.
+
+    Pass it to ``asyncio.start_server``. A task that is cancelled before its first step does nothing
+    for its connection, so that is noted before.
+
+    Args:
+        serve: what a task does.
+
+    Attributes:
+        transports: of all connections, and what else is to be closed.
+    """
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.transports: set[asyncio.WriteTransport] = set()
+
+    def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.transports.add(writer.transport)
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self, server: asyncio.Server) -> None:
+        """Close the server, end all tasks of its loop, and abort what is still open."""
+        await close_server(server)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for transport in list(self.transports):
+            transport.abort()  # also where something is still to be sent
+        await turns()

@@ -29,8 +29,8 @@ _FILL: Final = (
     " {rows} * 1000, 0, {rows} * 1000 + 100000, 0, 0, {rows})"),
     # A call that asks for more of each budget, and a raise of each.
     ("INSERT INTO budget_asks {numbers} n, 'ask' || n, '{own}', {now}, '{{}}' FROM n"),
-    ("INSERT INTO budget_raises {numbers} '{own}', 'raise' || n, 'b' || n, 1, 1, {now}, 'o'"
-    " FROM n"),
+    ("INSERT INTO budget_raises {numbers} '{own}', 'raise' || n, 'b' || n, 1, 1, {now}, 'o',"
+    " 'usd' FROM n"),
     # A lease for each workflow.
     ("INSERT INTO reservations {numbers} 'l' || n, '{own}', 'k', 'c' || n,"
     " '[' || (SELECT balance_id FROM balances WHERE budget_id = 'all') || ', '"

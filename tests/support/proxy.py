@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
-from tests.support.closing import close_server, turns
+from tests.support.closing import Accepted
 
 Fault = Literal[
     "none", "hang", "partition", "reset", "truncate", "garbage", "refuse", "throttle", "storm",
@@ -87,7 +87,7 @@ class ChaosProxy:
         self.connections = 0
         self.bytes_up = bytearray()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._transports: set[asyncio.WriteTransport] = set()
+        self._accepted = Accepted(self._serve)
         # With the protocol named asyncio sends at once, instead of waiting for an ACK.
         self._listener = socket.socket(proto=socket.IPPROTO_TCP)
         self._listener.bind(("127.0.0.1", 0))
@@ -138,17 +138,10 @@ class ChaosProxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, sock=self._listener, backlog=BACKLOG)
+            asyncio.start_server(self._accepted, sock=self._listener, backlog=BACKLOG)
         )
         self._loop.run_forever()
-        self._loop.run_until_complete(close_server(server))
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for transport in list(self._transports):
-            transport.abort()  # also where a closed one still has bytes to send
-        self._loop.run_until_complete(turns())
+        self._loop.run_until_complete(self._accepted.end(server))
         self._loop.close()
 
     async def _cut(self) -> None:
@@ -157,7 +150,6 @@ class ChaosProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._transports.add(writer.transport)
         if self.fault == "refuse":
             _reset(writer)
             return
@@ -173,7 +165,7 @@ class ChaosProxy:
             return
         up_reader, up_writer = up
         self._writers.add(up_writer)
-        self._transports.add(up_writer.transport)
+        self._accepted.transports.add(up_writer.transport)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._upward(link, reader, up_writer, writer))

@@ -13,6 +13,8 @@ from typing import Any
 import attrs
 import h11
 
+from tests.support.closing import Accepted
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -72,14 +74,12 @@ class RawUpstream:
         self._loop.close()
 
     async def _listen(self, listening: socket.socket) -> None:
-        server = await asyncio.start_server(self._serve, sock=listening)
+        accepted = Accepted(self._serve)
+        server = await asyncio.start_server(accepted, sock=listening)
         try:
-            await server.serve_forever()
+            await asyncio.get_running_loop().create_future()
         finally:
-            connections = asyncio.all_tasks() - {asyncio.current_task()}
-            for each in connections:
-                each.cancel()
-            await asyncio.gather(*connections, return_exceptions=True)
+            await accepted.end(server)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

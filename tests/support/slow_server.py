@@ -9,7 +9,7 @@ import ssl
 import threading
 from pathlib import Path
 
-from tests.support.closing import close_server, turns
+from tests.support.closing import Accepted
 
 
 class SlowServer:
@@ -33,7 +33,7 @@ class SlowServer:
         self.requests: list[str] = []
         self.open_connections = 0
         self._certificate = certificate
-        self._transports: set[asyncio.WriteTransport] = set()
+        self._accepted = Accepted(self._serve)
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="slow-server")
@@ -57,23 +57,15 @@ class SlowServer:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._certificate)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context, backlog=512)
+            asyncio.start_server(self._accepted, "127.0.0.1", 0, ssl=context, backlog=512)
         )
         self._port = server.sockets[0].getsockname()[1]
         self._started.set()
         self._loop.run_forever()
-        self._loop.run_until_complete(close_server(server))
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for transport in list(self._transports):
-            transport.abort()  # also where something is still to be sent
-        self._loop.run_until_complete(turns())
+        self._loop.run_until_complete(self._accepted.end(server))
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._transports.add(writer.transport)
         self.open_connections += 1
         try:
             while True:

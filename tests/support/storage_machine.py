@@ -15,13 +15,12 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
 
 from guard.gateway.domain.commands import Actor
-from guard.gateway.domain.records import BudgetRule, OrganisationSettings
+from guard.gateway.domain.records import BudgetRule, BudgetUnit, OrganisationSettings
 from guard.gateway.ledger import asks, catalogue, directory
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
@@ -100,10 +99,17 @@ class StorageMachine(RuleBasedStateMachine):
             )
             self.budget_ids.setdefault(name, set()).add(made.budget_id)
 
-    @precondition(lambda self: self.budget_ids)
+    def unit_of(self, name: str) -> BudgetUnit:
+        """Return what the budgets of a limit count."""
+        return "usd"
+
     @rule(data=st.data(), by=st.integers(1, 500), again=st.booleans())
     def raise_limit(self, data: Any, by: int, again: bool) -> None:
         """Raise what the budgets of one limit allow, once for each key."""
+        self.raise_one(data, by, again)
+
+    def raise_one(self, data: Any, by: int, again: bool) -> str:
+        """Do so, and return the limit's name."""
         name = data.draw(st.sampled_from(sorted(self.budget_ids)))
         self.limits[name] += by
         for budget_id in sorted(self.budget_ids[name]):
@@ -112,11 +118,12 @@ class StorageMachine(RuleBasedStateMachine):
                 raised = self.run(
                     self.storage.write(
                         within(self.org), asks.raise_budget, ACTOR, self.org, budget_id,
-                        by_nanousd=by, raise_key=key,
+                        by_nanousd=by, raise_key=key, counted_in=self.unit_of(name),
                     )
                 )  # fmt: skip
                 assert raised.budget.limit_nanousd == self.limits[name]
         self.set_limits()  # as they are already
+        return str(name)
 
     @rule()
     def restart(self) -> None:

@@ -114,7 +114,9 @@ def test_a_local_model_stops_exactly_at_its_tokens(
     after = httpx.get(f"{vendor}/stats").json()
     used = sum(after[name] - before[name] for name in ("input_tokens", "output_tokens"))
     assert done.returncode == 77, done.stderr
-    assert facts["counted"] == [{"unit": "tokens", "of": "", "used": used, "limit": 20_000}]
+    [tokens] = facts["counted"]
+    assert (tokens["unit"], tokens["used"], tokens["limit"]) == ("tokens", used, 20_000)
+    assert (tokens["set_aside"], tokens["uncertain"], tokens["left"]) == (0, 0, 20_000 - used)
     assert 20_000 - 1024 < used <= 20_000, "what is left is less than the smallest answer"
     assert facts["spent_nanousd"] == 0
     assert facts["refused"]["message"] == ("this run's --limit-tokens of 20,000 tokens is reached")
@@ -143,7 +145,13 @@ def test_gathered_calls_are_exactly_as_many_as_the_limit(guard: Runs, tmp_path: 
     run = ("run", "--max-calls", "search=20", "--json", "--", str(script))
     done = guard(*run, env={"GUARD_MODE": "enforce"})
     facts = facts_of(done)
-    assert facts["counted"] == [{"unit": "calls", "of": "search", "used": 20, "limit": 20}]
+    [calls] = facts["counted"]
+    assert (calls["unit"], calls["of"], calls["used"], calls["limit"]) == (
+        "calls",
+        "search",
+        20,
+        20,
+    )
     assert done.stdout.splitlines()[0] == "20 80"
     assert done.returncode == 0, "the program has dealt with its refusals"
 

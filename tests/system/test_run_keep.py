@@ -92,3 +92,22 @@ def test_the_user_of_a_tool_is_told_that_the_last_answer_is_given() -> None:
         "guard: the limit of $2 is reached, and so is what was kept of it for a last answer; ask "
         "for a higher one, or start again with a higher --limit"
     )
+
+
+def test_a_share_of_tokens_is_kept_as_well(guard: Runs, vendor: str, tmp_path: Path) -> None:
+    program = script(tmp_path, LOOKS)
+    run = guard("run", "--limit-tokens", "2k", "--keep", "20%", "--watch", "--json", "--",
+                program, vendor)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    answer, *_, last = run.stdout.splitlines()
+    assert answer.startswith("answer 200 after "), run.stdout
+    [tokens] = json.loads(last)["counted"]
+    assert tokens["kept"] == 400
+    assert 1600 - 100 < tokens["used"] <= 2000, "the share went to the last request only"
+    assert "tokens (400 to wind down)" in run.stderr
+
+
+def test_a_share_needs_a_limit_that_has_one(guard: Runs) -> None:
+    run = guard("run", "--max-calls", "3", "--keep", "20%", "--", "true")
+    assert run.returncode == 2
+    assert "--keep is a share of --limit or --limit-tokens" in run.stderr

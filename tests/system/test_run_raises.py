@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,13 @@ def agent(folder: Path, text: str = AGENT) -> str:
     return str(path)
 
 
-def wait_until_it_asks(run: Any) -> str:
+def wait_until_it_asks(run: Any, before: list[str] | None = None) -> str:
+    """Return the line that asks; add those before it to a list."""
     for line in run.stderr:
-        if "a request waits until" in line:
+        if " waits until " in line:
             return str(line)
+        if before is not None:
+            before.append(line)
     raise AssertionError("it never asked")
 
 
@@ -56,6 +60,53 @@ def test_raised_twice_from_another_terminal_it_ends_by_itself(
     assert (facts["limit_nanousd"], facts["refused"]) == (5_200_000, None)
     assert facts["spent_nanousd"] <= facts["limit_nanousd"]
     assert "raised to $0.0052: it goes on" in err
+
+
+def test_limits_of_tokens_and_calls_are_raised_from_another_terminal(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    run = guard.start(
+        "run", "--limit", "$1", "--limit-tokens", "150", "--max-calls", "gpt*=4", "--on-limit",
+        "ask", "--workflow", "counted", "--watch", "--json", "--", agent(tmp_path), vendor, "6",
+    )  # fmt: skip
+    before: list[str] = []
+    shown = wait_until_it_asks(run, before)
+    assert "of 150 tokens, and a request waits until" in shown
+    assert "guard budgets raise counted --by '1,000 tokens' --local" in shown
+    several = guard("budgets", "raise", "counted", "--by", "100", "--local")
+    assert several.returncode == 1
+    assert "several budgets are for counted" in several.stderr, "100 may be dollars"
+    raised = guard("budgets", "raise", "counted", "--by", "500k tokens", "--local")
+    assert raised.returncode == 0, raised.stderr
+    assert "raised by 500,000 tokens to 500,150 tokens" in raised.stdout
+    shown = wait_until_it_asks(run, before)
+    assert "4 of 4 calls of gpt* made, and a call waits until" in shown
+    waiting = guard("budgets", "waiting", "--local").stdout
+    assert "4 calls" in waiting
+    raised = guard("budgets", "raise", "counted", "--by", "10 calls", "--local")
+    assert "raised by 10 calls to 14 calls" in raised.stdout, raised.stderr
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 0, err
+    assert out.count(" 200") == 6, "no request was lost"
+    facts = json.loads(out.splitlines()[-1])
+    assert (facts["limit_tokens"], facts["max_calls"]) == (500_150, {"gpt*": 14})
+    assert {each["unit"]: each["limit"] for each in facts["counted"]} == {
+        "tokens": 500_150, "calls": 14,
+    }  # fmt: skip
+    watched = "".join(before) + err
+    assert re.search(r"; left: \$0\.99\d+, \d calls of gpt\*, [\d,]+ tokens\n", watched), watched
+    raises = guard("budgets", "raises", "--local").stdout
+    assert "500,150 tokens" in raises
+    assert "14 calls" in raises
+
+
+def test_a_request_waits_as_long_as_it_is_told(guard: Runs, vendor: str, tmp_path: Path) -> None:
+    run = guard(
+        "run", "--max-calls", "2", "--on-limit", "ask", "--ask-seconds", "0.5", "--",
+        agent(tmp_path), vendor, "4",
+    )  # fmt: skip
+    assert run.returncode == 77, run.stderr
+    assert "2 of 2 calls made, and a call waits until" in run.stderr
 
 
 def test_its_own_terminal_raises_and_ends_it(guard: Runs, vendor: str, tmp_path: Path) -> None:

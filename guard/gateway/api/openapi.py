@@ -28,7 +28,11 @@ _BUDGET_RULES: Final = [
                 "properties": {
                     given: {"type": "number" if given == "limit_cents" else "integer"},
                     **{other: {"type": "null"} for other in _LIMITS if other != given},
-                    **({} if given == "limit_calls" else {"counts": {"maxItems": 0}}),
+                    **(
+                        {"wind_down_percent": {"const": 0}}
+                        if given == "limit_calls"
+                        else {"counts": {"maxItems": 0}}
+                    ),
                     **(
                         {"epsilon_nanousd": {"const": 0}}
                         if given in ("limit_tokens", "limit_calls")
@@ -53,6 +57,19 @@ _BUDGET_RULES: Final = [
     },
 ]
 """What :meth:`BudgetBody.limit` checks beyond the types."""
+
+_RAISES: Final = ("by_nanousd", "by_tokens", "by_calls")
+_RAISE_RULE: Final = [
+    {
+        "required": [given],
+        "properties": {
+            given: {"type": "integer"},
+            **{other: {"type": "null"} for other in _RAISES if other != given},
+        },
+    }
+    for given in _RAISES
+]
+"""What :meth:`RaiseBody.amount` checks beyond the types."""
 
 _SDK_ERRORS: Final = (400, 401, 408, 413, 503)
 _ADMIN_ERRORS: Final = (400, 401, 403, 404, 408, 503)
@@ -84,6 +101,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     if "BudgetBody" in components:
         components["BudgetBody"]["allOf"] = _BUDGET_RULES
+    if "RaiseBody" in components:
+        components["RaiseBody"]["oneOf"] = _RAISE_RULE
     if "ApplyBody" in components:  # the names and values that `setting_table` takes
         known = components["OrganisationSettings"]["properties"]
         settings = components["ApplyBody"]["properties"]["settings"]

@@ -259,9 +259,12 @@ class AdminClient:
         """List budgets."""
         return list(self.request("GET", "/budgets"))
 
-    def raise_budget(self, budget_id: str, by_nanousd: int, key: str = "") -> _Json:
-        """Raise a budget's limit, once for each ``key``: ``{budget, raised}``."""
-        body = {"by_nanousd": by_nanousd, "key": key}
+    def raise_budget(self, budget_id: str, by: int, key: str = "", *, unit: str = "usd") -> _Json:
+        """Raise a budget's limit, once for each ``key``: ``{budget, raised}``.
+
+        ``by`` is in nano-dollars, or in the budget's ``unit``: ``tokens`` or ``calls``.
+        """
+        body = {f"by_{'nanousd' if unit == 'usd' else unit}": by, "key": key}
         return dict(self.request("POST", f"/budgets/{_quoted(budget_id)}/raise", body))
 
     def budget_raises(self, budget_id: str | None = None, limit: int = 100) -> list[_Json]:

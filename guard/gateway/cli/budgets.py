@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Final
 
 import click
 
 from guard.core.wire import dollars
-from guard.core.written_numbers import read_dollars
+from guard.core.written_numbers import read_amounts
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.numbers import Count, Finite, Whole, read_by
 from guard.gateway.cli.output import note, safe, scope_of, show, wants_json, where, with_client
+
+_UNITS: Final = {"usd": "dollars", "tokens": "tokens", "calls": "calls"}
 
 
 @click.group()
@@ -32,47 +35,56 @@ def budgets_list(client: AdminClient) -> None:
 
     A call that needs more than what is left is refused, also when that is not nothing. A budget is
     exhausted when all is spent, or when it has refused a call, has let none through since, and what
-    is left is still less than that call needed.
+    is left is still less than that call needed. What is kept for winding down is a part of what is
+    left.
 
     \b
     Examples:
       guard gateway budgets list
       guard gateway budgets list --json
     """
-    columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
-               "uncertain_cents", "reserved_cents", "left_cents", "exhausted",
-               "budget_id"]  # fmt: skip
+    columns = ["scope", "window", "mode", "limit_cents", "committed_cents", "uncertain_cents",
+               "reserved_cents", "left_cents"]  # fmt: skip
+    counted = ["scope", "window", "mode", "counted", "limit", "used", "uncertain", "set_aside",
+               "left"]  # fmt: skip
+    end = ["exhausted", "budget_id"]
     rows = client.ledger()
     known = {row["budget_id"] for row in rows}
     rows += [
         {**b, "committed_nanousd": 0, "uncertain_nanousd": 0, "reserved_nanousd": 0,
-         "remaining_nanousd": b["limit_nanousd"], "exhausted": False}
+         "remaining_nanousd": b["limit_nanousd"], "exhausted": False,
+         "kept_nanousd": b["limit_nanousd"] * b["wind_down_percent"] // 100}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
     shown = [{**row, **_figures(row), "scope": scope_of(row)} for row in rows]
     money = [row for row in shown if row["unit"] == "usd"]
     if wants_json() or len(money) == len(shown):
-        show(shown, columns)
+        show(shown, [*columns, *_kept(shown, "kept_cents"), *end])
         return
     if money:
-        show(money, columns)
-    counted = [row for row in shown if row["unit"] != "usd"]
-    show(counted, ["scope", "window", "mode", "counted", "limit", "used", "set_aside", "left",
-                   "exhausted", "budget_id"])  # fmt: skip
+        show(money, [*columns, *_kept(money, "kept_cents"), *end])
+    others = [row for row in shown if row["unit"] != "usd"]
+    show(others, [*counted, *_kept(others, "kept"), *end])
+
+
+def _kept(rows: list[dict[str, Any]], column: str) -> list[str]:
+    """Return the column of what is kept for winding down, of which ``left`` has its part."""
+    return [column] if any(row["kept_nanousd"] for row in rows) else []
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
     """Return a balance's figures in cents, or as so many tokens or calls."""
     left = max(0, row["remaining_nanousd"])
     if row["unit"] == "usd":
-        names = ("limit", "committed", "uncertain", "reserved")
+        names = ("limit", "committed", "uncertain", "reserved", "kept")
         cents = {f"{name}_cents": row[f"{name}_nanousd"] / 1e7 for name in names}
         return {**cents, "left_cents": left / 1e7}
-    of = f" of {', '.join(row['counts'])}" if row["counts"] else ""
     return {
-        "counted": f"{row['unit']}{of}",
+        "counted": _counted_of(row),
         "limit": row["limit_nanousd"],
         "used": row["committed_nanousd"],
+        "uncertain": row["uncertain_nanousd"],
+        "kept": row["kept_nanousd"],
         "set_aside": row["reserved_nanousd"],
         "left": left,
     }
@@ -144,12 +156,10 @@ def budgets_set(
         raise click.UsageError("give one of --limit-cents, --limit-tokens and --limit-calls")
     if counts and limit_and_scope["limit_calls"] is None:
         raise click.UsageError("--of belongs to --limit-calls")
-    if limit_and_scope["limit_cents"] is None and (
-        limit_and_scope["on_exhausted"] == "ask" or limit_and_scope["wind_down_percent"]
-    ):
+    if limit_and_scope["limit_calls"] is not None and limit_and_scope["wind_down_percent"]:
         raise click.UsageError(
-            "--on-exhausted ask and --wind-down-percent belong to --limit-cents: only budgets of "
-            "money ask for more and keep a share"
+            "--wind-down-percent belongs to --limit-cents and --limit-tokens: a limit of calls "
+            "keeps no share; set it lower"
         )
     limit_and_scope["ask_ms"] = round(ask_seconds * 1000)
     made = client.set_budget(
@@ -177,11 +187,11 @@ def budgets_delete(client: AdminClient, budget_id: str) -> None:
 
 @budgets.command("raise")
 @click.argument("name")
-@click.option("--by", "by_nanousd", metavar="AMOUNT", callback=read_by(read_dollars), required=True,
-              help="How much, in dollars: '$2', 0.50.")  # fmt: skip
+@click.option("--by", metavar="AMOUNT", callback=read_by(read_amounts), required=True,
+              help="How much, in the budget's unit: '$2', 0.50; 500k; 10 calls.")  # fmt: skip
 @click.option("--key", default="", help="Raises once for this key, however often it is repeated.")
 @with_client
-def budgets_raise(client: AdminClient, name: str, by_nanousd: int, key: str) -> None:
+def budgets_raise(client: AdminClient, name: str, by: dict[str, int], key: str) -> None:
     """Raise the limit of a budget; calls that wait for it go on.
 
     NAME is the id of what the budget is for (a workflow, a user), of a run of `guard run`, or of
@@ -191,12 +201,16 @@ def budgets_raise(client: AdminClient, name: str, by_nanousd: int, key: str) -> 
     \b
     Examples:
       guard gateway budgets raise nightly --by '$2'
+      guard gateway budgets raise research --by '500k tokens'
       guard budgets raise agent-3f09ab --by 0.50 --local
     """
-    budget_id = found(client, name)
-    raised = client.raise_budget(budget_id, by_nanousd, key or secrets.token_hex(8))
-    limit = dollars(raised["budget"]["limit_nanousd"])
-    text = f"raised by {dollars(by_nanousd)} to {limit}: {scope_of(raised['budget'])}"
+    budget = found(client, name, by)
+    unit = budget["unit"]
+    raised = client.raise_budget(
+        budget["budget_id"], by[unit], key or secrets.token_hex(8), unit=unit
+    )
+    limit = shown_in(unit, raised["budget"]["limit_nanousd"])
+    text = f"raised by {shown_in(unit, by[unit])} to {limit}: {scope_of(raised['budget'])}"
     note(f"{text} on {where()}", raised)
 
 
@@ -211,9 +225,11 @@ def budgets_raises(client: AdminClient, name: str | None) -> None:
       guard gateway budgets raises
       guard gateway budgets raises nightly --json
     """
-    columns = ["raised_at_ms", "raised_by", "by_cents", "limit_cents", "budget_id"]
-    rows = client.budget_raises(None if name is None else found(client, name))
-    show([{**row, "by_cents": row["by_nanousd"] / 1e7, "limit_cents": row["limit_nanousd"] / 1e7}
+    columns = ["raised_at_ms", "raised_by", "by", "limit", "budget_id"]
+    rows = client.budget_raises(None if name is None else found(client, name)["budget_id"])
+    show([{**row, "by_cents": row["by_nanousd"] / 1e7, "limit_cents": row["limit_nanousd"] / 1e7,
+           "by": shown_in(row["unit"], row["by_nanousd"]),
+           "limit": shown_in(row["unit"], row["limit_nanousd"])}
           for row in rows], columns)  # fmt: skip
 
 
@@ -226,16 +242,28 @@ def budgets_waiting(client: AdminClient) -> None:
     Example:
       guard gateway budgets waiting
     """
-    columns = ["scope", "limit_cents", "spent_cents", "needed_cents", "workflow_id", "function",
-               "model", "asked_at_ms", "deadline_ms", "budget_id"]  # fmt: skip
-    cents = ("limit", "spent", "needed")
-    rows = client.budget_asks()
-    show([{**row, **{f"{each}_cents": row[f"{each}_nanousd"] / 1e7 for each in cents}}
-          for row in rows], columns)  # fmt: skip
+    columns = ["scope", "limit", "spent", "needed", "workflow_id", "function", "model",
+               "asked_at_ms", "deadline_ms", "budget_id"]  # fmt: skip
+    parts = ("limit", "spent", "needed")
+    show([{**row, **{f"{each}_cents": row[f"{each}_nanousd"] / 1e7 for each in parts},
+           **{each: shown_in(row["unit"], row[f"{each}_nanousd"]) for each in parts}}
+          for row in client.budget_asks()], columns)  # fmt: skip
 
 
-def found(client: AdminClient, name: str) -> str:
-    """Return the id of the budget that a name means.
+def shown_in(unit: str, amount: int) -> str:
+    """Return an amount in a budget's unit for a person: ``$2``, ``500,000 tokens``."""
+    return dollars(amount) if unit == "usd" else f"{amount:,} {unit}"
+
+
+def found(
+    client: AdminClient, name: str, units: Collection[str] = ("usd", "tokens", "calls")
+) -> dict[str, Any]:
+    """Return the budget that a name means.
+
+    Args:
+        client: of the gateway.
+        name: of what the budget is for, or its id.
+        units: what it may count.
 
     Raises:
         ClickException: it means none, or several of which none is waited for.
@@ -248,15 +276,31 @@ def found(client: AdminClient, name: str) -> str:
         if name in (rule["budget_id"], rule["scope_id"] or "organisation")
         or (rule["scope_kind"] == "key" and rule["scope_id"] in keys)
     ]  # fmt: skip
-    asked = {ask["budget_id"] for ask in asks}
-    several: set[str] = {rule["budget_id"] for rule in named}
-    if len(several) != 1:
-        several = several & asked or several
-    if not several:
-        several = {ask["budget_id"] for ask in asks if ask["workflow_id"] == name}
-    if len(several) == 1:
-        return several.pop()
-    if not several:
+    if not named:
+        asked_by = {ask["budget_id"] for ask in asks if ask["workflow_id"] == name}
+        named = [rule for rule in rules if rule["budget_id"] in asked_by]
+    if not named:
         raise click.ClickException(f"no budget is for {safe(name)}: see guard gateway budgets list")
-    ids = ", ".join(f"{rule['budget_id']} ({rule['window']})" for rule in named)
-    raise click.ClickException(f"several budgets are for {safe(name)}, name one by its id: {ids}")
+    several = [rule for rule in named if rule["unit"] in units]
+    if not several:
+        counted = " and ".join(sorted({_UNITS[rule["unit"]] for rule in named}))
+        raise click.ClickException(f"what is for {safe(name)} is limited in {counted}")
+    # A number without a unit is never read as dollars where it can be tokens or calls.
+    counted_in = {rule["unit"] for rule in several}
+    if len(several) > 1 and ("usd" not in counted_in or len(counted_in) == 1):
+        asked = {ask["budget_id"] for ask in asks}
+        several = [rule for rule in several if rule["budget_id"] in asked] or several
+    if len(several) == 1:
+        return several[0]
+    ids = ", ".join(
+        f"{rule['budget_id']} ({rule['window']}, {_counted_of(rule)})" for rule in several
+    )
+    raise click.ClickException(
+        f"several budgets are for {safe(name)}; name one by its id, or write '$2', '500k tokens' "
+        f"or '10 calls': {ids}"
+    )
+
+
+def _counted_of(rule: dict[str, Any]) -> str:
+    of = f" of {', '.join(rule['counts'])}" if rule["counts"] else ""
+    return f"{_UNITS[rule['unit']]}{of}"

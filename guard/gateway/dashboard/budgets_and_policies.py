@@ -69,10 +69,10 @@ class BudgetsAndPolicies:
     async def raise_budget(self, context: RequestContext) -> Response:
         """Raise a budget, once for each form that was shown."""
         budget_id = context.form.text("budget_id")
+        known = await self._budget(context, budget_id)
         try:
-            body = forms.budget_raise(context.form)
+            body = forms.budget_raise(context.form, known.unit)
         except ValueError as exc:
-            known = await self._budget(context, budget_id)
             return await self._budget_form(
                 context, known, error=f"Nothing was raised: {exc}.", status=400
             )
@@ -219,7 +219,7 @@ def _new_budget(context: RequestContext, *, limit_nanousd: int) -> BudgetRule:
 
 
 def _suggested(budget: BudgetRule, asks: Sequence[BudgetAsk] = ()) -> int:
-    """Return a raise to offer, in nano-dollars: half of the limit, or what a call lacks."""
+    """Return a raise to offer, in the budget's unit: half of the limit, or what a call lacks."""
     lacking = max((ask.lacking_nanousd for ask in asks), default=0)
     return max(budget.limit_nanousd // 2, lacking, 1)
 

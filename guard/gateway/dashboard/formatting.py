@@ -44,13 +44,13 @@ def amount(number: int | None, unit: str) -> str:
     return money(number) if unit == "usd" else count(number)
 
 
-def in_doubt(nanousd: int) -> str:
+def in_doubt(number: int, unit: str = "usd") -> str:
     """Return what to say beside a sum of which so much is uncertain; nothing for nothing.
 
-    >>> in_doubt(400_000_000), in_doubt(0)
-    ('of it up to $0.40 uncertain', '')
+    >>> in_doubt(400_000_000), in_doubt(0), in_doubt(1500, "tokens")
+    ('of it up to $0.40 uncertain', '', 'of it up to 1,500 uncertain')
     """
-    return f"of it up to {money(nanousd)} uncertain" if nanousd else ""
+    return f"of it up to {amount(number, unit)} uncertain" if number else ""
 
 
 def dollars_input(nanousd: int) -> str:

@@ -9,6 +9,7 @@ from guard.core import wire
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_DOLLAR
 from guard.gateway.api.admin import bodies
 from guard.gateway.dashboard.security import Form
+from guard.gateway.domain.records import BudgetUnit
 from guard.gateway.domain.setting_table import SETTINGS
 
 T = TypeVar("T")
@@ -102,10 +103,14 @@ def _limit(form: Form) -> dict[str, Any]:
     return {"limit_calls": limit, "counts": form.text("counts").replace(",", " ").split()}
 
 
-def budget_raise(form: Form) -> bodies.RaiseBody:
-    """Read by how much a budget is raised."""
-    by_nanousd = nanousd(form.text("by"), "the amount")
-    return checked({"by_nanousd": by_nanousd, "key": form.text("key")}, bodies.RaiseBody)
+def budget_raise(form: Form, unit: BudgetUnit) -> bodies.RaiseBody:
+    """Read by how much a budget is raised, in its unit."""
+    text, what = form.text("by"), "the amount"
+    if unit == "usd":
+        amount = {"by_nanousd": nanousd(text, what)}
+    else:
+        amount = {f"by_{unit}": whole(text.replace(",", ""), what)}
+    return checked({**amount, "key": form.text("key")}, bodies.RaiseBody)
 
 
 def policy(form: Form) -> bodies.PolicyBody:

@@ -184,6 +184,7 @@ class BudgetAccount(Struct):
             counts=rule.counts,
             resets_at_ms=balance.ends_ms,
             scope=self.label(),
+            kept=rule.kept_nanousd,
         )
 
 

@@ -105,7 +105,7 @@ class BudgetRule(Struct, kw_only=True):
 
     Where a hard budget's ``on_exhausted`` is ``ask``, a call that cannot be paid for waits up to
     ``ask_ms`` for an operator to raise the limit. ``wind_down_percent`` of a hard budget are kept
-    for calls that wind down, and for the last request of a run. Both are for budgets of money.
+    for calls that wind down, and for the last request of a run; one of calls has no such share.
     """
 
     budget_id: str
@@ -141,7 +141,7 @@ class BudgetRaise(Struct, kw_only=True):
     """One raise of a budget's limit.
 
     ``raise_key`` identifies it: the same one again raises nothing more. ``limit_nanousd`` is the
-    limit after it.
+    limit after it. Of a budget of tokens or calls, what is called ``nanousd`` counts these.
     """
 
     raise_key: str
@@ -151,6 +151,7 @@ class BudgetRaise(Struct, kw_only=True):
     limit_nanousd: int
     raised_at_ms: int
     raised_by: str
+    unit: BudgetUnit = "usd"
 
 
 class Raised(Struct, kw_only=True):
@@ -164,7 +165,8 @@ class BudgetAsk(Struct, kw_only=True):
     """A call that waits for an operator to raise a budget.
 
     ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` what of it the budget does not pay
-    for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``.
+    for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``. Of a
+    budget of tokens or calls, what is called ``nanousd`` counts these.
     """
 
     organisation_id: str
@@ -184,6 +186,8 @@ class BudgetAsk(Struct, kw_only=True):
     model: str | None = None
     asked_at_ms: int = 0
     deadline_ms: int = 0
+    unit: BudgetUnit = "usd"
+    counts: list[str] = []
 
 
 class RateCap(Struct, kw_only=True):
@@ -400,7 +404,8 @@ _EXHAUSTED: Final = (
 class BalanceView(Struct, kw_only=True):
     """What one scope has spent and reserved in one window.
 
-    Of a budget of tokens or calls, what is called ``nanousd`` counts these, and cents are 0.
+    ``kept_nanousd`` of the limit are kept for winding down; ``remaining_nanousd`` has them too. Of
+    a budget of tokens or calls, what is called ``nanousd`` counts these, and cents are 0.
     """
 
     balance_id: int
@@ -424,6 +429,7 @@ class BalanceView(Struct, kw_only=True):
     uncertain_cents: float = 0.0
     unit: BudgetUnit = "usd"
     counts: list[str] = []
+    kept_nanousd: int = 0
 
 
 class StoredEvent(Struct, kw_only=True):

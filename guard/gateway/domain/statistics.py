@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypedDict
 
 from msgspec import Struct
+
+from guard.gateway.domain.records import BalanceView
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 COMMANDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -139,6 +141,38 @@ class PoolUse(Struct, frozen=True):
     waiting: int
 
 
+class OrganisationSpend(NamedTuple):
+    """What an organisation has spent in all.
+
+    Attributes:
+        nanousd: what it was charged.
+        tokens: of its LLM requests, input, output and cached.
+        requests: LLM requests.
+    """
+
+    nanousd: int
+    tokens: int
+    requests: int
+
+
+class MoneySample(Struct, frozen=True):
+    """Newest figures of budgets and spend.
+
+    Attributes:
+        budgets: organisation and fullest open balance of each budget, of the fullest budgets.
+        spent: by organisation, of those that were made first; all others under the empty id.
+        budget_count: how many budgets there are.
+        asks: calls that wait for a budget to be raised.
+        approvals: that are pending.
+    """
+
+    budgets: Sequence[tuple[str, BalanceView]] = ()
+    spent: Mapping[str, OrganisationSpend] = {}
+    budget_count: int = 0
+    asks: int = 0
+    approvals: int = 0
+
+
 class StoreStatistics(TypedDict, total=False):
     """Counters of a store; a store leaves out what it does not have.
 
@@ -156,6 +190,8 @@ class StoreStatistics(TypedDict, total=False):
         retention_lag_s: how long the oldest event has been due for deletion.
         webhook_backlog: messages that are not delivered yet, up to 10,000.
         files: bytes on disk by what they are: ``database``, ``log``.
+        money: of budgets and spend.
+        tally: decisions of this process since the start, by kind and label.
     """
 
     groups: int
@@ -171,3 +207,5 @@ class StoreStatistics(TypedDict, total=False):
     retention_lag_s: float
     webhook_backlog: int
     files: Mapping[str, int]
+    money: MoneySample
+    tally: Mapping[tuple[str, str], int]

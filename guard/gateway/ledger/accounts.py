@@ -250,13 +250,16 @@ def balance_of(
     found = unit.find_balance(budget.budget_id, scope_id, start_ms)
     if found is not None:
         return found
-    # A budget that is set in the middle of a period counts what was spent in it before. Tokens and
-    # calls, and what is spent under a tag, are counted from the first call under their budget on.
+    # A budget that is set in the middle of a period counts what was spent in it before. Of tokens
+    # these sums are dearer, and in its later periods there is nothing before. Calls, and what is
+    # under a tag, are summed nowhere else: they are counted from the first one under their budget.
     opening = 0
+    scope: tuple[str, records.ScopeKind, str]
+    scope = (budget.organisation_id, budget.scope_kind, scope_id)
     if budget.unit == "usd" and budget.scope_kind != "tag":
-        opening = unit.spent_before(
-            budget.organisation_id, budget.scope_kind, scope_id, start_ms, end_ms
-        )
+        opening = unit.spent_before(*scope, start_ms, end_ms)
+    elif budget.unit == "tokens" and budget.scope_kind != "tag" and budget.created_at_ms > start_ms:
+        opening = unit.tokens_before(*scope, start_ms, end_ms)
     return unit.add_balance(
         Balance(
             balance_id=0,

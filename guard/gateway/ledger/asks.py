@@ -35,16 +35,15 @@ def may_wait(decision: GateDecision, account: BudgetAccount) -> bool:
     return known is None or unit.now_ms < known[0].deadline_ms
 
 
-def note(decision: GateDecision, asked: Iterable[BudgetAccount], needed: int) -> None:
+def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> None:
     """Note that a call waits for budgets to be raised, and tell webhooks of the first.
 
     Args:
         decision: the decision.
-        asked: the accounts that do not pay for it.
-        needed: what it needs, in nano-dollars.
+        asked: the accounts that do not pay for it, each with what the call needs in its unit.
     """
     unit, call = decision.unit, decision.command.call
-    for account in asked:
+    for account, needed in asked:
         balance, rule = account.balance, account.rule
         known = unit.budget_ask(balance.balance_id, call.call_id)
         if known is not None:
@@ -61,6 +60,7 @@ def note(decision: GateDecision, asked: Iterable[BudgetAccount], needed: int) ->
             call_id=call.call_id, function=call.tool_name or call.function,
             workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent, user=call.user,
             model=call.model, asked_at_ms=unit.now_ms, deadline_ms=unit.now_ms + rule.ask_ms,
+            unit=rule.unit, counts=rule.counts,
         )  # fmt: skip
         unit.save_ask(ask)
         if is_first:
@@ -107,6 +107,7 @@ def raise_budget(
     *,
     by_nanousd: int,
     raise_key: str,
+    counted_in: records.BudgetUnit = "usd",
 ) -> records.Raised:
     """Raise a budget's limit by an amount, once for each key.
 
@@ -115,12 +116,13 @@ def raise_budget(
         actor: who raises it.
         organisation_id: of the budget.
         budget_id: the budget.
-        by_nanousd: how much, in nano-dollars.
+        by_nanousd: how much, in nano-dollars, or so many of what ``counted_in`` names.
         raise_key: identifies the raise; empty: another one each time.
+        counted_in: the budget's unit.
 
     Raises:
         NotFoundError: no such budget.
-        ConflictError: the key was used for another raise, the budget is not one of money, or the
+        ConflictError: the key was used for another raise, the budget counts something else, or the
             limit would pass what can be counted.
     """
     old = unit.budget(budget_id)
@@ -131,8 +133,9 @@ def raise_budget(
         if (done.budget_id, done.by_nanousd) != (budget_id, by_nanousd):
             raise ConflictError("this key was used before for another raise")
         return records.Raised(budget=old, raised=done)
-    if old.unit != "usd":
-        raise ConflictError(f"only budgets of money are raised; set this one's limit of {old.unit}")
+    if old.unit != counted_in:
+        unit_of = {"usd": "dollars (by_nanousd)"}.get(old.unit, f"{old.unit} (by_{old.unit})")
+        raise ConflictError(f"this budget is raised in {unit_of}")
     if old.limit_nanousd + by_nanousd > NANOUSD_MAX:
         raise ConflictError("the limit would pass what can be counted")
     new = msgspec.structs.replace(
@@ -144,7 +147,7 @@ def raise_budget(
     raised = records.BudgetRaise(
         raise_key=raise_key or unit.ids.uuid7(unit.now_ms), organisation_id=organisation_id,
         budget_id=budget_id, by_nanousd=by_nanousd, limit_nanousd=new.limit_nanousd,
-        raised_at_ms=unit.now_ms, raised_by=actor.name,
+        raised_at_ms=unit.now_ms, raised_by=actor.name, unit=old.unit,
     )  # fmt: skip
     unit.add_raise(raised)
     unit.save_budget(new)
@@ -153,6 +156,7 @@ def raise_budget(
         "by_nanousd": by_nanousd,
         "limit_nanousd": new.limit_nanousd,
         "key": raised.raise_key,
+        **({} if old.unit == "usd" else {"unit": old.unit}),
     }
     audit.record(unit, actor, "budget.raise", budget_id, details, organisation_id)
     control.announce_rules(unit, organisation_id, "budget raised")

@@ -216,6 +216,7 @@ def _record(
     )  # fmt: skip
     if cost:
         accounts = _charged_accounts(unit, org, keys, reservation)
+    counted = metered.over_event(unit, org, keys) if event.type == "llm" else ()
     charged_at_ms = _charged_at(unit, reservation)
     balance_ids = [account.balance.balance_id for account in accounts]
     # Before anything is charged: whether it is a duplicate is known only now, and is the whole
@@ -234,7 +235,7 @@ def _record(
     if cost:
         charged = _commit_cost(unit, org, request, event, cost, accounts, reservation)
     if event.type == "llm":
-        metered.charge(unit, org, keys, priced, reservation)
+        metered.charge(unit, org, keys, counted, priced, reservation, charged_at_ms)
     # After the charge, so that the event that ends a chain still has the chain's allowance.
     if event.type == "chain":
         data = event.data

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -194,13 +195,13 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
         if waiter is not None and not refusal.recall:
             return waiter
         if not refusal.recall and not command.is_ahead:
-            is_money = judgement.refused_by.rule.unit == "usd"
-            short = winding.begins(decision, accounts, amount.needed) if is_money else []
+            unit = judgement.refused_by.rule.unit
+            short = winding.begins(decision, accounts, amount, needs) if unit != "calls" else []
             if winding.may_be_last(decision, short):
                 return _last(decision, short)
             winding.note(decision, short)
-            asks.decided(decision, accounts, refused=True)
-            needed = amount.needed if is_money else judgement.amount
+            asks.decided(decision, _all(accounts, needs), refused=True)
+            needed = amount.needed if unit == "usd" else judgement.amount
             _note_refused(decision.unit, judgement.refused_by, needed)
             if short:
                 refusal.details["winding_down"] = True
@@ -216,7 +217,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     if command.is_ahead and (lease is None or not may_lease):
         return _not_topped_up()
     # 7. It fits: reserved.
-    asks.decided(decision, accounts, refused=False)
+    asks.decided(decision, _all(accounts, needs), refused=False)
     line.give_back_drawn(decision.unit, around, judgement.amount)
     return _granted(decision, accounts, lease, judgement, amount, needs)
 
@@ -251,9 +252,12 @@ def _keys(decision: GateDecision) -> ScopeKeys:
 def _accounts(decision: GateDecision, keys: ScopeKeys) -> list[BudgetAccount]:
     """Return every balance of money over the call, without what it may not use of it."""
     accounts = accounts_of(decision.unit, decision.org, keys)
-    if decision.is_last:
-        return accounts
-    return winding.without_kept(accounts, decision.command.call)
+    return accounts if decision.is_last else winding.without_kept(accounts, decision.command.call)
+
+
+def _all(accounts: list[BudgetAccount], needs: Sequence[metered.Need]) -> Iterable[BudgetAccount]:
+    """Return the balances of every unit over a call."""
+    return itertools.chain(accounts, *(need.accounts for need in needs)) if needs else accounts
 
 
 def _needs(
@@ -267,8 +271,11 @@ def _needs(
     needs = []
     for need in found:
         if need.meter.unit == "tokens":
-            amount, tokens = amounts.tokens_of(decision, need.accounts, amount)
-            need = msgspec.structs.replace(need, amount=tokens)
+            usable = need.accounts
+            if not decision.is_last:
+                usable = winding.without_kept(usable, call)
+            amount, tokens = amounts.tokens_of(decision, usable, amount)
+            need = msgspec.structs.replace(need, accounts=usable, amount=tokens)
         needs.append(need)
     return amount, needs
 

@@ -129,7 +129,7 @@ def place_in_line(
     longest_ms = decision.org.settings.wait_for_room_max_ms
     is_over = decision.unit.now_ms >= min(place.until_ms, place.from_ms + longest_ms)
     short: list[int] = []
-    asked: list[BudgetAccount] = []
+    asked: list[tuple[BudgetAccount, int]] = []
     is_spent = False
     besides: dict[int, int] = {}
     wanted = [(account, amount.needed) for account in accounts]
@@ -146,10 +146,10 @@ def place_in_line(
         if is_over or not pays or balance.reserved - own + others <= 0:
             if not asks.may_wait(decision, account):
                 return None
-            asked.append(account)
+            asked.append((account, needed))
             is_spent |= not pays
         short.append(balance.balance_id)
-    asks.note(decision, asked, amount.needed)
+    asks.note(decision, asked)
     return place.waiter(
         decision.command.call.call_id,
         amount.needed,

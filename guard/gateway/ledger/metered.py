@@ -28,7 +28,7 @@ class Need(Struct, frozen=True):
     """What a call takes of budgets that count the same, in their unit."""
 
     meter: Meter
-    accounts: Sequence[BudgetAccount]
+    accounts: list[BudgetAccount]
     amount: int
 
 
@@ -119,19 +119,31 @@ def reserve(
 # -- the end -----------------------------------------------------------------------------------
 
 
+MeteredAccounts = Sequence[tuple[Meter, list[BudgetAccount]]]
+
+
+def over_event(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> MeteredAccounts:
+    """Return the budgets over an LLM request's event, by what they count.
+
+    To be called before its usage is counted, since a balance opens with what was used before.
+    """
+    return list(metered_accounts_of(unit, org, keys))
+
+
 def charge(
     unit: UnitOfWork,
     org: OrganisationState,
     keys: ScopeKeys,
+    found: MeteredAccounts,
     priced: PricedEvent,
     reservation: Reservation | None,
+    charged_at_ms: int,
 ) -> None:
     """Charge an LLM request's event, using up what its reservation holds.
 
     The reservation was announced to change.
     """
     holds = () if reservation is None else reservation.metered
-    found = list(metered_accounts_of(unit, org, keys))
     if not found and not holds:
         return
     own = {}
@@ -140,6 +152,8 @@ def charge(
             balance = unit.balance(balance_id)
             own[balance.budget_id, balance.scope_id] = balance
     tokens = _tokens_of(priced, reservation)
+    if any(meter.unit == "tokens" for meter, _ in found):
+        unit.count_doubtful_tokens(org.organisation_id, keys, charged_at_ms, priced, tokens)
     left: list[MeteredHold] = []
     counted: set[int] = set()  # the balances on which the request is counted already
     for hold in holds:

@@ -111,6 +111,12 @@ class MoneyStore(Protocol):
     ) -> int:  # fmt: skip
         """Return what a scope has cost in a period; the current one, or the one without an end."""
 
+    def tokens_before(
+        self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
+        end_ms: int | None,
+    ) -> int:  # fmt: skip
+        """Return how many tokens a scope has used in a period; of models by period 0."""
+
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""
 
@@ -179,6 +185,11 @@ class MoneyStore(Protocol):
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
     ) -> None:
         """Add an event to the totals of its scopes and to the usage rollups."""
+
+    def count_doubtful_tokens(
+        self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent, tokens: int
+    ) -> None:
+        """Add an event's tokens to what was charged in doubt, if it was."""
 
     def charged_hours(
         self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None

@@ -12,7 +12,8 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain.ledger import BudgetAccount
-from guard.gateway.ledger.amounts import GateDecision
+from guard.gateway.ledger.amounts import Amount, GateDecision
+from guard.gateway.ledger.metered import NO_NEEDS, Need
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 FORGET_MS: Final = 30 * 86_400_000
@@ -28,11 +29,17 @@ def without_kept(accounts: list[BudgetAccount], call: wire.GateRequest) -> list[
 
 
 def begins(
-    decision: GateDecision, accounts: Sequence[BudgetAccount], needed: int
+    decision: GateDecision,
+    accounts: Sequence[BudgetAccount],
+    amount: Amount,
+    needs: Sequence[Need] = NO_NEEDS,
 ) -> list[BudgetAccount]:
     """Return the accounts whose kept share a call lacks, outside of which it does not fit."""
     allowance = decision.allowance
-    return [a for a in accounts if a.kept and a.room(allowance) < needed]
+    found = [a for a in accounts if a.kept and a.room(allowance) < amount.needed]
+    for need in needs:
+        found += [a for a in need.accounts if a.kept and a.room(allowance) < need.amount]
+    return found
 
 
 def may_be_last(decision: GateDecision, short: Sequence[BudgetAccount]) -> bool:

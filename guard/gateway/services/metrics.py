@@ -17,7 +17,13 @@ from prometheus_client.registry import Collector
 
 from guard import gateway
 from guard.core.wire import NANOUSD_PER_DOLLAR
-from guard.gateway.domain.statistics import SECONDS, Histogram, Spent, StoreStatistics
+from guard.gateway.domain.statistics import (
+    SECONDS,
+    Histogram,
+    MoneySample,
+    Spent,
+    StoreStatistics,
+)
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.load import Load
 
@@ -114,6 +120,10 @@ def _of_store(store: StoreStatistics) -> Iterator[Metric]:
         yield _histogram("lock_wait_seconds", waits, writer.lock_waits)
         yield _histogram("commit_seconds", "Time to write back and commit", writer.commits)
         yield from _by_organisation(writer.organisations.read())
+    if "money" in store:
+        yield from _of_money(store["money"])
+    if "tally" in store:
+        yield from _of_decisions(store["tally"])
     pools = store.get("pools", {})
     if pools:
         for name, text, field in _POOLS:
@@ -132,6 +142,39 @@ def _by_organisation(spent: Mapping[str, Spent]) -> Iterator[Metric]:
         family = CounterMetricFamily(_PREFIX + name, text, labels=["organisation"])
         for organisation_id, each in spent.items():
             family.add_metric([organisation_id or "other"], getattr(each, field))
+        yield family
+
+
+def _of_money(money: MoneySample) -> Iterator[Metric]:
+    """Yield what organisations have spent, and the fullest budgets in their units."""
+    for name, text, field in _SPENT:
+        family = CounterMetricFamily(_PREFIX + name, text, labels=["organisation"])
+        for organisation_id, spent in money.spent.items():
+            amount = getattr(spent, field)
+            amount = amount / NANOUSD_PER_DOLLAR if field == "nanousd" else amount
+            family.add_metric([organisation_id or "other"], amount)
+        yield family
+    yield _gauge("budgets", "Budgets; the fullest of them are shown", money.budget_count)
+    labels = ["organisation", "budget", "scope", "window", "unit"]
+    for name, text, field in _BUDGETS:
+        gauge = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
+        for organisation_id, each in money.budgets:
+            amount = getattr(each, field)
+            amount = amount / NANOUSD_PER_DOLLAR if each.unit == "usd" else amount
+            whose = [organisation_id, each.budget_id, each.scope_kind, each.window, each.unit]
+            gauge.add_metric(whose, amount)
+        yield gauge
+    yield _gauge("budget_asks", "Calls that wait for a budget to be raised", money.asks)
+    yield _gauge("approvals_pending", "Calls that wait for a person", money.approvals)
+
+
+def _of_decisions(tally: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
+    found = dict(tally)  # the writer goes on adding
+    for kind, (name, text, label) in _DECISIONS.items():
+        family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
+        for (of, value), count in sorted(found.items()):
+            if of == kind:
+                family.add_metric([value], count)
         yield family
 
 
@@ -182,6 +225,24 @@ _ORGANISATIONS: Final = (
     ("organisation_command_seconds", "Time of the writer that commands took", "seconds"),
     ("organisation_commands", "Commands that took it", "commands"),
 )
+_SPENT: Final = (
+    ("spent_usd", "US dollars that were charged in all", "nanousd"),
+    ("tokens", "Tokens of LLM requests in all", "tokens"),
+    ("llm_requests", "LLM requests that were charged in all", "requests"),
+)
+_BUDGETS: Final = (
+    ("budget_limit", "Limit", "limit_nanousd"),
+    ("budget_spent", "What was charged, of the fullest balance", "committed_nanousd"),
+    ("budget_set_aside", "What calls under way and leases hold of it", "reserved_nanousd"),
+    ("budget_uncertain", "What of it was charged in doubt", "uncertain_nanousd"),
+    ("budget_kept", "What of the limit is kept for winding down", "kept_nanousd"),
+)
+_DECISIONS: Final = {
+    "refusal": ("refusals", "Refused calls by error code", "code"),
+    "directive": ("directives", "Kills, pauses, resumes and revives", "action"),
+    "approval": ("approvals", "Approvals by what became of them", "status"),
+    "raise": ("budget_raises", "Raises of budgets", "unit"),
+}
 _FILES: Final = {
     "database": ("database_bytes", "Size of the database"),
     "log": ("log_bytes", "Size of the write-ahead log"),

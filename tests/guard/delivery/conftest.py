@@ -18,7 +18,7 @@ import attrs
 import pytest
 
 from guard.runtime.runtime import GuardRuntime
-from tests.support.closing import close_server, turns
+from tests.support.closing import Accepted
 from tests.support.programs import environment
 
 EVENTS = "/api/v1/events"
@@ -50,25 +50,18 @@ class Scripted:
         self.requests: list[tuple[str, float, Any]] = []
         self.events: dict[str, int] = {}
         self.bodies: list[dict[str, Any]] = []
-        self._transports: set[asyncio.WriteTransport] = set()
+        self._accepted = Accepted(self._serve)
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
 
         def main() -> None:
             asyncio.set_event_loop(self._loop)
             self._server = self._loop.run_until_complete(
-                asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=512)
+                asyncio.start_server(self._accepted, "127.0.0.1", 0, backlog=512)
             )
             started.set()
             self._loop.run_forever()
-            self._loop.run_until_complete(close_server(self._server))
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            for transport in list(self._transports):
-                transport.abort()  # also where something is still to be sent
-            self._loop.run_until_complete(turns())
+            self._loop.run_until_complete(self._accepted.end(self._server))
             self._loop.close()
 
         self._thread = threading.Thread(target=main, daemon=True)
@@ -86,7 +79,6 @@ class Scripted:
         self._thread.join(120)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._transports.add(writer.transport)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -30,8 +30,11 @@ from tests.support.proxy import ChaosProxy
 from tests.support.proxy import Fault as ProxyFault
 from tests.support.waiting import WAIT_S, until
 
-# A deadline may cut the closing of a connection short; the collector does the rest.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+# A deadline may cut the opening or closing of a connection short; the collector does the rest.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning"),
+]
 
 EVENTS: Final = 250
 BATCH: Final = 100

@@ -131,8 +131,11 @@ class BudgetBody(Strict, kw_only=True):
             raise ValueError("counts belongs to limit_calls")
         if self.epsilon_nanousd and self.unit != "usd":
             raise ValueError("epsilon_nanousd belongs to a limit of money")
-        if self.unit != "usd" and (self.on_exhausted != "refuse" or self.wind_down_percent):
-            raise ValueError("on_exhausted and wind_down_percent belong to a limit of money")
+        if self.unit == "calls" and self.wind_down_percent:
+            raise ValueError(
+                "a limit of calls keeps no share for winding down: set wind_down_percent with a "
+                "limit of money or tokens, or set limit_calls lower"
+            )
         if (self.scope_kind == "organisation") != (self.scope_id == ""):
             raise ValueError("scope_id is empty for the organisation and set for all others")
         if self.scope_kind == "tag" and not globs.is_pattern(self.scope_id):
@@ -147,10 +150,26 @@ class BudgetBody(Strict, kw_only=True):
 
 
 class RaiseBody(Strict, kw_only=True):
-    """By how much to raise a budget, in nano-dollars; once for each ``key``."""
+    """By how much to raise a budget, in its unit; once for each ``key``."""
 
-    by_nanousd: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)]
+    by_nanousd: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)] | None = None
+    by_tokens: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)] | None = None
+    by_calls: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)] | None = None
     key: Annotated[str, Meta(max_length=256)] = ""
+
+    def amount(self) -> tuple[records.BudgetUnit, int]:
+        """Return the unit, and how many of it.
+
+        Raises:
+            ValueError: not exactly one amount is given.
+        """
+        given: dict[records.BudgetUnit, int | None] = {
+            "usd": self.by_nanousd, "tokens": self.by_tokens, "calls": self.by_calls,
+        }  # fmt: skip
+        found = [(unit, by) for unit, by in given.items() if by is not None]
+        if len(found) != 1:
+            raise ValueError("give exactly one of by_nanousd, by_tokens and by_calls")
+        return found[0]
 
 
 class RaisesQuery(Struct, kw_only=True):

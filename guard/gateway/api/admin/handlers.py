@@ -148,9 +148,10 @@ class AdminHandlers:
 
     async def raise_budget(self, call: AdminCall) -> records.Raised:
         body: bodies.RaiseBody = call.body
+        unit, by = body.amount()
         return await self._write(
             call, asks.raise_budget, call.own, call.path["budget_id"],
-            by_nanousd=body.by_nanousd, raise_key=body.key,
+            by_nanousd=by, raise_key=body.key, counted_in=unit,
         )  # fmt: skip
 
     async def budget_raises(self, call: AdminCall) -> list[records.BudgetRaise]:

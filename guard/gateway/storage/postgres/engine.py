@@ -33,7 +33,7 @@ from guard.gateway.storage.postgres.rates import PostgresRates
 from guard.gateway.storage.postgres.turning import turn_answers
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
 from guard.gateway.storage.postgres.watch import AnswerWatch
-from guard.gateway.storage.sql.engine import SqlEngine
+from guard.gateway.storage.sql.engine import SAMPLE_WAIT_S, SqlEngine
 from guard.gateway.storage.sql.failures import store_error
 from guard.gateway.storage.sql.replay import Turn
 from guard.gateway.storage.sql.retention import Retention
@@ -48,7 +48,6 @@ COUNT_PAUSES: Final = 100
 TURN_RETRY_MS: Final = 60_000
 """How often emptying a table is tried that somebody else reads; jittered."""
 
-SAMPLE_WAIT_S: Final = 30.0
 RETRY_S: Final = 0.5
 """After a failure nothing tries to connect for about so long; the time is jittered."""
 

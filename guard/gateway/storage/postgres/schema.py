@@ -152,6 +152,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("budgets of tokens and calls", baseline.METERED.format(**_WORDS) + _COUNTS),
     Migration("budgets that ask", baseline.RAISES.format(**_WORDS)),
     Migration("shares for winding down", baseline.WIND_DOWNS.format(**_WORDS)),
+    Migration("units of raises", baseline.RAISED_UNITS.format(**_WORDS)),
     Migration("roles and removed organisations", baseline.PEOPLE.format(**_WORDS)),
     Migration("budgets by the week", baseline.WEEKS.format(**_WORDS)),
 )

@@ -275,6 +275,11 @@ CREATE INDEX wind_downs_begun ON wind_downs (begun_ms);
 """
 """A later step: shares that are kept for winding down, and the runs that do."""
 
+RAISED_UNITS: Final = """
+ALTER TABLE budget_raises ADD COLUMN raised_unit TEXT NOT NULL DEFAULT 'usd';
+"""
+"""A later step: what a raised budget counts; that of a run is gone when its raises are listed."""
+
 PEOPLE: Final = """
 ALTER TABLE organisations ADD COLUMN removed_ms {int};
 ALTER TABLE operators ADD COLUMN operator_role TEXT NOT NULL DEFAULT 'owner';

@@ -65,6 +65,8 @@ class ControlTables(Tables):
     ) -> None:
         """Store the next numbered message and apply it to the directives."""
         encoded = wire.encode(message).decode()
+        if message.type in _SLOTS:
+            self.tally.add("directive", message.type)
         self.write(
             "UPDATE organisations SET control_seq = ? WHERE organisation_id = ?",
             (message.seq, org.organisation_id),
@@ -141,6 +143,7 @@ class ControlTables(Tables):
     def add_approval(self, approval: records.Approval, key_id: str, subject: str) -> None:
         """Insert an approval."""
         a = approval
+        self.tally.add("approval", "requested")
         note = free_json(wire.encode(wire.ApprovalNote(a.message, a.details))).decode()
         self.write(
             "INSERT INTO approvals VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
@@ -152,6 +155,8 @@ class ControlTables(Tables):
 
     def save_approval(self, approval: records.Approval) -> None:
         """Write an approval's status, answer, presence and call."""
+        if approval.answered_at_ms == self.now_ms and approval.status not in ("pending", "used"):
+            self.tally.add("approval", approval.status)
         self.write(
             "UPDATE approvals SET status = ?, answered_at_ms = ?, answered_by = ?, reason = ?,"
             " present_until_ms = ?, call_id = ? WHERE approval_id = ?",

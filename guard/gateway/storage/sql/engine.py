@@ -12,10 +12,10 @@ from typing import ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
 import msgspec
 
 from guard.gateway.domain.errors import StoreError, StoreFullError
-from guard.gateway.domain.statistics import StoreStatistics
+from guard.gateway.domain.statistics import MoneySample, StoreStatistics
 from guard.gateway.ledger.state import NOTHING, Scopes
 from guard.gateway.storage.group_writer import INLINE_WEIGHT_MAX, GroupWriter
-from guard.gateway.storage.sql import samples
+from guard.gateway.storage.sql import money_samples, samples
 from guard.gateway.storage.sql.connection import ReadingStore
 from guard.gateway.storage.sql.failures import store_error, summary
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
@@ -34,6 +34,7 @@ LOOKUP_WAIT_S: Final = 10.0
 
 REPORT_CONNECTIONS: Final = 2
 REPORT_WAIT_S: Final = 900.0
+SAMPLE_WAIT_S: Final = 30.0
 SUM_STEPS_MAX: Final = 8
 """Steps of one sweep that sum events by scope, for days and hours: up to a third of the writer's
 time."""
@@ -81,6 +82,8 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         self._writer: GroupWriter[UnitT] | None = None
         self._unit: UnitT | None = None
         self._samples = samples.Samples()
+        self._money = MoneySample()
+        self._next_money_ms = 0
         self._lookups = ReadPool(
             connect, lookup_connections, "guard-gateway-lookups", LOOKUP_WAIT_S
         )
@@ -150,6 +153,15 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         wall_ms = self.clock_ms()
         found = await self.look_up(lambda reading: samples.read(reading, wall_ms, keep_ms))
         self._samples = msgspec.structs.replace(found, at_ms=now_ms)
+        if now_ms >= self._next_money_ms:
+            # The sweep waits for it, and must not wait like a report for a server that is away.
+            try:
+                self._money = await self.report(
+                    lambda reading: money_samples.read(reading, wall_ms), SAMPLE_WAIT_S
+                )
+            finally:
+                ended_ms = self._monotonic_ms()
+                self._next_money_ms = ended_ms + money_samples.PAUSES * (ended_ms - now_ms)
         return True
 
     async def retain(self) -> None:
@@ -190,4 +202,6 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
             "expired_reservations": unit.counts.expired,
             "retention_lag_s": self._samples.retention_lag_s,
             "webhook_backlog": self._samples.webhook_backlog,
+            "money": self._money,
+            "tally": unit.tally.counts,
         }

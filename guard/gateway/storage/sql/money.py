@@ -24,6 +24,7 @@ from guard.gateway.ledger.state import (
     ScopeKeys,
     StoredAnswer,
 )
+from guard.gateway.storage.sql import token_sums
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_RESERVATIONS
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.event_table import add_event
@@ -187,6 +188,17 @@ class MoneyTables(Tables):
         """Return what a scope has cost in a period, archived costs included if it never ends."""
         return self.totals.spent(organisation_id, kind, scope_id, start_ms, end_ms)
 
+    def tokens_before(
+        self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
+        end_ms: int | None,
+    ) -> int:  # fmt: skip
+        """Return how many tokens a scope has used in a period; of models by period 0."""
+        scope = (organisation_id, kind, scope_id, start_ms, end_ms)
+        if end_ms is None or kind == "organisation":
+            return token_sums.used(self.rows, *scope) + self.totals.new_tokens(*scope)
+        self.write_events()
+        return token_sums.used(self.rows, *scope)
+
     # -- reservations --------------------------------------------------------------------------
 
     def reservation(self, reservation_id: str) -> Reservation | None:
@@ -328,6 +340,12 @@ class MoneyTables(Tables):
         self.totals.count(organisation_id, keys, at_ms, priced)
         self.uncertain.count(organisation_id, keys, at_ms, priced)
         self.rollups.count(organisation_id, at_ms, priced)
+
+    def count_doubtful_tokens(
+        self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent, tokens: int
+    ) -> None:
+        """Add an event's tokens to what was charged in doubt, if it was."""
+        self.uncertain.count_tokens(organisation_id, keys, at_ms, priced, tokens)
 
     def charged_hours(
         self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None

@@ -22,10 +22,11 @@ class RaiseTables(ControlTables):
 
     def add_raise(self, raised: records.BudgetRaise) -> None:
         """Insert a raise."""
+        self.tally.add("raise", raised.unit)
         self.write(
-            "INSERT INTO budget_raises VALUES (?,?,?,?,?,?,?)",
+            "INSERT INTO budget_raises VALUES (?,?,?,?,?,?,?,?)",
             (raised.organisation_id, raised.raise_key, raised.budget_id, raised.by_nanousd,
-             raised.limit_nanousd, raised.raised_at_ms, raised.raised_by),
+             raised.limit_nanousd, raised.raised_at_ms, raised.raised_by, raised.unit),
         )  # fmt: skip
 
     def budget_ask(self, balance_id: int, call_id: str) -> tuple[records.BudgetAsk, int] | None:

@@ -38,7 +38,8 @@ def budget_from_row(row: tuple[Any, ...]) -> records.BudgetRule:
 
 
 RAISE_COLUMNS: Final = (
-    "organisation_id, raise_key, budget_id, by_nanousd, raised_to_nanousd, raised_at_ms, raised_by"
+    "organisation_id, raise_key, budget_id, by_nanousd, raised_to_nanousd, raised_at_ms, raised_by,"
+    " raised_unit"
 )
 
 
@@ -46,7 +47,7 @@ def raise_from_row(row: tuple[Any, ...]) -> records.BudgetRaise:
     """Build a raise from its row."""
     return records.BudgetRaise(
         organisation_id=row[0], raise_key=row[1], budget_id=row[2], by_nanousd=row[3],
-        limit_nanousd=row[4], raised_at_ms=row[5], raised_by=row[6],
+        limit_nanousd=row[4], raised_at_ms=row[5], raised_by=row[6], unit=row[7],
     )  # fmt: skip
 
 

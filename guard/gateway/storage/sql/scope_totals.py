@@ -121,6 +121,17 @@ class ScopeTotals:
                 total += numbers[0]
         return int(total)
 
+    def new_tokens(
+        self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
+    ) -> int:
+        """Return the tokens of events of a period that are not in the table yet."""
+        found = self._new.get((organisation_id, kind, scope_id), ())
+        return sum(
+            numbers[4] + numbers[5]
+            for hour_ms, numbers in found
+            if start_ms <= hour_ms and (end_ms is None or hour_ms < end_ms)
+        )
+
     def _sum(
         self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
     ) -> int:

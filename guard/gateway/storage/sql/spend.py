@@ -13,9 +13,10 @@ from guard.gateway.domain.ledger import Balance, BudgetAccount
 from guard.gateway.ledger.accounts import applying, index_of, metered_index
 from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.ledger.winding import run_of
+from guard.gateway.storage.sql import token_sums
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_BUDGETS
 from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
+from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row, stored_kind
 from guard.gateway.storage.sql.uncertain import FOREVER, of_one
 
 
@@ -53,27 +54,35 @@ def spend(
     budgets = [budget_from_row(row) for row in rows]
     for index in metered_index(budgets).values():
         for budget, scope_id in applying(index, keys):
-            reply.counted.append(_account(reading, budget, scope_id, now_ms).counted())
+            account = _account(reading, budget, scope_id, now_ms)
+            counted = account.counted()
+            counted.uncertain = _uncertain(reading, budget, scope_id, now_ms)
+            counted.winding_down = _winds_down(reading, account, workflow_id, run_id)
+            reply.counted.append(counted)
     for budget, scope_id in applying(index_of(b for b in budgets if b.unit == "usd"), keys):
         account = _account(reading, budget, scope_id, now_ms)
         shown = msgspec.structs.asdict(account.view())
         uncertain = _uncertain(reading, budget, scope_id, now_ms)
-        winding = run_of(budget.scope_kind, workflow_id, run_id)
         spent = wire.SpentBudget(
             **shown,
             uncertain_nanousd=uncertain,
             kept_nanousd=budget.kept_nanousd,
-            winding_down=bool(budget.kept_nanousd) and _winds_down(reading, account, winding),
+            winding_down=_winds_down(reading, account, workflow_id, run_id),
         )
         reply.budgets.append(spent)
     return reply
 
 
-def _winds_down(reading: Connection, account: BudgetAccount, run: str) -> bool:
+def _winds_down(
+    reading: Connection, account: BudgetAccount, workflow_id: str, run_id: str | None
+) -> bool:
     """Tell whether all but the kept share is spent, or was not enough for a request of a run."""
-    balance = account.balance
-    if account.unspent() <= account.rule.kept_nanousd:
+    balance, rule = account.balance, account.rule
+    if not rule.kept_nanousd:
+        return False
+    if account.unspent() <= rule.kept_nanousd:
         return True
+    run = run_of(rule.scope_kind, workflow_id, run_id)
     sql = "SELECT 1 FROM wind_downs WHERE balance_id = ? AND winding_run = ?"
     return bool(reading.rows(sql, balance.balance_id, run))
 
@@ -94,10 +103,10 @@ def _total(
 def _uncertain(reading: Connection, budget: records.BudgetRule, scope_id: str, now_ms: int) -> int:
     start_ms, end_ms = windows.period_of(budget.window, now_ms)
     ends_ms = FOREVER if end_ms is None else end_ms
-    own, kind = budget.organisation_id, budget.scope_kind
+    own, kind = budget.organisation_id, stored_kind(budget.unit, budget.scope_kind)
     found = of_one(reading, own, kind, scope_id, start_ms, ends_ms)
-    if kind == "key":
-        found += of_one(reading, own, "below key", scope_id, start_ms, ends_ms)
+    if budget.scope_kind == "key":
+        found += of_one(reading, own, f"below {kind}", scope_id, start_ms, ends_ms)
     return found
 
 
@@ -117,6 +126,9 @@ def _account(
         total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
     at = {"total": 0, "hour": 1, "day": 3, "month": 5, "week": 7}[budget.window]
     spent = 0
+    if budget.unit == "tokens" and budget.created_at_ms > start_ms:
+        scope = (budget.organisation_id, budget.scope_kind, scope_id)
+        spent = token_sums.used(reading.rows, *scope, start_ms, end_ms)
     if total is not None and (at == 0 or total[at] == start_ms):
         spent = total[at + (at > 0)]
     balance = Balance(0, budget.budget_id, scope_id, start_ms, end_ms, spent, spent)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 from guard.gateway.storage.sql.connection import Cursor, WritingConnection
+from guard.gateway.storage.sql.tally import Tally
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -32,6 +33,7 @@ class Tables:
         self._has_savepoint = False
         # Rows that were changed, ever; retention measures its steps by the difference.
         self.changed_rows = 0
+        self.tally = Tally(self.on_undo)
 
     def write(self, sql: str, arguments: tuple[Any, ...] = ()) -> Cursor:
         """Run a statement that :meth:`undo` can undo."""

@@ -8,7 +8,7 @@ the events.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from guard.core.wire import NANOUSD_MAX
@@ -20,6 +20,7 @@ from guard.gateway.domain.windows import DAY_MS
 from guard.gateway.ledger.requests import IN_DOUBT
 from guard.gateway.ledger.state import SCOPE_KINDS, ChargedHour, ScopeKeys
 from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.rows import stored_kind
 from guard.gateway.storage.sql.tables import Tables
 
 FOREVER: Final = 2**62
@@ -58,7 +59,7 @@ OF_BALANCE: Final = (
     " AND h.scope_kind IN (u.scope_kind, 'below ' || u.scope_kind) AND h.scope_id = b.scope_id"
     f" AND h.hour_ms >= b.period_start_ms AND h.hour_ms < coalesce(b.ends_ms, {FOREVER}))"
 )
-"""The same for a balance ``b`` of a budget ``u``, in the balance's period."""
+"""The same for a balance ``b`` of a budget ``u``, in the balance's period; of tokens, if it is."""
 
 
 class UncertainHours:
@@ -72,13 +73,40 @@ class UncertainHours:
         self, organisation_id: str, keys: ScopeKeys, charged_at_ms: int, priced: PricedEvent
     ) -> None:
         """Add an event that was charged in doubt; all others change nothing."""
-        if IN_DOUBT not in priced.flags or not priced.cost:
-            return
+        if IN_DOUBT in priced.flags and priced.cost:
+            self._add(organisation_id, _scopes(keys, priced), charged_at_ms, priced.cost)
+
+    def count_tokens(
+        self,
+        organisation_id: str,
+        keys: ScopeKeys,
+        charged_at_ms: int,
+        priced: PricedEvent,
+        tokens: int,
+    ) -> None:
+        """Add the tokens of such an event, for budgets of tokens: in rows of kinds of their own."""
+        if IN_DOUBT in priced.flags and tokens:
+            kinds = {*SCOPE_KINDS, "organisation", "model"}
+            scopes = [
+                (f"below {stored_kind('tokens', 'key')}" if kind == "below key"
+                 else stored_kind("tokens", kind), scope_id)
+                for kind, scope_id in _scopes(keys, priced)
+                if kind in kinds or kind == "below key"
+            ]  # fmt: skip
+            self._add(organisation_id, scopes, charged_at_ms, tokens)
+
+    def _add(
+        self,
+        organisation_id: str,
+        of: Iterable[tuple[str, str]],
+        charged_at_ms: int,
+        amount: int,
+    ) -> None:
         hour_ms = charged_at_ms - charged_at_ms % HOUR_MS
-        scopes = [(organisation_id, *scope, hour_ms) for scope in _scopes(keys, priced)]
+        scopes = [(organisation_id, *scope, hour_ms) for scope in of]
         for scope in scopes:
-            self._new[scope] += priced.cost
-        self._tables.on_undo(self._undo, scopes, priced.cost)
+            self._new[scope] += amount
+        self._tables.on_undo(self._undo, scopes, amount)
 
     def resolve(self, organisation_id: str, hour: ChargedHour) -> None:
         """Take what is known now out of the sums that a vendor's bill speaks of."""

@@ -54,6 +54,7 @@ class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
     def committed(self) -> list[PostCommitEvent]:
         """Forget how to undo what was committed; return the post-commit events."""
         self.counts.committed()
+        self.tally.committed()
         self.undo_log.clear()
         events, self.events = self.events, []
         return events
@@ -70,4 +71,5 @@ class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
         self.totals.forget()
         self.uncertain.forget()
         self.seen.forget()
+        self.tally.forget()
         self.events.clear()

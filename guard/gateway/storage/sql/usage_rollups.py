@@ -72,6 +72,7 @@ class UsageRollups:
 
     def refuse(self, request: RequestOrigin, call: wire.GateRequest, why: CallRefusal) -> None:
         """Record one refusal."""
+        self._tables.tally.add("refusal", why.error_code)
         model = None if call.model == wire.UNKNOWN_MODEL else call.model
         self._refusals.append(
             (request.organisation_id, self._tables.now_ms, call.workflow_id, call.run_id,

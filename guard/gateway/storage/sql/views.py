@@ -82,7 +82,8 @@ def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView
         unit=rule.unit,
         counts=rule.counts,
         uncertain_nanousd=uncertain,
-        uncertain_cents=wire.cents(uncertain),
+        uncertain_cents=wire.cents(uncertain) if is_money else 0.0,
+        kept_nanousd=rule.kept_nanousd,
     )
 
 

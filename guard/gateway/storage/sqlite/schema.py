@@ -50,6 +50,7 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.METERED.format(**_WORDS) + _BUDGETS_BY_WHAT_THEY_COUNT,
     baseline.RAISES.format(**_WORDS),
     baseline.WIND_DOWNS.format(**_WORDS),
+    baseline.RAISED_UNITS.format(**_WORDS),
     baseline.PEOPLE.format(**_WORDS),
     baseline.WEEKS.format(**_WORDS),
 )

@@ -1,0 +1,75 @@
+"""What metrics show of money: read beside the requests now and then, never at a scrape.
+
+The query of balances goes through all that are open. So it is made again only after many times as
+long as it took, however many there are.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from guard.gateway.domain.records import BalanceView
+from guard.gateway.domain.statistics import MoneySample, OrganisationSpend
+from guard.gateway.domain.waiting import LAPSE_MS
+from guard.gateway.storage.sql.columns import BALANCES_AND_BUDGETS
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.uncertain import FOREVER, OF_BALANCE
+from guard.gateway.storage.sql.views import balance_view_from_row
+
+BUDGETS_MAX: Final = 100
+"""So many budgets are shown: the fullest."""
+ORGANISATIONS_MAX: Final = 20
+"""So many organisations are shown by name: those that were made first, so that no sum falls."""
+COUNTED_MAX: Final = 10_000
+"""What waits is counted no further."""
+PAUSES: Final = 50
+"""The figures are read again after so many times as long as it took."""
+
+_USED: Final = "CAST(b.committed + b.reserved AS DOUBLE PRECISION) / max(u.limit_nanousd, 1)"
+_FULLEST: Final = (
+    f"SELECT {BALANCES_AND_BUDGETS}, {OF_BALANCE}, u.organisation_id FROM"  # noqa: S608 (constants of this package)
+    " (SELECT balance_id, used FROM (SELECT b.balance_id, b.used, row_number() OVER"
+    " (PARTITION BY b.budget_id ORDER BY b.used DESC, b.balance_id) AS place FROM"
+    f" (SELECT b.balance_id, b.budget_id, {_USED} AS used FROM budgets u"
+    " JOIN balances b USING (budget_id) WHERE coalesce(b.ends_ms, ?) > ?) b) ranked"
+    " WHERE place = 1 ORDER BY used DESC, balance_id LIMIT ?) chosen"
+    " JOIN balances b ON b.balance_id = chosen.balance_id"
+    " JOIN budgets u ON u.budget_id = b.budget_id ORDER BY chosen.used DESC, b.balance_id"
+)
+_ORGANISATIONS: Final = (
+    "SELECT o.organisation_id, coalesce(t.cost_nanousd, 0),"
+    " coalesce(t.input_tokens + t.output_tokens, 0), coalesce(t.llm_calls, 0)"
+    " FROM organisations o LEFT JOIN scope_totals t ON t.organisation_id = o.organisation_id"
+    " AND t.scope_kind = 'organisation' AND t.scope_id = '' ORDER BY o.organisation_id"
+)
+
+
+def read(reading: Connection, now_ms: int) -> MoneySample:
+    """Read the figures.
+
+    Args:
+        reading: a connection.
+        now_ms: the time.
+    """
+    rows = reading.rows(_FULLEST, FOREVER, now_ms, BUDGETS_MAX)
+    budgets = [(str(row[-1]), _view(row)) for row in rows]
+    spent: dict[str, OrganisationSpend] = {}
+    for number, (organisation_id, *amounts) in enumerate(reading.rows(_ORGANISATIONS)):
+        name = organisation_id if number < ORGANISATIONS_MAX else ""
+        before = spent.get(name, OrganisationSpend(0, 0, 0))
+        added = map(sum, zip(before, amounts, strict=True))
+        spent[name] = OrganisationSpend(*added)
+    [(count,)] = reading.rows("SELECT count(*) FROM budgets")
+    [(asks,)] = reading.rows(
+        "SELECT count(*) FROM (SELECT 1 FROM budget_asks WHERE ask_seen_ms >= ? LIMIT ?) asking",
+        now_ms - LAPSE_MS, COUNTED_MAX,
+    )  # fmt: skip
+    [(approvals,)] = reading.rows(
+        "SELECT count(*) FROM (SELECT 1 FROM approvals WHERE status = 'pending' LIMIT ?) waiting",
+        COUNTED_MAX,
+    )
+    return MoneySample(budgets, spent, count, asks, approvals)
+
+
+def _view(row: tuple[object, ...]) -> BalanceView:
+    return balance_view_from_row(row[:-1])

@@ -1,0 +1,162 @@
+"""What a run has used of its limits, and what waits for one of them to be raised; no I/O."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+
+from guard.core.wire import dollars
+
+_STEPS: Final = {"usd": 10_000_000, "tokens": 1000, "calls": 1}
+"""What raises are rounded up to: a cent, a thousand tokens, one call."""
+
+
+def shown(unit: str, amount: int, of: str = "") -> str:
+    """Return an amount of a limit: ``$2``, ``20,000 tokens``, ``3 calls of search``."""
+    if unit == "usd":
+        return dollars(amount)
+    return f"{amount:,} {unit}{f' of {of}' if of else ''}"
+
+
+def raise_of(unit: str, limit: int, lacking: int) -> int:
+    """Return the raise to offer: half of the limit, at least what a request lacks, rounded up.
+
+    >>> raise_of("usd", 2_000_000_000, 1), raise_of("usd", 2_000_000_000, 1_500_000_001)
+    (1000000000, 1510000000)
+    >>> raise_of("tokens", 20_000, 1), raise_of("calls", 3, 1)
+    (10000, 1)
+    """
+    step = _STEPS[unit]
+    return -(-max(limit // 2, lacking, 1) // step) * step
+
+
+@attrs.frozen
+class RunBalance:
+    """What a run has used of one limit.
+
+    Attributes:
+        unit: ``usd`` (in nano-dollars), ``tokens`` or ``calls``.
+        of: of calls: the glob of the tools and models that are counted; empty for all.
+        used, limit: so much.
+        set_aside: what is held for requests that are under way.
+        kept: what of the limit is kept for winding down; ``left`` has it too.
+        uncertain: what of ``used`` was charged in doubt.
+    """
+
+    unit: str
+    of: str
+    used: int
+    limit: int
+    set_aside: int = 0
+    kept: int = 0
+    uncertain: int = 0
+
+    @property
+    def left(self) -> int:
+        """What requests still to come may use."""
+        return max(0, self.limit - self.used - self.set_aside)
+
+    def __str__(self) -> str:
+        unsure = f" (of it up to {self.uncertain:,} uncertain)" if self.uncertain else ""
+        return f"{self.used:,} of {shown(self.unit, self.limit, self.of)}{unsure}"
+
+    def left_shown(self) -> str:
+        """Return what is left, and what of it is kept."""
+        text = shown(self.unit, self.left, self.of)
+        if self.kept:
+            kept = min(self.left, self.kept)
+            text += f" ({dollars(kept) if self.unit == 'usd' else f'{kept:,}'} to wind down)"
+        return text
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as the report's JSON has it."""
+        return {**attrs.asdict(self), "left": self.left}
+
+
+@attrs.frozen
+class RunSpend:
+    """What a run has used.
+
+    Attributes:
+        nanousd: what it was charged.
+        requests: how many LLM requests it has made.
+        uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
+        cut_short: how many answers ended at a limit that was put in because of the budget.
+        local: the models that were not charged, because they are on this machine, likewise.
+        unpriced: the models that were charged at fallback prices, and how many requests each.
+        balances: what it has used of its limits, as far as it has used any.
+    """
+
+    nanousd: int = 0
+    requests: int = 0
+    uncertain_nanousd: int = 0
+    cut_short: int = 0
+    unpriced: dict[str, int] = attrs.Factory(dict[str, int])
+    local: dict[str, int] = attrs.Factory(dict[str, int])
+    balances: tuple[RunBalance, ...] = ()
+
+    @property
+    def counted(self) -> tuple[RunBalance, ...]:
+        """Those of tokens and calls."""
+        return tuple(each for each in self.balances if each.unit != "usd")
+
+    @property
+    def money(self) -> RunBalance | None:
+        """The one of money."""
+        return next((each for each in self.balances if each.unit == "usd"), None)
+
+
+@attrs.frozen
+class RunLimit:
+    """One limit of a run, as it began.
+
+    Attributes:
+        unit: what it counts.
+        of: of calls: the glob of the tools and models that are counted; empty for all.
+        limit: so much.
+    """
+
+    unit: str
+    of: str
+    limit: int
+
+
+@attrs.frozen
+class WaitingRaise:
+    """A request of a run that waits for a limit to be raised.
+
+    Attributes:
+        budget_id: of the limit.
+        began: the limit as it began.
+        limit, spent: as they were when the request began to wait.
+        lacking: what the limit lacks for it.
+        deadline_ms: when it is refused, in Unix milliseconds.
+        scope: of the run's budget, as refusals name it.
+    """
+
+    budget_id: str
+    began: RunLimit
+    limit: int
+    spent: int
+    lacking: int
+    deadline_ms: int
+    scope: str
+
+    @property
+    def refusal(self) -> dict[str, Any]:
+        """The run's limit, as refusals show it."""
+        if self.began.unit == "usd":
+            budget = {"limit_nanousd": self.limit, "spent_nanousd": self.spent}
+            return {"budget": {"scope": self.scope, **budget}}
+        counts = [self.began.of] if self.began.of else []
+        counted = {"unit": self.began.unit, "limit": self.limit, "counts": counts}
+        return {"counted": {"scope": self.scope, **counted}}
+
+    def __str__(self) -> str:
+        unit, of = self.began.unit, self.began.of
+        if unit == "calls":
+            return f"{self.spent:,} of {shown(unit, self.limit, of)} made, and a call waits"
+        if unit == "tokens":
+            return f"used {self.spent:,} of {shown(unit, self.limit)}, and a request waits"
+        return f"spent {dollars(self.spent)} of {dollars(self.limit)}, and a request waits"

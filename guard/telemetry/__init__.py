@@ -1,0 +1,1 @@
+"""Spans and metrics in the program's own OpenTelemetry."""

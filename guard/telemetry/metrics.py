@@ -1,0 +1,97 @@
+"""Metrics in the program's own OpenTelemetry: durations, tokens, money, decisions."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from guard.telemetry import conventions
+from guard.telemetry.spans import SCHEMA_URL, SCOPE, Attributes, module, version
+
+logger = logging.getLogger("guard.telemetry")
+
+_TOKENS: Final = [4**exponent for exponent in range(14)]
+_SECONDS: Final = [0.01 * 2**exponent for exponent in range(14)]
+"""The bounds that the conventions ask for."""
+
+
+class _Instruments:
+    """The instruments of one meter."""
+
+    def __init__(self, meter: Any) -> None:
+        self.tokens = meter.create_histogram(
+            conventions.TOKEN_USAGE, "{token}", "Tokens of an LLM request.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )  # fmt: skip
+        self.seconds = meter.create_histogram(
+            conventions.DURATION, "s", "Time of an LLM request.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )  # fmt: skip
+        self.cost = meter.create_counter(
+            conventions.COST_COUNTER, "{USD}", "What LLM requests have cost, by guard's prices."
+        )
+        self.decisions = meter.create_counter(
+            conventions.DECISIONS, "{decision}", "Calls and LLM requests that guard has decided."
+        )
+
+
+class _Made:
+    """The instruments, and the module that has made them."""
+
+    by: Any = None
+    instruments: _Instruments | None = None
+
+
+_made: Final = _Made()
+
+
+def _instruments() -> _Instruments | None:
+    otel = module("opentelemetry.metrics")
+    if otel is None:
+        return None
+    if _made.by is not otel:
+        _made.by = otel  # once: what fails now fails each time
+        _made.instruments = _Instruments(otel.get_meter(SCOPE, version(), schema_url=SCHEMA_URL))
+    return _made.instruments
+
+
+def decided(decision: str, operation: str, code: str | None = None) -> None:
+    """Count a decision. Never raises.
+
+    Args:
+        decision: ``allowed``, ``refused`` or ``observed``.
+        operation: what was decided about.
+        code: of a refusal.
+    """
+    try:
+        found = _instruments()
+        if found is not None:
+            labels = {conventions.DECISION: decision, conventions.OPERATION: operation}
+            found.decisions.add(1, labels if code is None else labels | {conventions.ERROR: code})
+    except Exception as exc:  # the program's telemetry never hurts its calls
+        logger.debug("a decision could not be counted", exc_info=exc)
+
+
+def answered(
+    labels: Attributes, seconds: float, tokens: tuple[int, int] | None, cost_usd: float | None
+) -> None:
+    """Record an LLM request that is over. Never raises.
+
+    Args:
+        labels: operation, vendor, models and host.
+        seconds: that it took.
+        tokens: of the whole input and of the whole output; None where they are not known.
+        cost_usd: what it has cost, in dollars; None where its price is not known here.
+    """
+    try:
+        found = _instruments()
+        if found is None:
+            return
+        named = {k: v for k, v in labels.items() if v is not None}
+        found.seconds.record(seconds, named)
+        for kind, count in zip(("input", "output"), tokens or (), strict=False):
+            found.tokens.record(count, {**named, conventions.TOKEN_TYPE: kind})
+        if cost_usd is not None:
+            found.cost.add(cost_usd, named)
+    except Exception as exc:  # the program's telemetry never hurts its calls
+        logger.debug("a request could not be measured", exc_info=exc)

@@ -1,0 +1,174 @@
+"""Spans in the program's own OpenTelemetry; metrics are in :mod:`guard.telemetry.metrics`.
+
+Nothing of OpenTelemetry is imported here: a program that has not done so has no use for a span. No
+span holds a message of an exception, a prompt or an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from guard.telemetry import conventions
+
+logger = logging.getLogger("guard.telemetry")
+
+Attributes = Mapping[str, str | int | float | bool | None]
+
+SCOPE: Final = "guard"
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+_KINDS: Final = {False: "INTERNAL", True: "CLIENT"}
+
+
+class _Switch:
+    """Whether there are spans and metrics, and the version that they name."""
+
+    version = ""
+    is_on = False
+    # The tracer, and the module that has made it.
+    tracer: tuple[Any, Any] | None = None
+
+
+_switch: Final = _Switch()
+
+
+def switch(version: str, *, is_on: bool) -> None:
+    """Switch spans and metrics on or off; they are off before.
+
+    Args:
+        version: of guard.
+        is_on: whether the program wants them, where it uses OpenTelemetry.
+    """
+    _switch.version, _switch.is_on = version, is_on
+
+
+def module(name: str) -> Any | None:
+    """Return a module of OpenTelemetry that the program has imported; None without one."""
+    return sys.modules.get(name) if _switch.is_on else None
+
+
+def version() -> str:
+    """Return the version of guard that spans and metrics name."""
+    return _switch.version
+
+
+class OpenSpan:
+    """A span that has begun and is recorded.
+
+    Attributes:
+        trace_id, span_id: W3C Trace Context ids.
+    """
+
+    __slots__ = ("_otel", "_outside", "_span", "span_id", "trace_id")
+
+    def __init__(self, otel: Any, span: Any) -> None:
+        self._otel = otel
+        self._span = span
+        # OpenTelemetry's context around it, while it is the current one.
+        self._outside: Any = None
+        context = span.get_span_context()
+        self.trace_id = f"{context.trace_id:032x}"
+        self.span_id = f"{context.span_id:016x}"
+
+    def enter(self) -> None:
+        """Make it the current span: what is opened from here on is inside of it."""
+        context = sys.modules["opentelemetry.context"]
+        self._outside = context.get_current()
+        context.attach(self._otel.set_span_in_context(self._span, self._outside))
+
+    def leave(self) -> None:
+        """Put the context around it back in place, if it is still the current span."""
+        outside, self._outside = self._outside, None
+        # By value and not by token: an abandoned generator is left in another context.
+        if outside is not None and self._otel.get_current_span() is self._span:
+            sys.modules["opentelemetry.context"].attach(outside)
+
+    def name(self, name: str) -> None:
+        """Give it a better name."""
+        self._span.update_name(name)
+
+    def set(self, attributes: Attributes) -> None:
+        """Set those attributes that are known."""
+        self._span.set_attributes({k: v for k, v in attributes.items() if v is not None})
+
+    def end(self, error: BaseException | str | None = None, ended_s: float | None = None) -> None:
+        """End it; again changes nothing. Never raises.
+
+        Args:
+            error: what ended it badly, or the name of that; its message is not told.
+            ended_s: when that was, by the monotonic clock; None for now.
+        """
+        try:
+            if error is not None:
+                self._span.set_attribute(conventions.ERROR, error_name(error))
+                self._span.set_status(self._otel.Status(self._otel.StatusCode.ERROR))
+            ago_s = 0.0 if ended_s is None else time.monotonic() - ended_s
+            self._span.end(time.time_ns() - int(ago_s * 1e9))
+        except Exception as exc:  # the program's telemetry never hurts its calls
+            logger.debug("a span could not be ended", exc_info=exc)
+
+
+class Position(Protocol):
+    """Where something happens; see ``Scope``."""
+
+    @property
+    def workflow_id(self) -> str | None: ...
+    @property
+    def run_id(self) -> str | None: ...
+    @property
+    def agent(self) -> str | None: ...
+    @property
+    def user(self) -> str | None: ...
+
+
+def scope_attributes(scope: Position) -> dict[str, str | None]:
+    """Return what a span says of the place that it is opened in."""
+    return {
+        conventions.WORKFLOW: scope.workflow_id,
+        conventions.RUN: scope.run_id,
+        conventions.AGENT_NAME: scope.agent,
+        conventions.USER: scope.user,
+    }
+
+
+def error_name(error: BaseException | str) -> str:
+    """Return the code of a refusal, or the class of another error.
+
+    >>> error_name(ValueError("secret")), error_name("timeout")
+    ('ValueError', 'timeout')
+    """
+    if isinstance(error, str):
+        return error
+    return getattr(error, "error_code", None) or type(error).__qualname__
+
+
+def open_span(name: str, attributes: Attributes, *, client: bool = False) -> OpenSpan | None:
+    """Begin a span inside of the current one; None where none is recorded. Never raises.
+
+    Args:
+        name: of the span.
+        attributes: those that are None are left out.
+        client: whether it is a request to another system.
+
+    Example:
+        >>> open_span("chat", {}) is None  # OpenTelemetry is not imported
+        True
+    """
+    otel = module("opentelemetry.trace")
+    if otel is None:
+        return None
+    try:
+        known = _switch.tracer
+        if known is None or known[0] is not otel:
+            tracer = otel.get_tracer(SCOPE, _switch.version, schema_url=SCHEMA_URL)
+            known = _switch.tracer = otel, tracer
+        kind = getattr(otel.SpanKind, _KINDS[client])
+        given = {k: v for k, v in attributes.items() if v is not None}
+        span = known[1].start_span(name, kind=kind, attributes=given)
+        return OpenSpan(otel, span) if span.is_recording() else None
+    except Exception as exc:  # the program's telemetry never hurts its calls
+        logger.debug("a span could not be opened", exc_info=exc)
+        return None
