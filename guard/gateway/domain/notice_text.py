@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 Severity = Literal["critical", "error", "warning", "info"]
+_BY_WEIGHT: Final[tuple[Severity, ...]] = ("critical", "error", "warning", "info")
 NAME_MAX: Final = 200
 LISTED_MAX: Final = 10
 
@@ -196,14 +197,17 @@ def _answered(data: Mapping[str, Any]) -> Said:
 
 def _digest(data: Mapping[str, Any]) -> Said:
     notices = [said(each["type"], each["data"]) for each in data["notices"]]
-    order = ("critical", "error", "warning", "info")
-    lines = [("", each.title) for each in notices[:LISTED_MAX]]
+    worst: Severity = "info"
+    for each in reversed(_BY_WEIGHT):
+        if any(notice.severity == each for notice in notices):
+            worst = each
+    lines = [("", notice.title) for notice in notices[:LISTED_MAX]]
     left = data["count"] - len(lines)
     if left > 0:
         lines.append(("", f"and {left} more"))
     return Said(
         title=f"{data['count']} more alerts", lines=lines, path="/alerts", key="digest",
-        severity=min((each.severity for each in notices), key=order.index, default="info"),
+        severity=worst,
     )  # fmt: skip
 
 

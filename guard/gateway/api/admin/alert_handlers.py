@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-from typing import Final
+from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.api.admin import alert_bodies as bodies
@@ -131,8 +131,9 @@ def named(name: str) -> str:
     Raises:
         ValueError: it cannot be one.
     """
+    kind: Any = alerts.RuleName
     try:
-        return wire.convert(name, alerts.RuleName)
+        return str(wire.convert(name, kind))
     except ValueError:
         raise ValueError(
             "a name has at most 64 letters, digits, dots, hyphens and underscores"
