@@ -252,7 +252,6 @@ def balance_of(
         return found
     # A budget that is set in the middle of a period counts what was spent in it before. Of tokens
     # these sums are dearer, and in its later periods there is nothing before. Calls, and what is
-<<<<<<< HEAD
     # spent under a tag, are stored nowhere else: they are counted from the first call under their
     # budget on.
     opening = 0
@@ -263,16 +262,6 @@ def balance_of(
             opening = unit.spent_before(*scope, start_ms, end_ms)
         elif budget.unit == "tokens" and budget.created_at_ms > start_ms:
             opening = unit.tokens_before(*scope, start_ms, end_ms)
-=======
-    # under a tag, are summed nowhere else: they are counted from the first one under their budget.
-    opening = 0
-    scope: tuple[str, records.ScopeKind, str]
-    scope = (budget.organisation_id, budget.scope_kind, scope_id)
-    if budget.unit == "usd" and budget.scope_kind != "tag":
-        opening = unit.spent_before(*scope, start_ms, end_ms)
-    elif budget.unit == "tokens" and budget.scope_kind != "tag" and budget.created_at_ms > start_ms:
-        opening = unit.tokens_before(*scope, start_ms, end_ms)
->>>>>>> people
     return unit.add_balance(
         Balance(
             balance_id=0,

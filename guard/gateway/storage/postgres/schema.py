@@ -155,10 +155,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("units of raises", baseline.RAISED_UNITS.format(**_WORDS)),
     Migration("roles and removed organisations", baseline.PEOPLE.format(**_WORDS)),
     Migration("budgets by the week", baseline.WEEKS.format(**_WORDS)),
-<<<<<<< HEAD
     Migration("alerts", baseline.ALERTS.format(**_WORDS)),
-=======
->>>>>>> people
 )
 
 

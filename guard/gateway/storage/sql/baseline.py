@@ -293,7 +293,6 @@ ALTER TABLE scope_totals ADD COLUMN week_ms {int} NOT NULL DEFAULT 0;
 ALTER TABLE scope_totals ADD COLUMN week_nanousd {int} NOT NULL DEFAULT 0;
 """
 """A later step: what each scope has cost in its newest week."""
-<<<<<<< HEAD
 
 ALERTS: Final = """
 ALTER TABLE webhooks ADD COLUMN channel_kind TEXT NOT NULL DEFAULT 'webhook';
@@ -316,8 +315,6 @@ CREATE TABLE channel_pace (
 """
 """A later step: kinds of channels, rules of alerts, what was told, and how fast; and of which
 arguments an approval is."""
-=======
->>>>>>> people
 
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)

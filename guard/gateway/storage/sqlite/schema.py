@@ -53,10 +53,7 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.RAISED_UNITS.format(**_WORDS),
     baseline.PEOPLE.format(**_WORDS),
     baseline.WEEKS.format(**_WORDS),
-<<<<<<< HEAD
     baseline.ALERTS.format(**_WORDS),
-=======
->>>>>>> people
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 
