@@ -29,10 +29,11 @@ def read_count(text: str) -> int:
     >>> read_count("2M"), read_count("20k"), read_count("1_500"), read_count("1.5k")
     (2000000, 20000, 1500, 1500)
     """
-    match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?)\s*([kmb]?)\s*", text.lower())
+    bare = _THOUSANDS.sub("", text.lower())
+    match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?)\s*([kmb]?)\s*", bare)
     if match is not None:
         times = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]]
-        found = Decimal(re.sub("[_,]", "", match[1])) * times
+        found = Decimal(match[1].replace("_", "")) * times
         if found == int(found) and found <= _COUNT_MAX:
             return int(found)
     raise ValueError(f"{text!r} is no whole number; write 20000, 20k or 2M")
