@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from guard.gateway.cli.admin_client import AdminClient, AdminError
-from guard.gateway.cli.output import note, show, where, with_client
+from guard.gateway.cli.output import note, safe, show, where, with_client
 from guard.gateway.cli.password import ask
 
 _ROLE = click.Choice(["owner", "operator", "viewer"])
@@ -65,7 +65,11 @@ def organisations_remove(client: AdminClient, name: str, yes: bool) -> None:
       guard gateway organisations remove acme --yes
     """
     if not yes:
-        click.confirm(f"Revoke all keys of {name} and remove it from {where()}?", abort=True)
+        question = f"Revoke all keys of {safe(name)} and remove it from {where()}?"
+        try:
+            click.confirm(question, abort=True)
+        except click.Abort:
+            raise click.ClickException("nothing was removed; --yes does not ask") from None
     client.remove_organisation(name)
     note(f"removed {name} from {where()}", {"removed": name})
 
