@@ -20,8 +20,8 @@ from tests.support.store_dump import dump
 
 PASSWORD: Final = "a password for tests"
 ROLES: Final = ("viewer", "operator", "owner")
-FOR_ALL: Final = {"/sign-in", "/sign-out", "/audit/verify"}
-"""Forms that change nothing of anybody else's."""
+FOR_ALL: Final = {"/sign-in", "/sign-out", "/audit/verify", "/answer"}
+"""Forms that change nothing of anybody else's, and that of a signed link, which needs no session."""
 
 FOR_OWNERS: Final = {
     "/keys", "/keys/change", "/people", "/people/change", "/people/sessions", "/organisations",
