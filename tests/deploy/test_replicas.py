@@ -124,7 +124,11 @@ def test_the_pods_settings_exist_and_its_times_fit(
     [container] = pod["containers"]
     environment = dict(manifests["ConfigMap"]["data"])
     assert all(isinstance(value, str) for value in environment.values())
-    values = {"database": DATABASE, "redis": "redis://redis:6379/0"}
+    values = {
+        "database": DATABASE,
+        "redis": "redis://redis:6379/0",
+        "first-admin-key": f"gda_{'0' * 64}",
+    }
     for variable in container["env"]:
         environment[variable["name"]] = values[variable["valueFrom"]["secretKeyRef"]["key"]]
     settings = settings_of(environment)
