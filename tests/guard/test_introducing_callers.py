@@ -411,7 +411,11 @@ async def test_each_is_charged_what_it_is_billed_and_within_its_limit(
         outcomes: list[BaseException | None] = []
 
         async def work(each: Customer) -> None:
-            for _ in range(12):
+            # Where most are lost, on a busy machine, it takes more of them to use the money up.
+            for number in range(1000):
+                refused = any(isinstance(outcome, GuardBudgetError) for outcome in outcomes)
+                if number >= 12 and refused:
+                    break
                 tokens = dice.randrange(1, 20)
                 outcomes.append(await each.request(run_id="same", max_tokens=tokens))
 

@@ -33,10 +33,11 @@ def test_whatever_is_taken_arrives(message: str, details: dict[str, Any]) -> Non
         assert not message
         assert not details
         return
-    document = wire.encode(note)
+    sent = note.sent()
+    document = wire.encode(sent)
     assert len(document) <= wire.NOTE_BYTES_MAX
     assert not nested_deeper(document, wire.NOTE_DEPTH_MAX)
-    assert wire.decode(document, wire.ApprovalNote) == note
+    assert wire.decode(document, wire.ApprovalNote) == sent
     assert json.loads(document).get("details", {}) == details
 
 
