@@ -40,7 +40,8 @@ def _with_database(found: click.Command, path: tuple[str, ...] = ()) -> set[str]
         below = found.commands.items()
         return set().union(*(_with_database(each, (*path, name)) for name, each in below))
     options = {option for each in found.params for option in each.opts}
-    return {" ".join(path)} if options & {"--database", "--from", "--to"} else set()
+    takes_one = "--database" in options or path == ("copy",)
+    return {" ".join(path)} if takes_one else set()
 
 
 def test_every_command_with_a_database_is_in_the_table() -> None:
