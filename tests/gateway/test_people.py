@@ -13,6 +13,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import AdminCall, Operation
 from guard.gateway.api.admin.people import PeopleHandlers
@@ -25,6 +26,7 @@ from guard.gateway.domain.preview import RecentCalls
 from guard.gateway.embedded import Gateway
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.operators import OperatorService, WrongPasswordError
+from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 
@@ -199,6 +201,7 @@ async def test_every_operation_asks_for_a_role(
     operators = OperatorService(store, wall_clock_ms, monotonic_clock_ms)
     handlers = AdminHandlers(
         store, RecentCalls(), CatalogueCache(store, "refuse", wall_clock_ms), wall_clock_ms,
+        AlertHandlers(store, GatewaySettings(database=tmp_path / "g", private_webhooks=True)),
         private_webhooks=True,
     )  # fmt: skip
     tried = 0
@@ -233,6 +236,8 @@ def _body(operation: Operation) -> Any:
         "ControlBody": {"action": "kill"},
         "ApprovalBody": {"approved": True},
         "WebhookBody": {"url": "http://127.0.0.1:9/"},
+        "ChannelBody": {"kind": "webhook", "url": "http://127.0.0.1:9/"},
+        "AlertBody": {"on": "kill"},
         "NewOrganisation": {"name": "n"},
     }  # fmt: skip
     name = getattr(operation.body, "__name__", "")

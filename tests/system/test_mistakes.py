@@ -232,9 +232,9 @@ def _mistakes(gateway: Gateway, tls: Gateway, website: str) -> dict[str, Mistake
 
 @pytest.mark.generator("mistaken addresses and keys")
 def test_a_mistaken_address_or_key_says_what_to_type(
-    gateway: Gateway, website: str, count_cases: Callable[[int], None]
+    website: str, count_cases: Callable[[int], None]
 ) -> None:
-    with run_gateway(tls_self_signed=True) as tls:
+    with run_gateway() as gateway, run_gateway(tls_self_signed=True) as tls:
         mistakes = _mistakes(gateway, tls, website)
         key = gateway.admin.create_key()
         commands = []

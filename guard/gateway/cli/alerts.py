@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.numbers import Finite, Whole
 from guard.gateway.cli.output import note, safe, show, where, with_client
 from guard.gateway.domain.alerts import SAYS, AlertKind
@@ -67,7 +68,7 @@ def alerts_kinds() -> None:
 
 
 @alerts.command("set")
-@click.argument("kind", type=click.Choice(get_args(AlertKind)))
+@click.argument("kind", metavar="KIND", type=OneOf(get_args(AlertKind)))
 @click.option("--name", help="Of the rule; by default its kind, of which there is one then.")
 @click.option("--to", "channels", multiple=True, metavar="CHANNEL",
               help="May be repeated; all channels by default.")  # fmt: skip

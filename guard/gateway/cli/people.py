@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.output import note, safe, show, where, with_client
 from guard.gateway.cli.password import ask
 
-_ROLE = click.Choice(["owner", "operator", "viewer"])
+_ROLE = OneOf(["owner", "operator", "viewer"])
 
 
 # -- organisations -----------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def operators_add(
 
 @operators.command("role")
 @click.argument("name")
-@click.argument("role", type=_ROLE)
+@click.argument("role", metavar="ROLE", type=_ROLE)
 @with_client
 def operators_role(client: AdminClient, name: str, role: str) -> None:
     """Change an operator's role, from their next request on.

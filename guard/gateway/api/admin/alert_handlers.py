@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from guard.core import wire
 from guard.gateway.api.admin import alert_bodies as bodies
@@ -18,6 +19,8 @@ from guard.gateway.ledger.state import within
 from guard.gateway.services.egress import check_host, check_url
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
+
+T = TypeVar("T")
 
 _WEBHOOK_SECRET: Final = "whsec_"  # noqa: S105  # a prefix
 
@@ -35,6 +38,15 @@ class AlertHandlers:
         self._private = settings.private_webhooks
         self._has_address = bool(settings.public_url)
 
+    async def _write(self, call: AdminCall, use_case: Callable[..., T], *args: Any) -> T:
+        """Run a use case on the caller's organisation, as the caller.
+
+        Raises:
+            RoleError: the caller's role does not allow it.
+        """
+        call.require("operator")
+        return await self._storage.write(within(call.own), use_case, call.actor, *args)
+
     async def rules(self, call: AdminCall) -> list[alerts.AlertRule]:
         """List the rules."""
         return await self._storage.alert_rules(call.own)
@@ -43,13 +55,11 @@ class AlertHandlers:
         """Set a rule."""
         body: bodies.AlertBody = call.body
         rule = body.rule(named(call.path["name"]))
-        own = call.own
-        return await self._storage.write(within(own), alerting.put_rule, call.actor, own, rule)
+        return await self._write(call, alerting.put_rule, call.own, rule)
 
     async def delete_rule(self, call: AdminCall) -> None:
         """Remove a rule."""
-        own, name = call.own, call.path["name"]
-        await self._storage.write(within(own), alerting.delete_rule, call.actor, own, name)
+        await self._write(call, alerting.delete_rule, call.own, call.path["name"])
 
     async def channels(self, call: AdminCall) -> list[alerts.Channel]:
         """List the channels."""
@@ -60,9 +70,7 @@ class AlertHandlers:
         body: bodies.ChannelBody = call.body
         channel, given = self.checked(call.own, named(call.path["name"]), body)
         fresh = fresh_secrets(body.kind)
-        stored, took_fresh = await self._storage.write(
-            within(call.own), alerting.put_channel, call.actor, channel, given, fresh
-        )
+        stored, took_fresh = await self._write(call, alerting.put_channel, channel, given, fresh)
         return bodies.CreatedChannel(channel=stored, secret=fresh.secret if took_fresh else None)
 
     def checked(
@@ -115,13 +123,11 @@ class AlertHandlers:
 
     async def delete_channel(self, call: AdminCall) -> None:
         """Remove a channel."""
-        own, name = call.own, call.path["name"]
-        await self._storage.write(within(own), alerting.delete_channel, call.actor, own, name)
+        await self._write(call, alerting.delete_channel, call.own, call.path["name"])
 
     async def test_channel(self, call: AdminCall) -> bodies.TestSent:
         """Send a test message."""
-        own, name = call.own, call.path["name"]
-        sent = await self._storage.write(within(own), alerting.test_channel, call.actor, own, name)
+        sent = await self._write(call, alerting.test_channel, call.own, call.path["name"])
         return bodies.TestSent(delivery_id=sent)
 
 
