@@ -166,10 +166,11 @@ class ProxyProcess:
         if replaced is not None:
             _forget(replaced)
         answer: dict[str, Any] = {}
-        with contextlib.suppress(OSError):
-            line = json.dumps({**self._told, "fd": descriptor}) + "\n"
+        line = json.dumps({**self._told, "fd": descriptor}) + "\n"
+        with contextlib.suppress(OSError):  # it may have ended, and have said why
             _pipe(process.stdin).write(line.encode())
             _pipe(process.stdin).flush()
+        with contextlib.suppress(OSError):
             ends_s = time.monotonic() + START_S
             answer = first_report(_pipe(process.stdout).fileno(), ends_s) or {}
         if not isinstance(answer.get("url"), str):
