@@ -326,6 +326,13 @@ class Tenants:
         return found
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction lasts as long as it takes to fill a store, and to count lines."""
+    for name in ("statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout"):
+        monkeypatch.setitem(_SERVER_SETTINGS, name, 600_000)
+
+
 def _sqlite(folder: Path, clock: Clock) -> Storage:
     return SqliteStorage(folder / "g.sqlite3", clock_ms=clock)
 
@@ -412,12 +419,8 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 @pytest_asyncio.fixture
-async def make_postgres(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Callable[[int], Any]]:
+async def make_postgres(tmp_path: Path) -> AsyncIterator[Callable[[int], Any]]:
     """Make two replicas with a large organisation of so many rows."""
-    # A transaction lasts as long as it takes to fill it, and to count its lines.
-    monkeypatch.setitem(_SERVER_SETTINGS, "idle_in_transaction_session_timeout", 600_000)
     opened: list[Storage] = []
     with contextlib.ExitStack() as ended:
 
