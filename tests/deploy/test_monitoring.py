@@ -180,7 +180,7 @@ def test_every_name_and_label_is_served(served: Served) -> None:
         of = named(text)
         shown = frozenset(re.findall(r"\{\{(\w+)\}\}", legend))
         aggregates = re.match(r"\w+(?:\(\d+, )?.*?\bby\b|(?:sum|max|min|count)\(", text) is not None
-        kept = of.grouped if aggregates else frozenset().union(*map(known.get, of.labels))
+        kept = of.grouped if aggregates else frozenset().union(*(known[name] for name in of.labels))
         assert shown <= kept, f"{what}: the legend shows {shown - kept}"
 
 
@@ -242,6 +242,11 @@ def test_what_the_runbook_names_exists() -> None:
         assert re.sub(r"_(sum|count|bucket)$", "", name) in known, name
     for name in re.findall(r"`(Guard[A-Z]\w+)`", text):
         assert name in rules(), name
+    titles = {panel["title"] for panel in panels()}
+    messages = {"newer than this gateway knows"}
+    prose = re.sub(r"^```.*?^```|`[^`]*`", "", text, flags=re.DOTALL | re.MULTILINE)
+    quoted = {" ".join(found.split()) for found in re.findall(r'"([^"]+)"', prose)}
+    assert quoted - titles == messages, "panels of the dashboard that the runbook looks at"
 
 
 def commands() -> list[str]:
