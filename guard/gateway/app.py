@@ -319,7 +319,9 @@ class GatewayApp:
             self.counts.answered(scope["path"], exc.answer.status)
             await send_answer(scope, send, exc.answer, exc.headers)
         except StoreError as exc:
-            await send_answer(scope, send, store_failed(exc).answer)
+            answer = store_failed(exc).answer
+            self.counts.answered(scope["path"], answer.status)
+            await send_answer(scope, send, answer)
 
     async def serve_socket(self, socket: Socket, scope: Scope) -> None:
         """Serve one WebSocket until either side ends it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,6 +121,18 @@ def test_a_full_disk_is_named(site: Site, name: str) -> None:
     assert said == "the gateway's disk is full: free space for its database"
     assert "RATE_LIMIT_STORE" not in str(problem)
     assert problem["error_code"] == ("GD-R002" if name == "gate" else "GD-B002")
+
+
+@pytest.mark.parametrize(("name", "route"), [("gate", "/gate"), ("events", "/api/v1/events")])
+def test_what_a_full_disk_refuses_is_counted(site: Site, name: str, route: str) -> None:
+    def counted() -> int:
+        text = site.sdk.get("/metrics").text
+        found = re.search(rf'answers_total{{route="{route}",status="503"}} (\d+)', text)
+        return int(found[1]) if found else 0
+
+    before = counted()
+    refused(lambda: WRITES[name](site))
+    assert counted() == before + 1
 
 
 def test_a_program_is_told_and_refused_whatever_its_fallback(site: Site) -> None:

@@ -160,6 +160,27 @@ def test_the_writers_figures_agree(gateway: Gateway, tenant: Tenant) -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_a_socket_is_refused_is_counted_as_over_http(
+    gateway: Gateway, tenant: Tenant
+) -> None:
+    def counted(route: str, status: int) -> float:
+        name = f'guard_gateway_answers_total{{route="{route}",status="{status}"}}'
+        return scraped(gateway.base_url).get(name, 0.0)
+
+    asked = ("/gate", 400), ("/gate/release", 404), ("/gate/lease", 400)
+    before = [await asyncio.to_thread(counted, *each) for each in asked]
+    async with asker(gateway.base_url, tenant.api_key) as client:
+        told = await client.ask(
+            ask("a", {"kind": "call"}),
+            ask("b", {"reservation_id": "unknown"}, "gate/release"),
+            ask("c", {}, "gate/lease"),
+        )
+    assert [status for status, _ in told] == [status for _, status in asked]
+    after = [await asyncio.to_thread(counted, *each) for each in asked]
+    assert after == [count + 1 for count in before]
+
+
+@pytest.mark.asyncio
 async def test_a_slow_report_is_in_use_and_others_wait(make: Make, tmp_path: Path) -> None:
     storage = make(tmp_path)
     await storage.open(lambda _: None)

@@ -86,6 +86,7 @@ class SocketAsks:
             "gate/release": (wire.RELEASE_PATH, decisions.release),
             "gate/lease": (wire.LEASE_PATH, decisions.lease),
         }
+        self._counted = decisions.counted
         self._loop = asyncio.get_running_loop()
         # Of the keys: another one means that some key has changed, and this one is looked up again.
         self._generation = authenticator.generation
@@ -205,13 +206,14 @@ class SocketAsks:
             self._in_flight += 1
             Stepping(self._decided(ask, size), self._answered)
         else:
-            self._tell(ask.id, overloaded().answer)
+            path, _ = self._operations[ask.op]
+            self._tell(ask.id, self._counted(path, overloaded().answer))
 
     async def _decided(self, ask: wire.Ask, size: int) -> tuple[str, EncodedAnswer, int]:
+        path, operation = self._operations[ask.op]
         try:
-            path, operation = self._operations[ask.op]
             request = request_of(self._identity, path, ask.id, ask.body)
-            answer = await operation(request, ask.body)
+            return ask.id, await operation(request, ask.body), size
         except ProblemError as exc:
             answer = exc.answer
         except StoreError as exc:
@@ -220,7 +222,7 @@ class SocketAsks:
             known = {"organisation_id": self._identity.organisation_id, "request_id": ask.id}
             logger.exception("a request over the control socket failed", extra=known)
             answer = fail(500, "GD-B002", "Internal error").answer
-        return ask.id, answer, size
+        return ask.id, self._counted(path, answer), size
 
     def _answered(self, decided: tuple[str, EncodedAnswer, int]) -> None:
         self._in_flight -= 1

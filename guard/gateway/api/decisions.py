@@ -74,7 +74,7 @@ class DecisionHandlers:
                 reason=reason,
             ) from None
         self._counts.gates.add(time.perf_counter() - started)
-        return self._counted(wire.GATE_PATH, answer)
+        return self.counted(wire.GATE_PATH, answer)
 
     async def release(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Release a reservation.
@@ -84,7 +84,7 @@ class DecisionHandlers:
             StoreError: the store failed.
         """
         answer = await self._gatekeeper.release(request, parse(body, wire.ReleaseRequest))
-        return self._counted(wire.RELEASE_PATH, answer)
+        return self.counted(wire.RELEASE_PATH, answer)
 
     async def lease(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Renew a lease, give back a part of it, or close it.
@@ -94,7 +94,7 @@ class DecisionHandlers:
             StoreError: the store failed.
         """
         answer = await self._gatekeeper.lease(request, parse(body, wire.LeaseUpdate))
-        return self._counted(wire.LEASE_PATH, answer)
+        return self.counted(wire.LEASE_PATH, answer)
 
     async def ingest(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Record and charge a batch of events.
@@ -107,9 +107,10 @@ class DecisionHandlers:
         if len(batch.events) > self._events_max:
             raise self._too_many()
         answer = await self._gatekeeper.ingest(request, batch)
-        return self._counted(wire.EVENTS_PATH, answer)
+        return self.counted(wire.EVENTS_PATH, answer)
 
-    def _counted(self, path: str, answer: EncodedAnswer) -> EncodedAnswer:
+    def counted(self, path: str, answer: EncodedAnswer) -> EncodedAnswer:
+        """Count an answer of an operation, or in its place, and return it."""
         self._counts.answered(path, answer.status)
         return answer
 
