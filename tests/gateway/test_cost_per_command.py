@@ -56,7 +56,7 @@ from guard.gateway.ledger import (
 from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes, scopes_of, within
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
-from guard.gateway.storage.postgres.connection import _SERVER_SETTINGS
+from guard.gateway.storage.postgres.connection import _SERVER_SETTINGS, _SETTINGS_OF_WRITERS
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_tenant, postgres
 from tests.support.store import ACTOR, Clock
@@ -329,8 +329,9 @@ class Tenants:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction lasts as long as it takes to fill a store, and to count lines."""
-    for name in ("statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout"):
+    for name in ("idle_in_transaction_session_timeout", "lock_timeout"):
         monkeypatch.setitem(_SERVER_SETTINGS, name, 600_000)
+    monkeypatch.setitem(_SETTINGS_OF_WRITERS, "statement_timeout", 600_000)
 
 
 def _sqlite(folder: Path, clock: Clock) -> Storage:

@@ -71,6 +71,52 @@ _RAISE_RULE: Final = [
 ]
 """What :meth:`RaiseBody.amount` checks beyond the types."""
 
+_ALERT_RULES: Final = [
+    {
+        "anyOf": [
+            {"properties": {"on": {"enum": ["threshold", "forecast"]}}},
+            {"properties": {"at_percent": {"type": "null"}}},
+        ]
+    },
+    {
+        "anyOf": [
+            {"properties": {"on": {"const": "refusals"}}},
+            {"properties": {"count": {"const": 50}, "within_ms": {"const": 600_000}}},
+        ]
+    },
+]
+"""What :meth:`AlertBody.rule` checks beyond the types."""
+
+_NO_ANSWERS: Final = {"answers": {"const": False}}
+_BASE64: Final = "^(whsec_)?([A-Za-z0-9+/]{4})+$"
+_CHANNEL_RULES: Final = [
+    {
+        "properties": {
+            "kind": {"const": "webhook"},
+            "url": {"minLength": 1},
+            "secret": {"anyOf": [{"type": "null"}, {"pattern": _BASE64}]},
+            **_NO_ANSWERS,
+        },
+        "required": ["url"],
+    },
+    {"properties": {"kind": {"const": "slack"}}},
+    {"properties": {"kind": {"const": "pagerduty"}, **_NO_ANSWERS}},
+    {
+        "properties": {
+            "kind": {"const": "email"},
+            "to": {"minItems": 1},
+            "sender": {"type": "string"},
+            "host": {"type": "string"},
+        },
+        "required": ["to", "sender", "host"],
+        "anyOf": [
+            {"properties": {"security": {"enum": ["starttls", "tls"]}}},
+            {"properties": {"username": {"const": ""}}},
+        ],
+    },
+]
+"""What ``check_channel`` checks beyond the types, apart from the secrets that are stored."""
+
 _SDK_ERRORS: Final = (400, 401, 408, 413, 503)
 _ADMIN_ERRORS: Final = (400, 401, 403, 404, 408, 503)
 
@@ -103,6 +149,10 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         components["BudgetBody"]["allOf"] = _BUDGET_RULES
     if "RaiseBody" in components:
         components["RaiseBody"]["oneOf"] = _RAISE_RULE
+    for name in {"AlertBody", "ApplyAlert"} & components.keys():
+        components[name]["allOf"] = _ALERT_RULES
+    for name in {"ChannelBody", "ApplyChannel"} & components.keys():
+        components[name]["oneOf"] = _CHANNEL_RULES
     if "ApplyBody" in components:  # the names and values that `setting_table` takes
         known = components["OrganisationSettings"]["properties"]
         settings = components["ApplyBody"]["properties"]["settings"]
@@ -242,11 +292,13 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
 def _admin(
     operation: Operation, by_kind: dict[str, Any], components: dict[str, Any]
 ) -> dict[str, Any]:
+    text = {"type": "string", "minLength": 1, "maxLength": 256}
+    if operation.named is not None:
+        text["pattern"] = operation.named
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True,
-         "schema": {"type": "string", "minLength": 1, "maxLength": 256}}
+        {"name": name, "in": "path", "required": True, "schema": text}
         for name in re.findall(r"\{(\w+)", operation.path)
-    ]  # fmt: skip
+    ]
     if operation.query is not None:
         schema = components[operation.query.__name__]
         parameters += [

@@ -6,6 +6,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
+from guard.gateway.domain.errors import ConflictError
+
 AlertKind = Literal[
     "threshold", "forecast", "exhausted", "refusals", "kill", "approval", "unseen",
     "fallback_price", "unhealthy",
@@ -13,9 +15,8 @@ AlertKind = Literal[
 ChannelKind = Literal["webhook", "slack", "email", "pagerduty"]
 Security = Literal["starttls", "tls", "none"]
 
-RuleName = Annotated[
-    str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-]
+RULE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+RuleName = Annotated[str, Meta(min_length=1, max_length=64, pattern=RULE_NAME)]
 Mailbox = Annotated[str, Meta(max_length=254, pattern=r"^[!-;=?A-~]{1,64}@[A-Za-z0-9.-]{1,189}$")]
 Host = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9.:-]+$")]
 Address = Annotated[str, Meta(max_length=2048)]
@@ -162,22 +163,23 @@ def check_channel(
 
     Raises:
         ValueError: something is missing, or belongs to another kind.
+        ConflictError: a secret is needed, and none is stored.
     """
     if kind == "webhook" and not options.url:
         raise ValueError("a webhook needs its url")
     if kind == "slack" and not secret:
-        raise ValueError("Slack needs the URL of an incoming webhook, as its secret")
+        raise ConflictError("Slack needs the URL of an incoming webhook, as its secret")
     if kind == "slack" and options.answers and not signing:
-        raise ValueError("answers in Slack need the signing secret of its app")
+        raise ConflictError("answers in Slack need the signing secret of its app")
     if kind == "pagerduty" and not secret:
-        raise ValueError("PagerDuty needs a routing key, as its secret")
+        raise ConflictError("PagerDuty needs a routing key, as its secret")
     if kind == "email":
         if not (options.to and options.sender and options.host):
             raise ValueError("mail needs to, sender and host")
         if options.username and options.security == "none":
             raise ValueError("a password is sent over TLS only: security is starttls or tls")
         if options.username and not secret:
-            raise ValueError("mail with a username needs a password, as its secret")
+            raise ConflictError("mail with a username needs a password, as its secret")
     if kind not in ("slack", "email") and options.answers:
         raise ValueError("only Slack and mail let people answer")
 

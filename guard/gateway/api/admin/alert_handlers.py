@@ -13,6 +13,7 @@ from guard.gateway.api.admin import alert_bodies as bodies
 from guard.gateway.api.admin.operations import AdminCall, Operation
 from guard.gateway.api.http import fail
 from guard.gateway.domain import alerts
+from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.rulesets import RuleSet
 from guard.gateway.ledger import alerting
 from guard.gateway.ledger.state import within
@@ -80,6 +81,7 @@ class AlertHandlers:
 
         Raises:
             ProblemError: its address is not allowed.
+            ConflictError: the gateway has no address of its own for links.
             ValueError: something is contradictory.
         """
         options, given = body.options(), body.secrets()
@@ -92,7 +94,7 @@ class AlertHandlers:
         except ValueError as exc:  # well-formed, and yet not an address for this gateway
             raise fail(403, "GD-X001", "Address refused", str(exc)) from None
         if body.kind == "email" and options.answers and not self._has_address:
-            raise ValueError("links in mail need the gateway's address: serve --public-url")
+            raise ConflictError("links in mail need the gateway's address: serve --public-url")
         if body.kind == "webhook" and given.secret:
             _require_signing_secret(given.secret)
         channel = alerts.Channel(
@@ -167,13 +169,13 @@ def alert_operations(h: AlertHandlers) -> list[Operation]:
     return [
         op("GET", "/alerts/rules", h.rules, "List rules of alerts", list[a.AlertRule]),
         op("PUT", "/alerts/rules/{name}", h.put_rule, "Set a rule of alerts", a.AlertRule,
-           body=b.AlertBody, conflicts=True),
+           body=b.AlertBody, conflicts=True, named=a.RULE_NAME),
         op("DELETE", "/alerts/rules/{name}", h.delete_rule, "Remove a rule of alerts", None,
            status=204),
         op("GET", "/alerts/channels", h.channels, "List channels, without their secrets",
            list[a.Channel]),
         op("PUT", "/alerts/channels/{name}", h.put_channel, "Set a channel of alerts",
-           b.CreatedChannel, body=b.ChannelBody, conflicts=True),
+           b.CreatedChannel, body=b.ChannelBody, conflicts=True, named=a.RULE_NAME),
         op("DELETE", "/alerts/channels/{name}", h.delete_channel, "Remove a channel", None,
            status=204, conflicts=True),
         op("POST", "/alerts/channels/{name}/test", h.test_channel, "Send a test message",

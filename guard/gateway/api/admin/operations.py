@@ -70,6 +70,7 @@ class Operation(Struct):
         status: status of success.
         wide: the request is about the whole gateway, not one organisation.
         conflicts: whether it can answer 409.
+        named: the pattern of a ``{name}`` in the path that is made by it; None for any text.
     """
 
     method: str
@@ -82,6 +83,7 @@ class Operation(Struct):
     status: int = 200
     wide: bool = False
     conflicts: bool = False
+    named: str | None = None
 
     @property
     def tag(self) -> str:
