@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import httpx
 import pytest
 
@@ -54,6 +56,13 @@ print(answer.choices[0].message.content)
                  "2026-11-24T13:00Z,gpt-4o-2024-08-06,120000,8000,0.3312\n",
 }  # fmt: skip
 """Files that pages speak of and that are their readers' own."""
+
+FRAMEWORKS = "litellm", "crewai"
+"""Recipes whose frameworks cannot be installed beside the others."""
+
+WITHOUT_THE_INTERNET = {
+    "CREWAI_DISABLE_TELEMETRY": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}  # fmt: skip
 
 KNOWN_WORKFLOWS = "inbox-triage", "support", "research"
 """Workflows that pages operate, and that have run already."""
@@ -140,6 +149,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def reader(
+    page: str,
     gateway: Gateway,
     service: RunningService,
     vendor: str,
@@ -174,6 +184,7 @@ def reader(
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
             "ANTHROPIC_BASE_URL": vendor,
             "ANTHROPIC_API_KEY": "of-the-stand-in",
+            **WITHOUT_THE_INTERNET,
             **beside,
         })  # fmt: skip
         with contextlib.closing(PageReader(folder, env)) as found:
@@ -194,6 +205,16 @@ def test_a_page_runs_as_printed(
         done += block.runs
     assert not failures, "\n\n".join(failures)
     count_cases(done)
+
+
+@pytest.mark.parametrize("page", [f"docs/recipes/{name}.md" for name in FRAMEWORKS], indirect=True)
+def test_a_recipe_runs_beside_its_framework(page: str, reader: PageReader) -> None:
+    """In an environment of its own: ``nox -s frameworks``."""
+    if importlib.util.find_spec(Path(page).stem) is None:
+        pytest.skip(f"needs {Path(page).stem}")
+    reader.hears_errors = False  # these frameworks warn of themselves
+    for block in PAGES[page]:
+        reader.run(attrs.evolve(block, marker="") if block.marker == "recipe" else block)
 
 
 @pytest.mark.parametrize("page", PAGES)
