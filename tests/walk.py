@@ -95,6 +95,7 @@ def environ(python: Path, home: Path, local: Path, vendor: str) -> dict[str, str
         "HOME": str(home), "XDG_DATA_HOME": str(home / "data"), "GUARD_LOCAL_DIR": str(local),
         "GUARD_GATEWAY_PORT": "0", "SPAMDETECT_PORT": "0",  # the usual ones may be in use here
         "OPENAI_BASE_URL": f"{vendor}/v1", "OPENAI_API_KEY": "of-the-stand-in",
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would go to the vendor itself
     }  # fmt: skip
 
 

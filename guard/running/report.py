@@ -44,7 +44,7 @@ def left(spend: RunSpend) -> str:
 
     >>> from guard.running.balances import RunBalance
     >>> left(RunSpend(balances=(RunBalance("usd", "", 10**9, 2 * 10**9, kept=5 * 10**8),)))
-    '; left: $1 ($0.5 to wind down)'
+    '; left: $1 ($0.50 to wind down)'
     """
     parts = ", ".join(each.left_shown() for each in spend.balances)
     return f"; left: {parts}" if parts else ""
