@@ -200,16 +200,18 @@ def oldest_clients(session: nox.Session) -> None:
 
 @nox.session
 def frameworks(session: nox.Session) -> None:
-    """Run the tool policy in the frameworks that call tools, with their current releases."""
+    """Run the tool policy, and recipes, in frameworks with their current releases."""
     session.install(
-        "--quiet", "-e", ".[gateway]", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis",
+        "--quiet", "-e", ".[gateway,spam]", "aiosmtpd", "hypothesis", "psutil", "pytest",
+        "pytest-asyncio", "pytest-timeout",
         "pydantic-ai-slim[openai]", "crewai>=1.15", "llama-index-core>=0.14",
         "llama-index-llms-openai>=0.8", "dspy>=3", "litellm>=1.110", "smolagents[openai]>=1.26",
         "autogen-agentchat>=0.7", "autogen-ext>=0.7", "langgraph>=1.0", "mcp>=1",
     )  # fmt: skip
     tests = "test_frameworks.py", "test_tool_seams.py"
     paths = [f"tests/guard/integrations/{name}" for name in tests]
-    session.run("pytest", "-s", *paths, *session.posargs)
+    recipes = "tests/docs/test_pages.py::test_a_recipe_runs_beside_its_framework"
+    session.run("pytest", "-s", *paths, recipes, *session.posargs)
 
 
 @nox.session
@@ -414,6 +416,16 @@ def evaluate(session: nox.Session) -> None:
 def readme(session: nox.Session) -> None:
     """Run the README's commands as a new user would, in fresh environments."""
     session.run("python", "tests/readme_commands.py", *session.posargs)
+
+
+@nox.session
+def walk(session: nox.Session) -> None:
+    """Walk as a new user, with only a folder of wheels: README, tutorial, recipes; timed.
+
+    ``nox -s walk -- celery mcp`` for other recipes.
+    """
+    install(session)
+    session.run("python", "-m", "tests.walk", *session.posargs)
 
 
 @nox.session

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
 
 from guard.version import __version__
 
@@ -40,3 +43,18 @@ html_css_files = ["site.css"]
 html_theme_options = {"sidebar_hide_name": False, "top_of_page_buttons": ["view"]}
 html_show_sphinx = False
 html_copy_source = False  # each page is there as Markdown: see site_for_machines
+
+
+def for_everyone(
+    _app: Sphinx, _page: str, _template: str, context: dict[str, Any], *_: Any
+) -> None:
+    """Let the keyboard scroll blocks and tables, and an empty corner of a table be no heading."""
+    if "body" in context:
+        body = context["body"].replace("<pre>", '<pre tabindex="0">')
+        body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+        context["body"] = body.replace('<th class="head"><p></p></th>', "<td></td>")
+
+
+def setup(app: Sphinx) -> None:
+    """Register with Sphinx."""
+    app.connect("html-page-context", for_everyone)

@@ -34,7 +34,9 @@ _PREFIX_LENGTH: Final = 8
 GATE_CONCURRENCY: Final = 32
 """Maximum gate requests that one process sends at once; other callers wait their turn."""
 
-_READ_ELSEWHERE: Final = frozenset({"GUARD_ADMIN_KEY", "GUARD_LOCAL_DIR"})
+_READ_ELSEWHERE: Final = frozenset({
+    "GUARD_ADMIN_KEY", "GUARD_CHANNEL_SECRET", "GUARD_CHANNEL_SIGNING_SECRET", "GUARD_LOCAL_DIR",
+})  # fmt: skip
 _NO_LONGER_READ: Final = {"GUARD_GATEWAY_URL": "set GUARD_API_URL"}
 _OF_OTHERS: Final = ("GUARD_GATEWAY_", "GUARD_TEST_")
 """The gateway names its own misspelled variables."""

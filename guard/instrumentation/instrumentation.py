@@ -458,7 +458,7 @@ class Instrumentation:
             return None
         usage = _as_taken(usage)
         if usage.response_id is not None:
-            # Vendors re-use ids, so two requests are two calls; only polls and caches repeat a
+            # Vendors reuse ids, so two requests are two calls; only polls and caches repeat a
             # response.
             key = _key_of(call.endpoint.format.provider, usage.response_id, call.scope)
             if call.endpoint.polls and self._is_settled(key, usage):

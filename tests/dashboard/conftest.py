@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -19,15 +18,10 @@ import pytest
 
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
+from tests.support.browser import chromium
 
 PASSWORD = "a password for tests"
 _numbers = itertools.count(1)
-
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before markers select
@@ -210,22 +204,10 @@ def agent(tenant: Tenant, tmp_path: Path) -> Iterator[Callable[..., subprocess.P
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium. Without one the tests skip, but never in CI."""
-    named = os.environ.get("GUARD_CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), "")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        named = ""
-    if not named:
-        text = "NO BROWSER TESTS: they need Playwright for Python and a Chromium (GUARD_CHROMIUM)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(text)
-        pytest.skip(text)
+    """Headless Chromium."""
     # For the module only: while it is open, Playwright's loop counts as running in this thread.
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=named, args=_ARGUMENTS)
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture

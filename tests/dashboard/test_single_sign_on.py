@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +24,7 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.services.openid import Flow, OpenIdError, OpenIdProvider
 from guard.gateway.settings import GatewaySettings, SettingError
 from guard.gateway.single_sign_on import provider_of
-from tests.support.programs import killed_at_last
+from tests.support.openid_provider import openid_provider
 
 PASSWORD = "a password for tests"
 HEADER = "X-Forwarded-User"
@@ -184,23 +181,7 @@ _PEOPLE: list[dict[str, object]] = [
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[str]:
-    """A real OpenID provider (Flask and authlib), and its issuer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    users = [word for each in _PEOPLE for word in ("--user-claims", json.dumps(each))]
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port), *users],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    issuer = f"http://localhost:{port}"  # another site than 127.0.0.1, where the gateway is
-    with killed_at_last(process):
-        for _ in range(300):
-            with contextlib.suppress(httpx.HTTPError):
-                found = httpx.get(f"{issuer}/.well-known/openid-configuration", trust_env=False)
-                issuer = found.json()["issuer"]
-                break
-            time.sleep(0.1)
+    with openid_provider(_PEOPLE) as issuer:
         yield issuer
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import httpx
 import pytest
 
@@ -21,6 +23,7 @@ from guard.gateway.embedded import Gateway, run_gateway
 from spamdetect.testing import RunningService, run_service
 from tests.support.agent_vendor import AgentVendor
 from tests.support.certificates import new_authority
+from tests.support.openid_provider import openid_provider
 from tests.support.pages import (
     PageFailure,
     PageReader,
@@ -29,6 +32,7 @@ from tests.support.pages import (
 )
 from tests.support.programs import environment
 from tests.support.runs import local_directory
+from tests.support.slack import who_approves
 
 PAGES = pages()
 RUNNING = [name for name, blocks in PAGES.items() if any(each.runs for each in blocks)]
@@ -53,6 +57,13 @@ print(answer.choices[0].message.content)
 }  # fmt: skip
 """Files that pages speak of and that are their readers' own."""
 
+FRAMEWORKS = "litellm", "crewai"
+"""Recipes whose frameworks cannot be installed beside the others."""
+
+WITHOUT_THE_INTERNET = {
+    "CREWAI_DISABLE_TELEMETRY": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}  # fmt: skip
+
 KNOWN_WORKFLOWS = "inbox-triage", "support", "research"
 """Workflows that pages operate, and that have run already."""
 
@@ -69,17 +80,45 @@ def service() -> Iterator[RunningService]:
         yield running
 
 
+ANSWERED_IN_SLACK = "docs/recipes/slack.md"
+SLACK_SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
+
+
 @pytest.fixture
-def gateway() -> Iterator[Gateway]:
+def page(request: pytest.FixtureRequest) -> str:
+    """The page that is read; that of a test of the reader itself is none."""
+    return str(getattr(request, "param", ""))
+
+
+@pytest.fixture
+def gateway(page: str) -> Iterator[Gateway]:
     """The gateway of the readers of a page."""
-    with run_gateway() as running:
+    with run_gateway(private_webhooks=page == ANSWERED_IN_SLACK) as running:
         headers = {"X-API-Key": running.admin.create_key(), "X-Guard-Protocol": "3"}
         for name in KNOWN_WORKFLOWS:
             asked = {"call_id": name, "kind": "call", "function": "work", "workflow_id": name,
                      "run_id": f"run-of-{name}"}  # fmt: skip
             httpx.post(f"{running.base_url}/gate", json=asked, headers=headers).raise_for_status()
-        with _approving(running):
+        with contextlib.nullcontext() if page == ANSWERED_IN_SLACK else _approving(running):
             yield running
+
+
+@pytest.fixture
+def beside(page: str, gateway: Gateway) -> Iterator[dict[str, str]]:
+    """Variables of what some pages need beside a gateway and vendors."""
+
+    def interactions() -> str:
+        [channel] = gateway.admin.channels()
+        return f"{gateway.base_url}/slack/interactions/{channel['channel_id']}"
+
+    if page == ANSWERED_IN_SLACK:
+        with who_approves(SLACK_SECRET, interactions) as url:
+            yield {"SLACK_WEBHOOK_URL": url, "SLACK_SIGNING_SECRET": SLACK_SECRET}
+    elif page == "docs/recipes/single-sign-on.md":
+        with openid_provider([{"sub": "1"}]) as issuer:
+            yield {"ISSUER": issuer, "CLIENT_ID": "guard", "CLIENT_SECRET": "a secret"}
+    else:
+        yield {}
 
 
 @contextlib.contextmanager
@@ -110,10 +149,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def reader(
+    page: str,
     gateway: Gateway,
     service: RunningService,
     vendor: str,
     certificate: tuple[Path, Path],
+    beside: dict[str, str],
     tmp_path: Path,
 ) -> Iterator[PageReader]:
     """A reader with the environment of the tests, in a fresh folder, beside real servers."""
@@ -143,15 +184,15 @@ def reader(
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
             "ANTHROPIC_BASE_URL": vendor,
             "ANTHROPIC_API_KEY": "of-the-stand-in",
+            **WITHOUT_THE_INTERNET,
+            **beside,
         })  # fmt: skip
         with contextlib.closing(PageReader(folder, env)) as found:
             yield found
 
 
 @pytest.mark.generator("blocks of the docs that ran")
-@pytest.mark.parametrize(
-    "page", [name for name, blocks in PAGES.items() if any(each.runs for each in blocks)]
-)
+@pytest.mark.parametrize("page", RUNNING, indirect=True)
 def test_a_page_runs_as_printed(
     page: str, reader: PageReader, count_cases: Callable[[int], None]
 ) -> None:
@@ -164,6 +205,16 @@ def test_a_page_runs_as_printed(
         done += block.runs
     assert not failures, "\n\n".join(failures)
     count_cases(done)
+
+
+@pytest.mark.parametrize("page", [f"docs/recipes/{name}.md" for name in FRAMEWORKS], indirect=True)
+def test_a_recipe_runs_beside_its_framework(page: str, reader: PageReader) -> None:
+    """In an environment of its own: ``nox -s frameworks``."""
+    if importlib.util.find_spec(Path(page).stem) is None:
+        pytest.skip(f"needs {Path(page).stem}")
+    reader.hears_errors = False  # these frameworks warn of themselves
+    for block in PAGES[page]:
+        reader.run(attrs.evolve(block, marker="") if block.marker == "recipe" else block)
 
 
 @pytest.mark.parametrize("page", PAGES)

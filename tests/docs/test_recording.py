@@ -86,7 +86,7 @@ def test_the_readme_opens_with_it() -> None:
     text = (ROOT / "README.md").read_text()
     first, second = re.findall(r"^```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:2]
     assert "guard run --limit '$2' --block-tool 'delete_*' -- python agent.py" in first
-    assert "guard.init()" in second
+    assert "guard.init(" in second
     for name in ("guard-run", "coding-agent"):
         assert f'src="docs/recording/{name}.svg"' in text[: text.index(first)]
     assert "(recording/guard-run.svg)" in (ROOT / "docs" / "run.md").read_text()

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import html.parser
+import importlib.resources
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.support.browser import chromium
+
 ROOT: Final = Path(__file__).parents[2]
 PARTS: Final = ("start", "guides", "reference", "how-it-works")
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+LOOKED_AT: Final = (
+    "index.html", "guides.html", "quickstart.html", "tutorial.html", "run.html",
+    "recipes/fastapi.html", "gateway/settings.html", "search.html",
+)  # fmt: skip
+OF_THE_THEME: Final = {
+    ("landmark-unique", ".sidebar-drawer"),  # Furo: two columns at the sides, both without a name
+    ("page-has-heading-one", "html"),  # Furo: the page of the search begins with its second level
+}
+"""What axe finds in what Furo makes around our pages: the rule, and where."""
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 class Page(html.parser.HTMLParser):
@@ -133,3 +145,53 @@ def test_blocks_can_be_copied_without_their_prompt(site: Path) -> None:
     page = (site / "tutorial.html").read_text("utf-8")
     assert "copybutton.js" in page
     assert r"\\$ " in (site / "_static" / "copybutton.js").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def axe() -> Callable[[Any], set[tuple[str, str]]]:
+    """Return a function that says what axe finds in an open page: the rules, and where."""
+    source = (importlib.resources.files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+
+    def find(page: Any) -> set[tuple[str, str]]:
+        page.evaluate(source)
+        return {
+            (each["id"], " ".join(map(str, node["target"])))
+            for each in page.evaluate("axe.run()")["violations"]
+            for node in each["nodes"]
+        }
+
+    return find
+
+
+@pytest.mark.browser
+@pytest.mark.generator("pages of the site that pass axe")
+def test_pages_of_each_kind_are_for_everyone(
+    site: Path, axe: Callable[[Any], set[tuple[str, str]]], count_cases: Callable[[int], None]
+) -> None:
+    """Light and dark, in a window of the usual width, and on a phone."""
+    shown: dict[str, Any] = {
+        "light": {"color_scheme": "light"},
+        "dark": {"color_scheme": "dark"},
+        "phone": {"viewport": {"width": 390, "height": 844}},
+    }
+    found = {}
+    with chromium() as browser:
+        for how, options in shown.items():
+            page = browser.new_page(**options)
+            for name in LOOKED_AT:
+                page.goto((site / name).as_uri())
+                if wrong := axe(page) - OF_THE_THEME:
+                    found[f"{name}, {how}"] = wrong
+            page.close()
+    assert not found, "\n".join(f"{name}: {wrong}" for name, wrong in found.items())
+    count_cases(len(LOOKED_AT) * len(shown))
+
+
+@pytest.mark.browser
+def test_axe_finds_what_it_is_for(site: Path, axe: Callable[[Any], set[tuple[str, str]]]) -> None:
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto((site / "tutorial.html").as_uri())
+        page.evaluate("document.querySelector('article p').style.color = '#eee'")
+        page.evaluate("document.querySelector('article').append(document.createElement('button'))")
+        assert {"color-contrast", "button-name"} <= {rule for rule, _ in axe(page)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import re
 import time
@@ -18,7 +16,9 @@ import pytest
 from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
+from tests.support import slack as slack_app
 from tests.support.receivers import Mailbox, Receiver, http_receiver, mail_server
+from tests.support.slack import pressed
 from tests.support.waiting import until
 
 SIGNING = "8f742231b10e8888abcd99yyyzzz85a5"
@@ -59,21 +59,7 @@ def slack(team: Tenant, receiver: Receiver, **more: Any) -> str:
 
 
 def signed(body: bytes, secret: str = SIGNING, at_s: float | None = None) -> dict[str, str]:
-    stamp = str(int(time.time() if at_s is None else at_s))
-    mac = hmac.new(secret.encode(), b"v0:" + stamp.encode() + b":" + body, hashlib.sha256)
-    return {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": "v0=" + mac.hexdigest(),
-            "Content-Type": "application/x-www-form-urlencoded"}  # fmt: skip
-
-
-def pressed(button: Any, url: str, user: str = "U1") -> bytes:
-    """Return what Slack sends when somebody presses a button of a message."""
-    payload = {
-        "type": "block_actions", "user": {"id": user, "username": "alice"},
-        "actions": [{"type": "button", "action_id": button["action_id"],
-                     "value": button["value"]}],
-        "response_url": url,
-    }  # fmt: skip
-    return urllib.parse.urlencode({"payload": json.dumps(payload)}).encode()
+    return slack_app.signed(body, secret, at_s)
 
 
 def press(team: Tenant, channel_id: str, body: bytes, headers: dict[str, str]) -> int:

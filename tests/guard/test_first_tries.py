@@ -94,7 +94,15 @@ class TestMisspelledVariables:
 
     @pytest.mark.parametrize(
         "name",
-        ["GUARD_API_KEY", "GUARD_ADMIN_KEY", "GUARD_OF_HONOUR", "GUARD_GATEWAY_PORT", "HOME"],
+        [
+            "GUARD_API_KEY",
+            "GUARD_ADMIN_KEY",
+            "GUARD_CHANNEL_SECRET",
+            "GUARD_CHANNEL_SIGNING_SECRET",
+            "GUARD_OF_HONOUR",
+            "GUARD_GATEWAY_PORT",
+            "HOME",
+        ],
     )
     def test_others_are_left_alone(self, name: str) -> None:
         assert misspelled_variables({name: "x"}) == []

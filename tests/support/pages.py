@@ -199,9 +199,18 @@ class PageReader:
     Args:
         folder: fresh; the reader's own files are in it.
         environ: of the reader; commands of the page change it.
+        python: runs the page's programs.
+
+    Attributes:
+        hears_errors: whether what a program prints on standard error is a failure.
     """
 
-    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+    hears_errors = True
+
+    def __init__(
+        self, folder: Path, environ: Mapping[str, str], python: str = sys.executable
+    ) -> None:
+        self._python_path = python
         self._folder = folder
         self._environ = dict(environ)
         self._servers: dict[str, _DocServer] = {}
@@ -233,9 +242,9 @@ class PageReader:
     def _python(self, block: DocBlock) -> None:
         program = self._folder / f"block_{block.line}.py"
         program.write_text(block.text)
-        done = self._done([sys.executable, str(program)])
+        done = self._done([self._python_path, str(program)])
         self._said = done.stdout
-        if done.returncode != 0 or done.stderr:
+        if done.returncode != 0 or (self.hears_errors and done.stderr):
             raise PageFailure(f"{block}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
 
     def _console(self, block: DocBlock, step: ConsoleStep) -> None:

@@ -50,7 +50,7 @@ class LlmData(Struct, omit_defaults=True):
     ``cache_write_1h_tokens`` are those of ``cache_write_tokens`` that are kept for an hour.
     ``service_tier`` is the one that the answer names; ``surcharge_permille`` what its place costs.
 
-    ``response_id`` is the vendor's, and vendors re-use ids. ``request_id`` identifies the request
+    ``response_id`` is the vendor's, and vendors reuse ids. ``request_id`` identifies the request
     that this process observed: two events with different ones are two charges, even with the same
     ``response_id``. An event without it repeats the response to another request (a poll, a report
     beside the observed request): it is a duplicate of any event with its ``response_id``.
