@@ -15,7 +15,7 @@ from guard.gateway.dashboard.forms import checked, whole
 from guard.gateway.dashboard.security import Form
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.alerts import SAYS, ChannelKind
-from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.errors import ConflictError, NotFoundError
 
 DELIVERIES_MAX = 50
 _LOOK_S = 0.1
@@ -99,7 +99,7 @@ class Alerts:
             body = channel(form)
             call = context.call(body=body, name=form.text("name"))
             made = await self._handlers.put_channel(call)
-        except (ValueError, ProblemError) as exc:
+        except (ValueError, ConflictError, ProblemError) as exc:
             kind = form.text("kind")
             if kind not in get_args(ChannelKind):
                 raise
