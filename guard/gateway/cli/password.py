@@ -97,11 +97,12 @@ async def greet(app: Any, base_url: str, first_password: str | None = None) -> N
     from guard.gateway.domain.commands import Actor
     from guard.gateway.services.operators import FIRST_OPERATOR
 
-    click.echo(f"Dashboard: {base_url}/")
-    if await app.operators.has_operators():
-        return
-    if first_password is not None:
+    has_operators = await app.operators.has_operators()
+    if first_password is not None and not has_operators:
         await app.operators.set_password(Actor("first run"), FIRST_OPERATOR, first_password, None)
+        has_operators = True
+    click.echo(f"Dashboard: {base_url}/")
+    if has_operators:
         return
     while sys.stdin.isatty() and sys.stdout.isatty():
         secret = click.prompt(
