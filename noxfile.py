@@ -207,11 +207,15 @@ def frameworks(session: nox.Session) -> None:
         "pydantic-ai-slim[openai]", "crewai>=1.15", "llama-index-core>=0.14",
         "llama-index-llms-openai>=0.8", "dspy>=3", "litellm>=1.110", "smolagents[openai]>=1.26",
         "autogen-agentchat>=0.7", "autogen-ext>=0.7", "langgraph>=1.0", "mcp>=1",
+        "claude-agent-sdk>=0.2",
     )  # fmt: skip
     tests = "test_frameworks.py", "test_tool_seams.py"
     paths = [f"tests/guard/integrations/{name}" for name in tests]
-    recipes = "tests/docs/test_pages.py::test_a_recipe_runs_beside_its_framework"
-    session.run("pytest", "-s", *paths, recipes, *session.posargs)
+    recipes = (
+        "tests/docs/test_pages.py::test_a_recipe_runs_beside_its_framework",
+        "tests/docs/test_agent_sdk_recipe.py",
+    )
+    session.run("pytest", "-s", *paths, *recipes, *session.posargs)
 
 
 @nox.session
