@@ -22,7 +22,7 @@ from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
 from guard.scope.wrapping import Edge, run_inside
 from guard.telemetry import conventions as names
-from guard.telemetry.spans import open_span, scope_attributes
+from guard.telemetry.spans import are_on, open_span, scope_attributes
 
 # Before the program makes a pool: one that exists already cannot be changed.
 carry_kills_out()
@@ -93,7 +93,7 @@ class Boundary:
     def _open_span(self, outer: Scope, changes: dict[str, Any], entry: Entry) -> None:
         """Open a span in the program's own tracing, where it has one, and take its ids."""
         operation = _OPERATIONS.get(self.kind)
-        if operation is None:
+        if operation is None or not are_on():
             return
         workflow = changes.get("workflow_id")
         name = workflow or changes.get("agent") or self.name or self.kind
@@ -105,7 +105,7 @@ class Boundary:
             **({names.AGENT_NAME: name} if self.kind == "agent" else {}),
         }
         span = entry.span = open_span(f"{operation} {name}".strip(), attributes)
-        if span is not None and "span_id" in changes:
+        if span is not None and span.is_recorded and "span_id" in changes:
             changes.update(
                 trace_id=span.trace_id, span_id=span.span_id, foreign_span_id=span.span_id
             )

@@ -14,7 +14,7 @@ from guard.core.usage.ends import Ending
 from guard.scope.scope import Scope
 from guard.telemetry import conventions as names
 from guard.telemetry import metrics
-from guard.telemetry.spans import OpenSpan, error_name, open_span, scope_attributes
+from guard.telemetry.spans import OpenSpan, are_on, error_name, open_span, scope_attributes
 
 _NANO: Final = 1e-9
 _LOST: Final = "lost"
@@ -67,7 +67,9 @@ class RequestSpan:
 
     @classmethod
     def begin(cls, endpoint: Endpoint, host: str, path: str, scope: Scope) -> RequestSpan | None:
-        """Begin the span of a request; None where none is recorded."""
+        """Begin the span of a request; None without OpenTelemetry."""
+        if not are_on():
+            return None
         operation = names.operation_name(path)
         labels: dict[str, str | None] = {
             names.OPERATION: operation,

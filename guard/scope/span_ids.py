@@ -8,7 +8,7 @@ from typing import Any
 from guard.core.ids import IdFactory
 from guard.scope.scope import CallRecord, Entry, Scope
 from guard.telemetry import conventions as names
-from guard.telemetry.spans import OpenSpan, open_span, scope_attributes
+from guard.telemetry.spans import OpenSpan, are_on, open_span, scope_attributes
 
 
 def child_span(outer: Scope, ids: IdFactory) -> dict[str, str | None]:
@@ -54,7 +54,7 @@ def call_scope(
     else:
         trace_id, parent, foreign = _ancestry(outer, otel)
         opened = entry.span = _open_call(outer, call, function, tool)
-        if opened is not None:
+        if opened is not None and opened.is_recorded:
             trace_id, span_id, foreign = opened.trace_id, opened.span_id, opened.span_id
     return Scope(
         outer.workflow_id,
@@ -79,7 +79,9 @@ def call_scope(
 
 
 def _open_call(outer: Scope, call: CallRecord, function: str, tool: str | None) -> OpenSpan | None:
-    """Begin the OpenTelemetry span of a protected call; None where none is recorded."""
+    """Begin the OpenTelemetry span of a protected call; None where they are switched off."""
+    if not are_on():
+        return None
     attributes = {
         **scope_attributes(outer),
         names.FUNCTION: function,

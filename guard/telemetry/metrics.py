@@ -6,7 +6,7 @@ import logging
 from typing import Any, Final
 
 from guard.telemetry import conventions
-from guard.telemetry.spans import SCHEMA_URL, SCOPE, Attributes, module, version
+from guard.telemetry.spans import SCHEMA_URL, SCOPE, Attributes, known, module, version
 
 logger = logging.getLogger("guard.telemetry")
 
@@ -87,7 +87,7 @@ def answered(
         found = _instruments()
         if found is None:
             return
-        named = {k: v for k, v in labels.items() if v is not None}
+        named = known(labels)
         found.seconds.record(seconds, named)
         for kind, count in zip(("input", "output"), tokens or (), strict=False):
             found.tokens.record(count, {**named, conventions.TOKEN_TYPE: kind})

@@ -50,31 +50,45 @@ def module(name: str) -> Any | None:
     return sys.modules.get(name) if _switch.is_on else None
 
 
+def are_on() -> bool:
+    """Tell whether a span may be wanted: cheap, to be asked before its attributes are made."""
+    return module("opentelemetry.trace") is not None
+
+
+def known(attributes: Attributes) -> dict[str, str | int | float | bool]:
+    """Return those attributes that are known."""
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
 def version() -> str:
     """Return the version of guard that spans and metrics name."""
     return _switch.version
 
 
 class OpenSpan:
-    """A span that has begun and is recorded.
+    """A span that has begun. One that is not recorded does nothing, and is never the current one.
 
     Attributes:
-        trace_id, span_id: W3C Trace Context ids.
+        is_recorded: whether its trace is sampled, and there is a provider.
+        trace_id, span_id: W3C Trace Context ids, of a span that is recorded.
     """
 
-    __slots__ = ("_otel", "_outside", "_span", "span_id", "trace_id")
+    __slots__ = ("_otel", "_outside", "_span", "is_recorded", "span_id", "trace_id")
 
     def __init__(self, otel: Any, span: Any) -> None:
         self._otel = otel
         self._span = span
         # OpenTelemetry's context around it, while it is the current one.
         self._outside: Any = None
+        self.is_recorded: bool = span.is_recording()
         context = span.get_span_context()
         self.trace_id = f"{context.trace_id:032x}"
         self.span_id = f"{context.span_id:016x}"
 
     def enter(self) -> None:
         """Make it the current span: what is opened from here on is inside of it."""
+        if not self.is_recorded:
+            return
         context = sys.modules["opentelemetry.context"]
         self._outside = context.get_current()
         context.attach(self._otel.set_span_in_context(self._span, self._outside))
@@ -92,7 +106,7 @@ class OpenSpan:
 
     def set(self, attributes: Attributes) -> None:
         """Set those attributes that are known."""
-        self._span.set_attributes({k: v for k, v in attributes.items() if v is not None})
+        self._span.set_attributes(known(attributes))
 
     def end(self, error: BaseException | str | None = None, ended_s: float | None = None) -> None:
         """End it; again changes nothing. Never raises.
@@ -146,7 +160,7 @@ def error_name(error: BaseException | str) -> str:
 
 
 def open_span(name: str, attributes: Attributes, *, client: bool = False) -> OpenSpan | None:
-    """Begin a span inside of the current one; None where none is recorded. Never raises.
+    """Begin a span inside of the current one; None without OpenTelemetry. Never raises.
 
     Args:
         name: of the span.
@@ -161,14 +175,12 @@ def open_span(name: str, attributes: Attributes, *, client: bool = False) -> Ope
     if otel is None:
         return None
     try:
-        known = _switch.tracer
-        if known is None or known[0] is not otel:
+        made = _switch.tracer
+        if made is None or made[0] is not otel:
             tracer = otel.get_tracer(SCOPE, _switch.version, schema_url=SCHEMA_URL)
-            known = _switch.tracer = otel, tracer
+            made = _switch.tracer = otel, tracer
         kind = getattr(otel.SpanKind, _KINDS[client])
-        given = {k: v for k, v in attributes.items() if v is not None}
-        span = known[1].start_span(name, kind=kind, attributes=given)
-        return OpenSpan(otel, span) if span.is_recording() else None
+        return OpenSpan(otel, made[1].start_span(name, kind=kind, attributes=known(attributes)))
     except Exception as exc:  # the program's telemetry never hurts its calls
         logger.debug("a span could not be opened", exc_info=exc)
         return None

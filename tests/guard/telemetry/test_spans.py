@@ -205,8 +205,15 @@ def test_a_decorated_generator(gateway: Gateway, vendor: StandIn) -> None:
 def test_none_where_they_are_not_wanted(name: str, gateway: Gateway, vendor: StandIn) -> None:
     told = run(name, gateway, vendor)
     assert {each["name"] for each in told.spans} <= {"own", "own inside"}
-    if name == "switched_off":
-        assert told.metrics == []
+    counted = {each["name"] for each in told.metrics}
+    assert (counted == set()) is (name == "switched_off"), "what is counted is not sampled"
+    if name == "sampled_out":
+        tokens = told.points(conventions.TOKEN_USAGE)
+        used = [each.output_tokens + each.reasoning_tokens for each in vendor.said]
+        of = {each["attributes"][conventions.TOKEN_TYPE]: each["sum"] for each in tokens}
+        assert of["output"] == sum(used) > 0
+        decisions = told.points(conventions.DECISIONS)
+        assert sorted(each["value"] for each in decisions) == [1, 2]
     assert until(lambda: gateway.admin.events(type="llm"))
 
 
