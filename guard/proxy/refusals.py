@@ -31,7 +31,7 @@ from guard.core.usage.framing import aws_frame
 from guard.core.usage.gemini import Gemini
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai_responses import Responses
-from guard.core.wire import dollars
+from guard.core.wire import amount_in, dollars
 from guard.proxy.headers import Pairs
 
 REFUSED: Final = 400
@@ -194,9 +194,7 @@ def _budget(error: GuardBudgetError) -> str:
     counted = error.details.get("counted")
     if isinstance(counted, Mapping):
         of = ", ".join(map(str, counted.get("counts") or ()))
-        amount = (
-            f"{int(counted.get('limit', 0)):,} {counted.get('unit')}{f' of {of}' if of else ''}"
-        )
+        amount = amount_in(str(counted.get("unit")), int(counted.get("limit", 0)), of)
         return f"the limit of {amount} is reached; ask for a higher one, or start again with one"
     budget = error.details.get("budget")
     known = budget if isinstance(budget, Mapping) else None

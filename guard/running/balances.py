@@ -6,17 +6,10 @@ from typing import Any, Final
 
 import attrs
 
-from guard.core.wire import dollars
+from guard.core.wire import amount_in, dollars
 
 _STEPS: Final = {"usd": 10_000_000, "tokens": 1000, "calls": 1}
 """What raises are rounded up to: a cent, a thousand tokens, one call."""
-
-
-def shown(unit: str, amount: int, of: str = "") -> str:
-    """Return an amount of a limit: ``$2``, ``20,000 tokens``, ``3 calls of search``."""
-    if unit == "usd":
-        return dollars(amount)
-    return f"{amount:,} {unit}{f' of {of}' if of else ''}"
 
 
 def raise_of(unit: str, limit: int, lacking: int) -> int:
@@ -59,11 +52,11 @@ class RunBalance:
 
     def __str__(self) -> str:
         unsure = f" (of it up to {self.uncertain:,} uncertain)" if self.uncertain else ""
-        return f"{self.used:,} of {shown(self.unit, self.limit, self.of)}{unsure}"
+        return f"{self.used:,} of {amount_in(self.unit, self.limit, self.of)}{unsure}"
 
     def left_shown(self) -> str:
         """Return what is left, and what of it is kept."""
-        text = shown(self.unit, self.left, self.of)
+        text = amount_in(self.unit, self.left, self.of)
         if self.kept:
             kept = min(self.left, self.kept)
             text += f" ({dollars(kept) if self.unit == 'usd' else f'{kept:,}'} to wind down)"
@@ -156,7 +149,7 @@ class WaitingRaise:
     def __str__(self) -> str:
         unit, of = self.began.unit, self.began.of
         if unit == "calls":
-            return f"{self.spent:,} of {shown(unit, self.limit, of)} made, and a call waits"
+            return f"{self.spent:,} of {amount_in(unit, self.limit, of)} made, and a call waits"
         if unit == "tokens":
-            return f"used {self.spent:,} of {shown(unit, self.limit)}, and a request waits"
+            return f"used {self.spent:,} of {amount_in(unit, self.limit)}, and a request waits"
         return f"spent {dollars(self.spent)} of {dollars(self.limit)}, and a request waits"

@@ -20,9 +20,10 @@ from typing import Final
 
 import attrs
 
+from guard.core.wire import amount_in
 from guard.running import processes, reports
 from guard.running.account import RunAccount
-from guard.running.balances import WaitingRaise, raise_of, shown
+from guard.running.balances import WaitingRaise, raise_of
 from guard.running.report import say
 from guard.running.tty_readers import anyone_reads_terminal
 
@@ -53,7 +54,7 @@ class _Offer:
     @property
     def shown(self) -> str:
         """The raise for a person, as the command takes it too."""
-        return shown(self.waiting.began.unit, self.by)
+        return amount_in(self.waiting.began.unit, self.by)
 
 
 class RunRaising:
@@ -110,7 +111,7 @@ class RunRaising:
             before, began = offer.waiting, offer.waiting.began
             limit = self._account.limit_of(before.budget_id)
             if limit is not None and limit > before.limit:
-                say(f"raised to {shown(began.unit, limit, began.of)}: it goes on", fg="green")
+                say(f"raised to {amount_in(began.unit, limit, began.of)}: it goes on", fg="green")
 
     def _say(self, offer: _Offer) -> None:
         name, by = shlex.quote(self._workflow), shlex.quote(offer.shown)

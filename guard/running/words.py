@@ -16,7 +16,7 @@ import attrs
 
 from guard.core import globs
 from guard.core.catalogue import CATALOGUE
-from guard.core.wire import dollars
+from guard.core.wire import amount_in, dollars
 from guard.gateway.domain.lineage import lineage
 from guard.running.plan import RunLimits
 
@@ -167,7 +167,7 @@ def _counted(counted: Mapping[str, Any], facts: RunFacts) -> Words:
     """Return what to say of a limit of tokens or calls."""
     unit, limit = str(counted.get("unit", "")), int(counted.get("limit") or 0)
     of = ", ".join(map(str, counted.get("counts") or ()))
-    amount = f"{limit:,} {unit}{f' of {of}' if of else ''}"
+    amount = amount_in(unit, limit, of)
     label = _LABEL.fullmatch(str(counted.get("scope", "")))
     kind, scope_id = ("", "") if label is None else (label["kind"], label["id"] or "")
     if kind == "key" and scope_id in lineage(facts.key_id):

@@ -77,6 +77,7 @@ from guard.core.wire.fields import (
     NanoUsd,
     Tokens,
     UnixMs,
+    amount_in,
     cents,
     dollars,
 )
@@ -178,6 +179,7 @@ __all__ = [
     "ToolRules",
     "UnixMs",
     "WireError",
+    "amount_in",
     "cents",
     "convert",
     "decode",

@@ -127,6 +127,22 @@ def dollars(nanousd: int) -> str:
     return f"{sign}${whole:,}{part}"
 
 
+def amount_in(unit: str, amount: int, of: str = "") -> str:
+    """Return an amount of a budget, for people to read.
+
+    Args:
+        unit: ``usd`` (then the amount is in nano-dollars), ``tokens`` or ``calls``.
+        amount: so many of them.
+        of: what is counted; everything if empty.
+
+    >>> amount_in("usd", 2_000_000_000), amount_in("tokens", 20_000), amount_in("calls", 3, "f")
+    ('$2', '20,000 tokens', '3 calls of f')
+    """
+    if unit == "usd":
+        return dollars(amount)
+    return f"{amount:,} {unit}{f' of {of}' if of else ''}"
+
+
 def cents(nanousd: int) -> float:
     """Return nano-dollars as decimal cents, for people to read.
 

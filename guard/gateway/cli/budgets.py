@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from guard.core.wire import dollars
+from guard.core.wire import amount_in
 from guard.core.written_numbers import read_amounts, read_dollars
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.numbers import Count, Finite, Whole, read_by
@@ -214,8 +214,8 @@ def budgets_raise(client: AdminClient, name: str, by: dict[str, int], key: str) 
     raised = client.raise_budget(
         budget["budget_id"], by[unit], key or secrets.token_hex(8), unit=unit
     )
-    limit = shown_in(unit, raised["budget"]["limit_nanousd"])
-    text = f"raised by {shown_in(unit, by[unit])} to {limit}: {scope_of(raised['budget'])}"
+    limit = amount_in(unit, raised["budget"]["limit_nanousd"])
+    text = f"raised by {amount_in(unit, by[unit])} to {limit}: {scope_of(raised['budget'])}"
     note(f"{text} on {where()}", raised)
 
 
@@ -233,8 +233,8 @@ def budgets_raises(client: AdminClient, name: str | None) -> None:
     columns = ["raised_at_ms", "raised_by", "by", "limit", "budget_id"]
     rows = client.budget_raises(None if name is None else found(client, name)["budget_id"])
     show([{**row, "by_cents": row["by_nanousd"] / 1e7, "limit_cents": row["limit_nanousd"] / 1e7,
-           "by": shown_in(row["unit"], row["by_nanousd"]),
-           "limit": shown_in(row["unit"], row["limit_nanousd"])}
+           "by": amount_in(row["unit"], row["by_nanousd"]),
+           "limit": amount_in(row["unit"], row["limit_nanousd"])}
           for row in rows], columns)  # fmt: skip
 
 
@@ -251,13 +251,8 @@ def budgets_waiting(client: AdminClient) -> None:
                "asked_at_ms", "deadline_ms", "budget_id"]  # fmt: skip
     parts = ("limit", "spent", "needed")
     show([{**row, **{f"{each}_cents": row[f"{each}_nanousd"] / 1e7 for each in parts},
-           **{each: shown_in(row["unit"], row[f"{each}_nanousd"]) for each in parts}}
+           **{each: amount_in(row["unit"], row[f"{each}_nanousd"]) for each in parts}}
           for row in client.budget_asks()], columns)  # fmt: skip
-
-
-def shown_in(unit: str, amount: int) -> str:
-    """Return an amount in a budget's unit for a person: ``$2``, ``500,000 tokens``."""
-    return dollars(amount) if unit == "usd" else f"{amount:,} {unit}"
 
 
 def found(

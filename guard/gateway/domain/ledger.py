@@ -159,8 +159,7 @@ class BudgetAccount(Struct):
 
     def limit_shown(self) -> str:
         """Return the limit with its unit: ``$2``, ``20,000 tokens``, ``20 calls``."""
-        limit = self.shown(self.rule.limit_nanousd)
-        return limit if self.rule.unit == "usd" else f"{limit} {self.rule.unit}"
+        return wire.amount_in(self.rule.unit, self.rule.limit_nanousd)
 
     def view(self) -> wire.Budget:
         """Return the balance as the protocol shows it."""
