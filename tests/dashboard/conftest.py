@@ -87,15 +87,20 @@ def visit(gateway: Gateway) -> Iterator[Callable[..., Visitor]]:
         http.close()
 
 
-@pytest.fixture(scope="session")
-def session_cookie(gateway: Gateway) -> dict[str, Any]:
-    """A session of the operator, as a browser's cookie: checking a password takes its time."""
+def cookie_of(gateway: Gateway) -> dict[str, Any]:
+    """Sign a gateway's operator in; return the session as a browser's cookie."""
     with httpx.Client(base_url=gateway.base_url, trust_env=False) as http:
         body = {"name": "admin", "password": PASSWORD, "csrf": csrf_in(http.get("/sign-in").text)}
         http.post("/sign-in", data=body, headers={"Origin": gateway.base_url})
         value = http.cookies["guard_session"]
     return {"name": "guard_session", "value": value, "url": gateway.base_url, "httpOnly": True,
             "sameSite": "Strict"}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def session_cookie(gateway: Gateway) -> dict[str, Any]:
+    """A session of the operator: checking a password takes its time."""
+    return cookie_of(gateway)
 
 
 @attrs.define

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from guard.gateway.embedded import Gateway, run_gateway
+from tests.dashboard.conftest import PASSWORD, cookie_of
 from tests.dashboard.test_accessibility import CHECKS
 from tests.support.receivers import Receiver, http_receiver, mail_server
 from tests.support.waiting import until
@@ -25,23 +26,14 @@ def gateway() -> Iterator[Gateway]:
         private_webhooks=True,
         public_url="http://127.0.0.1:1",
     ) as running:
-        running.admin.set_password("admin", "a password for tests")
+        running.admin.set_password("admin", PASSWORD)
         yield running
 
 
 @pytest.fixture(scope="module")
 def session_cookie(gateway: Gateway) -> dict[str, Any]:
     """A session of this gateway's operator."""
-    import httpx
-
-    from tests.dashboard.conftest import PASSWORD, csrf_in
-
-    with httpx.Client(base_url=gateway.base_url, trust_env=False) as http:
-        body = {"name": "admin", "password": PASSWORD, "csrf": csrf_in(http.get("/sign-in").text)}
-        http.post("/sign-in", data=body, headers={"Origin": gateway.base_url})
-        value = http.cookies["guard_session"]
-    return {"name": "guard_session", "value": value, "url": gateway.base_url, "httpOnly": True,
-            "sameSite": "Strict"}  # fmt: skip
+    return cookie_of(gateway)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import postgres
+from tests.support.receivers import Mailbox, Receiver, http_receiver, mail_server
 from tests.support.two_organisations import World, two_organisations
 
 _numbers = itertools.count(1)
@@ -27,6 +28,20 @@ _numbers = itertools.count(1)
 SERVE = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.argv[1:])"
 PROOF_SCALE = float(os.environ.get("GUARD_PROOF_SCALE", "1"))
 T = TypeVar("T")
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Answers what is posted to it, and keeps it."""
+    with http_receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    """Takes mail, and keeps it."""
+    with mail_server() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from guard.cli import cli
 from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
-from tests.support.receivers import Receiver, http_receiver, mail_server
+from tests.support.receivers import Receiver, mail_server
 from tests.support.waiting import until
 
 CANARY = "s3cret-canary"
@@ -26,12 +26,6 @@ def team() -> Iterator[Tenant]:
         yield tenant
         tenant.http.close()
         tenant.admin.close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as running:
-        yield running
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from guard.gateway.services import alert_watch
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support.certificates import Authority, new_authority
-from tests.support.receivers import Mailbox, Receiver, http_receiver, mail_server
+from tests.support.receivers import Mailbox, Receiver, mail_server
 from tests.support.waiting import until
 
 CANARY = "s3cret-canary"
@@ -39,21 +39,9 @@ def team(
         tenant.admin.close()
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return new_authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    with mail_server() as running:
-        yield running
 
 
 def slack(team: Tenant, receiver: Receiver, name: str = "ops") -> None:

@@ -17,7 +17,7 @@ from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support import slack as slack_app
-from tests.support.receivers import Mailbox, Receiver, http_receiver, mail_server
+from tests.support.receivers import Mailbox, Receiver
 from tests.support.slack import pressed
 from tests.support.waiting import until
 
@@ -37,18 +37,6 @@ def team(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tenant]:
         yield tenant
         tenant.http.close()
         tenant.admin.close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as running:
-        yield running
-
-
-@pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    with mail_server() as running:
-        yield running
 
 
 def slack(team: Tenant, receiver: Receiver, **more: Any) -> str:
