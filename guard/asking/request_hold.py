@@ -287,7 +287,7 @@ class _NotGated(RequestHold):
 
     def __init__(self) -> None:
         self.reservation_id = self.entry = None
-        self.output_tokens = None
+        self.output_tokens = self.cost_nanousd = None
         self.refusal = None
 
     @property

@@ -14,7 +14,14 @@ from guard.core.usage.ends import Ending
 from guard.scope.scope import Scope
 from guard.telemetry import conventions as names
 from guard.telemetry import metrics
-from guard.telemetry.spans import OpenSpan, are_on, error_name, open_span, scope_attributes
+from guard.telemetry.spans import (
+    OpenSpan,
+    are_on,
+    error_name,
+    harmless,
+    open_span,
+    scope_attributes,
+)
 
 _NANO: Final = 1e-9
 _LOST: Final = "lost"
@@ -79,6 +86,7 @@ class RequestSpan:
         span = open_span(operation, labels | scope_attributes(scope), client=True)
         return None if span is None else cls(span, labels)
 
+    @harmless
     def refused(self, error: BaseException) -> None:
         """End it: guard has not let the request out."""
         error = unwrap(error)
@@ -86,6 +94,7 @@ class RequestSpan:
         self._span.end(error)
         metrics.decided("refused", str(self._labels[names.OPERATION]), error_name(error))
 
+    @harmless
     def dropped(self, call: SpannedCall) -> None:
         """End it: the request was refused, by guard or by its vendor, or did not get there."""
         raised = sys.exception()
@@ -97,6 +106,7 @@ class RequestSpan:
         why = _LOST if error is None else error_name(error)
         self._end(call, None, why if call.status is None else str(call.status))
 
+    @harmless
     def answered(self, call: SpannedCall, event: InstrumentedCall) -> None:
         """End it: the answer was read."""
         usage = event.usage
@@ -128,7 +138,9 @@ class RequestSpan:
         hold, labels, cost = call.hold, self._labels, None
         if usage is not None:
             labels[names.RESPONSE_MODEL] = usage.model
-            cost = usage.cost_nanousd if hold is None else hold.cost_nanousd
+            cost = None if hold is None else hold.cost_nanousd
+            if cost is None:
+                cost = usage.cost_nanousd
         self._name_model(call)
         self._span.set(
             {

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final
 
 from guard.telemetry import conventions
-from guard.telemetry.spans import SCHEMA_URL, SCOPE, Attributes, known, module, version
-
-logger = logging.getLogger("guard.telemetry")
+from guard.telemetry.spans import SCHEMA_URL, SCOPE, Attributes, harmless, known, module, version
 
 _TOKENS: Final = [4**exponent for exponent in range(14)]
 _SECONDS: Final = [0.01 * 2**exponent for exponent in range(14)]
@@ -55,6 +52,7 @@ def _instruments() -> _Instruments | None:
     return _made.instruments
 
 
+@harmless
 def decided(decision: str, operation: str, code: str | None = None) -> None:
     """Count a decision. Never raises.
 
@@ -63,15 +61,13 @@ def decided(decision: str, operation: str, code: str | None = None) -> None:
         operation: what was decided about.
         code: of a refusal.
     """
-    try:
-        found = _instruments()
-        if found is not None:
-            labels = {conventions.DECISION: decision, conventions.OPERATION: operation}
-            found.decisions.add(1, labels if code is None else labels | {conventions.ERROR: code})
-    except Exception as exc:  # the program's telemetry never hurts its calls
-        logger.debug("a decision could not be counted", exc_info=exc)
+    found = _instruments()
+    if found is not None:
+        labels = {conventions.DECISION: decision, conventions.OPERATION: operation}
+        found.decisions.add(1, labels if code is None else labels | {conventions.ERROR: code})
 
 
+@harmless
 def answered(
     labels: Attributes, seconds: float, tokens: tuple[int, int] | None, cost_usd: float | None
 ) -> None:
@@ -83,15 +79,12 @@ def answered(
         tokens: of the whole input and of the whole output; None where they are not known.
         cost_usd: what it has cost, in dollars; None where its price is not known here.
     """
-    try:
-        found = _instruments()
-        if found is None:
-            return
-        named = known(labels)
-        found.seconds.record(seconds, named)
-        for kind, count in zip(("input", "output"), tokens or (), strict=False):
-            found.tokens.record(count, {**named, conventions.TOKEN_TYPE: kind})
-        if cost_usd is not None:
-            found.cost.add(cost_usd, named)
-    except Exception as exc:  # the program's telemetry never hurts its calls
-        logger.debug("a request could not be measured", exc_info=exc)
+    found = _instruments()
+    if found is None:
+        return
+    named = known(labels)
+    found.seconds.record(seconds, named)
+    for kind, count in zip(("input", "output"), tokens or (), strict=False):
+        found.tokens.record(count, {**named, conventions.TOKEN_TYPE: kind})
+    if cost_usd is not None:
+        found.cost.add(cost_usd, named)

@@ -6,13 +6,16 @@ span holds a message of an exception, a prompt or an argument.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, ParamSpec, Protocol
 
 from guard.telemetry import conventions
+
+P = ParamSpec("P")
 
 logger = logging.getLogger("guard.telemetry")
 
@@ -53,6 +56,19 @@ def module(name: str) -> Any | None:
 def are_on() -> bool:
     """Tell whether a span may be wanted: cheap, to be asked before its attributes are made."""
     return module("opentelemetry.trace") is not None
+
+
+def harmless(method: Callable[P, None]) -> Callable[P, None]:
+    """Let a method that tells OpenTelemetry something log what it raises, and raise nothing."""
+
+    @functools.wraps(method)
+    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception as exc:  # the program's telemetry never hurts its calls
+            logger.debug("OpenTelemetry could not be told", exc_info=exc)
+
+    return told
 
 
 def known(attributes: Attributes) -> dict[str, str | int | float | bool]:
@@ -108,6 +124,7 @@ class OpenSpan:
         """Set those attributes that are known."""
         self._span.set_attributes(known(attributes))
 
+    @harmless
     def end(self, error: BaseException | str | None = None, ended_s: float | None = None) -> None:
         """End it; again changes nothing. Never raises.
 
@@ -115,14 +132,11 @@ class OpenSpan:
             error: what ended it badly, or the name of that; its message is not told.
             ended_s: when that was, by the monotonic clock; None for now.
         """
-        try:
-            if error is not None:
-                self._span.set_attribute(conventions.ERROR, error_name(error))
-                self._span.set_status(self._otel.Status(self._otel.StatusCode.ERROR))
-            ago_s = 0.0 if ended_s is None else time.monotonic() - ended_s
-            self._span.end(time.time_ns() - int(ago_s * 1e9))
-        except Exception as exc:  # the program's telemetry never hurts its calls
-            logger.debug("a span could not be ended", exc_info=exc)
+        if error is not None:
+            self._span.set_attribute(conventions.ERROR, error_name(error))
+            self._span.set_status(self._otel.Status(self._otel.StatusCode.ERROR))
+        ago_s = 0.0 if ended_s is None else time.monotonic() - ended_s
+        self._span.end(time.time_ns() - int(ago_s * 1e9))
 
 
 class Position(Protocol):

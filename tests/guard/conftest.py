@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
+import opentelemetry.metrics
+import opentelemetry.trace  # noqa: F401  # where it is imported, spans are made
 import pytest
 
 import guard
@@ -17,6 +20,7 @@ from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime
+from guard.telemetry import spans
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import PATIENT
 
@@ -77,7 +81,9 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.delenv(name)
     for name, value in PATIENT.items():
         monkeypatch.setenv(name, value)
+    spans.switch("test", is_on=True)
     yield
+    spans.switch("test", is_on=False)
     for runtime in (active.active_runtime(), active.switched_off_runtime()):
         if runtime is not None:
             runtime.shutdown(flush=False)
@@ -85,6 +91,15 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hooks._errors.registrations = ()
     hooks._warnings.registrations = ()
     messages._overrides.clear()
+
+
+@pytest.fixture(autouse=True)
+def _telemetry_is_told(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """OpenTelemetry is imported here, so what is told to it must not have failed."""
+    with caplog.at_level(logging.DEBUG, spans.logger.name):
+        yield
+    failed = [each for each in caplog.get_records("call") if each.name == spans.logger.name]
+    assert not failed, failed[0].exc_info
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,6 +29,7 @@ class FakeHold:
     ends: list[Any] = attrs.field(factory=list)
     asked_for: list[int] = attrs.field(factory=list)
     entry: Any = None
+    cost_nanousd: int | None = None
 
     @property
     def amount_nanousd(self) -> int | None:
