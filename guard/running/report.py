@@ -136,7 +136,7 @@ class RunReport:
             _say_observed(observed)
         if refused is not None:
             say(f"stopped: {refused['message']}", fg="red", bold=True)
-            say(refused["reason"])
+            say(f"[{refused['error_code']}] {refused['reason']}")
             say(refused["advice"])
         elif is_unseen:
             said = words.unseen_under_limit()

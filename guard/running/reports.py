@@ -77,11 +77,12 @@ def refuse(directory: Path, code: str, reason: str, **about: Any) -> None:
     Args:
         directory: of the run.
         code: of the error.
-        reason: its text.
+        reason: its text; a code before it is left out, as it stands beside it.
         about: what else is known: ``message``, ``budget``, ``tool_name``.
     """
     fresh = directory / f"{_REFUSED}.{os.getpid()}"
     known = {name: value for name, value in about.items() if value}
+    reason = reason.removeprefix(f"[{code}]").lstrip()
     report = {"error_code": code, "reason": reason[:1000], **known}
     with contextlib.suppress(OSError):  # the run is over, and its directory gone
         with open(open_private(fresh, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:

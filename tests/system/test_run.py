@@ -149,7 +149,8 @@ def test_signals_reach_the_program(guard: Runs, tmp_path: Path, number: int) -> 
         "import signal, sys, time\n"
         "def told(number, frame):\n    print('told', number, flush=True)\n    sys.exit(5)\n"
         f"signal.signal({number:d}, told)\n"
-        "print('up', flush=True)\ntime.sleep(60)\n"
+        "print('up', flush=True)\n"
+        "for _ in range(1200): time.sleep(0.05)\n"  # Python takes a signal between two naps
     )
     process = guard.start("run", "--", str(script), start_new_session=True)
     assert process.stdout is not None

@@ -15,6 +15,8 @@ from tests.support.terminal import TerminalSession
 from tests.support.waiting import until
 
 GUARD = [sys.executable, "-m", "guard", "run"]
+# In short naps: a signal that comes just before a sleep is taken by Python only after it.
+WAITS = "for _ in range(1200): time.sleep(0.05)\n"
 
 
 def terminal(guard: Runs, folder: Path, script: str, *options: str) -> TerminalSession:
@@ -52,7 +54,7 @@ import time
 for number in range(3):
     try:
         print("ready", number, flush=True)
-        time.sleep(60)
+        for _ in range(1200): time.sleep(0.05)
     except KeyboardInterrupt:
         print("interrupted", number, flush=True)
 """
@@ -68,7 +70,7 @@ for number in range(3):
 
 def test_a_program_that_ctrl_c_ends(guard: Runs, tmp_path: Path) -> None:
     """The shell is told so: it ends its own loop too."""
-    script = "import time\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    script = "import time\nprint('ready', flush=True)\n" + WAITS
     with terminal(guard, tmp_path, script) as session:
         session.expect("ready")
         session.type("\x03")
@@ -102,7 +104,7 @@ def test_an_interrupt_from_elsewhere_reaches_the_program_too(guard: Runs, tmp_pa
 import time
 try:
     print("ready", flush=True)
-    time.sleep(60)
+    for _ in range(1200): time.sleep(0.05)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
@@ -222,8 +224,7 @@ def told(*_):
     os._exit(0)
 signal.signal(signal.SIGHUP, told)
 print("ready", flush=True)
-time.sleep(60)
-"""
+""" + WAITS
     with terminal(guard, tmp_path, script) as session:
         session.expect("ready")
         session.process.send_signal(signal.SIGHUP)
