@@ -116,6 +116,10 @@ class LlmRequests:
             decision_log.covered(_named(bound), scope.workflow_id, found[0].lease.lease_id)
         return RequestHold(self, scope, bound, Grant(None, *found), ceiling)
 
+    def rates_changed(self, scope: Scope) -> None:
+        """Have the gateway asked again: another model answers, and leases count by wrong rates."""
+        self._leases.void(scope.workflow_id)
+
     def ask(
         self, scope: Scope, bound: RequestBound, limit: PutLimit = takes_no_limit
     ) -> RequestHold:

@@ -12,6 +12,7 @@ from guard.breaker.exceptions import GuardBudgetError, GuardError
 from guard.core import wire
 from guard.core.call_options import Ceiling
 from guard.core.leases import Grant, cost_of, worst_case
+from guard.core.model_names import is_release_of
 from guard.core.request_bound import RequestBound
 from guard.delivery.unwritten import BegunRequest
 from guard.scope.scope import Scope
@@ -34,6 +35,9 @@ class Requests(Protocol):
 
     def lets_grow(self, scope: Scope, error: GuardError) -> bool:
         """Tell whether a stream goes on although it was refused more."""
+
+    def rates_changed(self, scope: Scope) -> None:
+        """A model has answered that leases do not know the rates of."""
 
     def ask_more(
         self, scope: Scope, bound: RequestBound, answered: Callable[[Grant | BaseException], None]
@@ -116,11 +120,22 @@ class RequestHold:
         worst = worst_case(rates, msgspec.structs.replace(self._bound, **used))
         return None if worst is None else worst[0]
 
+    def prices(self, model: str | None) -> bool:
+        """Tell whether what this model answers is paid for by the rates that are known here."""
+        rates = self._grant.rates
+        asked = self._bound.model if rates is None else rates.answered_by or self._bound.model
+        return not asked or not model or is_release_of(model, asked)
+
     def settle(self, usage: Usage) -> None:
         """The answer was read: pay for what it used, return the rest."""
         if not self._end():
             return
         hold, rates = self._grant.hold, self._grant.rates
+        is_priced = usage.cost_nanousd is not None or self.prices(usage.model)
+        if hold is not None and not is_priced:
+            # What the lease has left is known to the gateway only, which prices that model.
+            rates = None
+            self._requests.rates_changed(self._scope)
         self.cost_nanousd = cost = None if rates is None else cost_of(rates, usage)
         if self.entry is not None and cost is not None:
             self.entry.cost(cost)
@@ -298,6 +313,10 @@ class _NotGated(RequestHold):
     def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
         """Nothing is known of its cost."""
         return None
+
+    def prices(self, model: str | None) -> bool:
+        """Nothing is paid for."""
+        return True
 
     def settle(self, usage: Usage) -> None:
         """Nothing was set aside."""

@@ -53,6 +53,7 @@ class InstrumentedCall(Struct, gc=False):
         reservation_id: the lease or reservation that pays for it; None means that of its scope.
         entry: its place in the journal; None where it has none.
         local: whether the request went to this machine, and to no proxy there.
+        requested_model: the model that was asked for; None where the request does not say.
     """
 
     provider: str
@@ -64,6 +65,7 @@ class InstrumentedCall(Struct, gc=False):
     reservation_id: str | None = None
     entry: OpenEntry | None = None
     local: bool = False
+    requested_model: str | None = None
 
 
 def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
@@ -146,6 +148,7 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
     usage = usage_of(observed)
     if usage is None:
         return None
+    asked = observed.requested_model
     return wire.LlmData(
         model=usage.model or wire.UNKNOWN_MODEL,
         provider=observed.provider,
@@ -171,6 +174,7 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
         metadata=dict(usage.units),
         fees=dict(usage.fees) if usage.fees else {},
         text_tokens=usage.text_tokens,
+        requested_model=None if asked == usage.model else asked,
     )
 
 

@@ -78,6 +78,7 @@ def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) ->
     """
     usage, event.streamed = _usage(call)
     bound, hold = call.bound, call.hold
+    event.requested_model = None if bound is None else bound.model
     is_exact = usage is not None and not usage.later and not usage.estimated
     if usage is not None and not usage.later:
         if usage.fees is None:

@@ -392,7 +392,8 @@ class Instrumentation:
         """Record a call that has ended; never raises.
 
         Its response is parsed on the background loop, when its event is made: many are parsed at
-        once there, and no caller waits. A large one, or one above the limit, is parsed here.
+        once there, and no caller waits. A large one, or one above the limit, is parsed here, and
+        one of another model than was asked for: the next request may not count by its price.
         """
         try:
             self._open.remove(call)
@@ -416,7 +417,7 @@ class Instrumentation:
                 self._record("llm", payload, call.scope)
                 unread = self._unread.calls
                 unread.append(payload)
-                if len(unread) >= _UNREAD_MAX:
+                if len(unread) >= _UNREAD_MAX or call.names_another:
                     self._unread.read()
             elif usage_of(payload) is not None:
                 self._record("llm", payload, call.scope)

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from guard.core.events import InstrumentedCall
+from guard.core.model_names import named_in
 from guard.core.request_bound import RequestBound
 from guard.core.usage import (
     Call,
@@ -39,6 +40,7 @@ from guard.instrumentation.tool_watch import ToolGate, ToolWatch
 from guard.scope.scope import Scope
 
 _SMALL_BYTES: Final = 64 * 1024
+_HEAD_BYTES: Final = 1024
 _REFUSALS: Final = (400, 422)
 
 
@@ -491,6 +493,17 @@ class ObservedCall:
         """Whether the unread response takes little memory."""
         content = self._content
         return not isinstance(content, bytes) or len(content) <= _SMALL_BYTES
+
+    @property
+    def names_another(self) -> bool:
+        """Whether the unread answer names a model whose price is not what its hold counts by."""
+        bound, hold, content = self.bound, self.hold, self._content
+        if bound is None or hold is None or bound.model is None:
+            return False
+        if isinstance(content, Recording):
+            content = content.pending[0] if content.pending else None
+        name = "" if content is None else named_in(content[:_HEAD_BYTES])
+        return name != bound.model and not hold.prices(name)
 
     @property
     def is_complete(self) -> bool:

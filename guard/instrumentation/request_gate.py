@@ -52,6 +52,9 @@ class RequestCover(Protocol):
     def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
         """Return what the request costs at most with so many tokens; None without rates."""
 
+    def prices(self, model: str | None) -> bool:
+        """Tell whether what this model answers is paid for by the rates that are known here."""
+
     def settle(self, usage: Usage) -> None:
         """The answer was read: pay for what it used, return the rest."""
 

@@ -217,14 +217,17 @@ while True:
 
 
 def test_a_terminal_that_hangs_up(guard: Runs, tmp_path: Path) -> None:
-    script = """
+    script = (
+        """
 import os, signal, sys, time
 def told(*_):
     open("hung-up", "w").close()
     os._exit(0)
 signal.signal(signal.SIGHUP, told)
 print("ready", flush=True)
-""" + WAITS
+"""
+        + WAITS
+    )
     with terminal(guard, tmp_path, script) as session:
         session.expect("ready")
         session.process.send_signal(signal.SIGHUP)

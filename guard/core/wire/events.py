@@ -64,6 +64,9 @@ class LlmData(Struct, omit_defaults=True):
     lowered, because its money paid for no more. ``local`` says that the request went to the
     caller's own machine, where a model without a known price is free.
 
+    ``requested_model`` is the one that was asked for, where another name answers: the price of an
+    answer from a model without a known price is its.
+
     ``fees`` is what is charged besides tokens: units by line of ``guard.core.fees``.
     ``text_tokens`` is what the prompt's text was bounded by, where it had more tokens than that.
     """
@@ -92,6 +95,7 @@ class LlmData(Struct, omit_defaults=True):
     metadata: dict[str, Any] = {}
     fees: Fees = {}
     text_tokens: Tokens = 0
+    requested_model: Name | None = None
 
 
 class ToolData(Struct, omit_defaults=True):

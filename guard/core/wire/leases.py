@@ -75,6 +75,8 @@ class ModelRates(
             the answers to such prompts have shown, and how many tokens besides; 0: none was above.
         default_tier: the service tier of requests that name none; empty for the standard one.
         fallback: whether the model's price is not known, so that these are the gateway's own.
+        answered_by: the model that answers such requests, where that is another: these are then the
+            rates of the dearer one, and ``present_rows`` those of the one that answers.
     """
 
     input_per_mtok: int
@@ -93,6 +95,7 @@ class ModelRates(
     text_overhead: int = 0
     default_tier: Name = ""
     fallback: bool = False
+    answered_by: Name = ""
 
 
 class LeaseGrant(Struct, omit_defaults=True):

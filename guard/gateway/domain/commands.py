@@ -61,6 +61,7 @@ class PricedEvent(Struct, frozen=True):
     final: bool = False
     observed: bool = False
     text_tokens: int = 0
+    requested_model: str | None = None
 
 
 class RequestOrigin(Struct, kw_only=True, frozen=True):
@@ -93,6 +94,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         recalls: rather than refuse, ask for a recall of the leases that hold the room.
         is_again: it is decided once more, after a recall.
         judges_model: refuses a model by its name; for the one that is expected to answer.
+        rates_of: returns the rates of a model by its name, likewise; None without a known price.
         note: for the person who approves the call, if one has to.
         turn_in_ms: of a call that is faster than a rate cap allows: when its turn comes.
         place: of a call that waits for money that is only set aside; ``None``: it is refused.
@@ -118,6 +120,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     recalls: bool = False
     is_again: bool = False
     judges_model: Callable[[str], CallRefusal | None] | None = None
+    rates_of: Callable[[str], wire.ModelRates | None] | None = None
     note: wire.ApprovalNote | None = None
     turn_in_ms: int | None = None
     place: Place | None = None

@@ -136,6 +136,8 @@ def _decide(
             return waiting
     rates = command.rates
     if rates is not None:
+        if answered_by is not None:
+            rates = requests.answered_rates(command, rates, answered_by)
         rates = requests.with_assumptions(unit, org, command, rates)
     # By position: passing so many names costs several times as much.
     decided = _reserve(

@@ -13,7 +13,7 @@ from guard.core import wire
 from guard.core.fees import by_the_piece
 from guard.core.input_ratios import OVERHEAD, raised
 from guard.core.leases.costs import fitting_output
-from guard.core.rates import PERMILLE, Terms, most_input, prompt_tokens
+from guard.core.rates import PERMILLE, Terms, most_input, prompt_tokens, rows_of
 from guard.core.request_bound import RequestBound
 from guard.gateway.domain import estimates, models, request_cost
 from guard.gateway.domain.commands import CallRefusal, GateCommand, PricedEvent
@@ -287,9 +287,15 @@ def learn(
         _learn_ratio(unit, org, model, priced)
     if org.settings.in_doubt == "likely":  # another row to write, which few need
         learned.learn(unit, organisation_id, _subject("request_cost", model), priced.cost)
-    if priced.observed and reservation.model and priced.model:
-        function = models.answers(reservation.model)
-        learned.learn_model(unit, organisation_id, function, priced.model)
+    if priced.observed and priced.model:
+        asked = priced.requested_model or reservation.model
+        if asked is not None:
+            learned.learn_model(unit, organisation_id, models.answers(asked), priced.model)
+        else:  # in a lease, the one that was asked for; another one answers no more
+            function = models.answers(priced.model)
+            last = learned.last_model(unit, organisation_id, function, None)
+            if last not in (None, priced.model):
+                learned.learn_model(unit, organisation_id, function, priced.model)
     for name, tokens, start in (
         ("output_tokens", priced.output_tokens, request_cost.ASSUMED_OUTPUT_TOKENS),
         ("input_tokens", priced.input_tokens, request_cost.ASSUMED_INPUT_TOKENS),
@@ -313,6 +319,25 @@ def answered_by(unit: UnitOfWork, command: GateCommand) -> str | None:
         return None
     found = learned.last_model(unit, command.request.organisation_id, function, None)
     return None if found == command.call.model else found
+
+
+def answered_rates(
+    command: GateCommand, asked: wire.ModelRates, answered_by: str
+) -> wire.ModelRates:
+    """Return the rates of a request that another model is expected to answer.
+
+    The dearer of the two is held, since either may answer; the other's answers are charged.
+    """
+    rates = None if command.rates_of is None else command.rates_of(answered_by)
+    if rates is None:  # it is charged as the one that was asked for
+        return msgspec.structs.replace(asked, answered_by=answered_by)
+    dearer = max(asked, rates, key=_dearness)
+    present = rates.present_rows or rows_of(rates)
+    return msgspec.structs.replace(dearer, present_rows=present, answered_by=answered_by)
+
+
+def _dearness(rates: wire.ModelRates) -> int:
+    return rates.worst_input_per_mtok + rates.worst_output_per_mtok
 
 
 def release_guess(unit: UnitOfWork, command: GateCommand) -> None:

@@ -119,6 +119,7 @@ class Gatekeeper:
             policy_version=view.version,
             recalls=not is_ahead,
             judges_model=ruling.judges_model,
+            rates_of=_rates_of(call, view),
             note=note,
             turn_in_ms=ruling.turn_in_ms,
             place=None if is_ahead else self._line.place(request, call),
@@ -264,6 +265,18 @@ def _price(request: RequestOrigin, call: wire.GateRequest, view: OrgView) -> _Ca
             call.model, call.max_input_tokens, call.max_output_tokens, strict=strict
         ),
     )
+
+
+def _rates_of(call: wire.GateRequest, view: OrgView) -> Callable[[str], wire.ModelRates | None]:
+    """Return what finds the rates of a model that answers a call's requests."""
+    provider = call.function if call.kind == "llm" else None
+
+    def rates_of(model: str) -> wire.ModelRates | None:
+        if view.prices.tariff(provider, model) is None:
+            return None
+        return view.prices.model_rates(provider, model)
+
+    return rates_of
 
 
 def _unknown_price(call: wire.GateRequest) -> CallRefusal:

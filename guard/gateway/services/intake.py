@@ -134,4 +134,5 @@ def _price_tokens(
         flags=" ".join(flags),
         observed=data.source == "auto",
         text_tokens=0 if data.estimated else data.text_tokens,
+        requested_model=data.requested_model,
     )

@@ -99,8 +99,8 @@ class PriceBook:
     def cost(self, usage: LlmData, at_ms: int | None = None) -> tuple[int, str]:
         """Return the cost of a reported call and the source of its price.
 
-        A call without a known price is charged the fallback, never free and never lost, but for a
-        model on the caller's own machine.
+        A call without a known price is charged that of the model that it asked for; without one the
+        fallback, never free and never lost, but for a model on the caller's own machine.
 
         Args:
             usage: of the call.
@@ -109,7 +109,10 @@ class PriceBook:
         """
         if usage.cost_nanousd is not None and not self._is_free(usage):
             return usage.cost_nanousd, "vendor"
-        found = self.tariff(usage.provider, usage.model) or self._unknown(usage.local)
+        found = self.tariff(usage.provider, usage.model)
+        if found is None and usage.requested_model is not None:
+            found = self.tariff(usage.provider, usage.requested_model)
+        found = found or self._unknown(usage.local)
         now_ms = self._clock_ms()
         when_ms = now_ms if at_ms is None else at_ms
         is_believed = abs(now_ms - when_ms) <= _MONTH_MS

@@ -31,6 +31,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.bounds: list[RequestBound] = []
+        self.are_rates_wrong = False
 
     def begin(self, reservation_id: str, amount: int, model: str | None) -> None:
         return None
@@ -40,6 +41,9 @@ class Asked:
 
     def lets_grow(self, scope: Scope, error: Any) -> bool:
         raise AssertionError
+
+    def rates_changed(self, scope: Scope) -> None:
+        self.are_rates_wrong = True
 
     def ask_more(self, scope: Scope, bound: RequestBound, answered: Callable[..., None]) -> None:
         self.bounds.append(bound)

@@ -38,6 +38,9 @@ class FakeHold:
     def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
         return None
 
+    def prices(self, model: str | None) -> bool:
+        return True
+
     def settle(self, usage: Usage) -> None:
         self.ends.append(usage)
 
