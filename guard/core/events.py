@@ -53,6 +53,7 @@ class InstrumentedCall(Struct, gc=False):
         reservation_id: the lease or reservation that pays for it; None means that of its scope.
         entry: its place in the journal; None where it has none.
         local: whether the request went to this machine, and to no proxy there.
+        digest: of its prompt, where repeats are counted.
     """
 
     provider: str
@@ -64,6 +65,7 @@ class InstrumentedCall(Struct, gc=False):
     reservation_id: str | None = None
     entry: OpenEntry | None = None
     local: bool = False
+    digest: str | None = None
 
 
 def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
@@ -171,6 +173,7 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
         metadata=dict(usage.units),
         fees=dict(usage.fees) if usage.fees else {},
         text_tokens=usage.text_tokens,
+        digest=observed.digest,
     )
 
 

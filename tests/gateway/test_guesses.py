@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.core import wire
-from guard.gateway.domain import models
+from guard.core.model_names import family as family_of
 from guard.gateway.domain.commands import IngestCommand, PricedEvent
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
@@ -174,12 +174,12 @@ async def test_the_last_model_is_known_for_an_hour(
     ],
 )  # fmt: skip
 def test_families(model: str, family: str) -> None:
-    assert models.family(model) == family
+    assert family_of(model) == family
 
 
 @given(st.text("a1-:@v.0", max_size=20))
 def test_a_family_is_its_own_family_and_never_empty(model: str) -> None:
-    family = models.family(model)
-    assert models.family(family) == family
+    family = family_of(model)
+    assert family_of(family) == family
     assert bool(family) == bool(model)
     assert model.startswith(family)

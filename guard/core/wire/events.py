@@ -66,6 +66,7 @@ class LlmData(Struct, omit_defaults=True):
 
     ``fees`` is what is charged besides tokens: units by line of ``guard.core.fees``.
     ``text_tokens`` is what the prompt's text was bounded by, where it had more tokens than that.
+    ``digest`` is a keyed digest of the prompt, where a policy notices repeats.
     """
 
     model: Name = UNKNOWN_MODEL
@@ -92,6 +93,7 @@ class LlmData(Struct, omit_defaults=True):
     metadata: dict[str, Any] = {}
     fees: Fees = {}
     text_tokens: Tokens = 0
+    digest: Name | None = None
 
 
 class ToolData(Struct, omit_defaults=True):
@@ -105,7 +107,11 @@ class ToolData(Struct, omit_defaults=True):
 
 
 class SpanData(Struct, omit_defaults=True):
-    """Payload of a ``span`` event. ``final`` releases the rest of the reservation."""
+    """Payload of a ``span`` event. ``final`` releases the rest of the reservation.
+
+    Where a policy notices repeats of a tool, ``tool_name`` names it, and ``digest`` is a keyed
+    digest of its arguments.
+    """
 
     name: LongText
     kind: Name = "span"
@@ -113,6 +119,8 @@ class SpanData(Struct, omit_defaults=True):
     outcome: Name | None = None
     error_code: Name | None = None
     final: bool = False
+    tool_name: Name | None = None
+    digest: Name | None = None
 
 
 class Chain(Struct, omit_defaults=True):

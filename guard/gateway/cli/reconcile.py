@@ -11,11 +11,12 @@ from typing import Any
 import click
 import msgspec
 
+from guard.core.model_names import family
 from guard.core.wire import dollars
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.files import FILE
 from guard.gateway.cli.output import note, show, wants_json, where, with_client
-from guard.gateway.domain import models, usage_export
+from guard.gateway.domain import usage_export
 from guard.gateway.domain.windows import HOUR_MS
 
 _SHOWN = ("time", "model", "charged", "uncertain", "billed", "adjustment", "note")
@@ -48,7 +49,7 @@ def reconcile(client: AdminClient, file: Path, provider: str | None, dry_run: bo
     source = f"{file.name[:180]} sha256:{hashlib.sha256(data).hexdigest()}"
     by_model: defaultdict[str, list[Any]] = defaultdict(list)
     for row in found:
-        by_model[models.family(row.model)].append(msgspec.to_builtins(row))
+        by_model[family(row.model)].append(msgspec.to_builtins(row))
     made = [
         adjustment
         for rows in by_model.values()

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from guard.core import globs
-from guard.gateway.domain import models, records, windows
+from guard.core.model_names import family
+from guard.gateway.domain import records, windows
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.lineage import lineage
@@ -209,7 +210,7 @@ def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budg
         yield from _applying_to_one(index["tag"], (tag,), tag)
     if keys[-1] and "model" in index:
         # A budget for any of a model's names applies; one for several has a balance per family.
-        yield from _applying_to_one(index["model"], keys[-1], models.family(keys[-1][0]))
+        yield from _applying_to_one(index["model"], keys[-1], family(keys[-1][0]))
 
 
 def _applying_to_one(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from guard.core import wire
+from guard.core.model_names import family
 from guard.gateway.domain import ledger, models, records, windows
 from guard.gateway.domain.commands import Actor, PostCommitEvent, PricedEvent
 from guard.gateway.domain.ledger import BudgetAccount
@@ -51,7 +52,7 @@ def reconcile(
     charged: dict[tuple[int, str], list[ChargedHour]] = {}
     for hour in unit.charged_hours(organisation_id, since_ms, until_ms, provider):
         start_ms = hour.hour_ms - hour.hour_ms % width_ms
-        charged.setdefault((start_ms, models.family(hour.model)), []).append(hour)
+        charged.setdefault((start_ms, family(hour.model)), []).append(hour)
     found = list(_differences(billed, charged, unit.now_ms))
     if not dry_run:
         for adjustment, hours in found:
@@ -76,11 +77,11 @@ def _differences(
 ) -> Iterator[tuple[Adjustment, list[ChargedHour]]]:
     totals: dict[tuple[int, str], int] = {}
     for row in billed:
-        key = row.start_ms, models.family(row.model)
+        key = row.start_ms, family(row.model)
         totals[key] = totals.get(key, 0) + row.cost_nanousd
-    named = {family for _, family in totals}
+    named = {name for _, name in totals}
     for key in sorted({*totals, *(each for each in charged if each[1] in named)}):
-        start_ms, family = key
+        start_ms, name = key
         hours = charged.get(key, [])
         cost = sum(hour.cost_nanousd for hour in hours)
         uncertain = min(sum(hour.uncertain_nanousd for hour in hours), max(cost, 0))
@@ -98,7 +99,7 @@ def _differences(
             Adjustment(
                 start_ms=start_ms,
                 width_ms=width_ms,
-                model=family,
+                model=name,
                 charged_nanousd=cost,
                 uncertain_nanousd=uncertain,
                 billed_nanousd=total or 0,
