@@ -150,10 +150,9 @@ def test_a_rule_is_previewed_over_stored_runs(team: Tenant) -> None:
 
 def test_the_command_sets_and_previews_rules(team: Tenant) -> None:
     def invoke(*arguments: str) -> Any:
-        gateway = team.gateway
-        options = ["--gateway", gateway.base_url, "--admin-key", gateway.admin_key,
-                   "--organisation", team.organisation_id]  # fmt: skip
-        return CliRunner().invoke(command, ["policies", "set", "loops", *arguments, *options])
+        env = {"GUARD_API_URL": team.gateway.base_url, "GUARD_ADMIN_KEY": team.gateway.admin_key}
+        words = ["policies", "set", "loops", *arguments, "--organisation", team.organisation_id]
+        return CliRunner().invoke(command, words, env=env)
 
     assert (
         "--on-repeat notice begins to count" in invoke("--repeat", "search=1", "--preview").output

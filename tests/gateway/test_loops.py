@@ -200,6 +200,8 @@ class Loops(RuleBasedStateMachine):
         self.seen: Counter[tuple[str, str, str]] = Counter()
         self.paused: set[str] = set()
         self.flagged: set[tuple[str, str, str]] = set()
+        # What was counted before its run was resumed; its flag goes with the next count.
+        self.stale: set[tuple[str, str, str]] = set()
 
     def teardown(self) -> None:
         self.tenant.http.close()
@@ -237,6 +239,9 @@ class Loops(RuleBasedStateMachine):
         self._noticed(place)
 
     def _noticed(self, place: tuple[str, str, str]) -> None:
+        if place in self.stale:
+            self.stale.discard(place)
+            self.flagged.discard(place)
         if place[1] == "noticed" and max(self.allowed[place], self.seen[place]) > 2:
             self.flagged.add(place)
 
@@ -244,6 +249,7 @@ class Loops(RuleBasedStateMachine):
     def resume(self, run: str) -> None:
         self.tenant.admin.request("POST", "/control", {"action": "resume", "run_id": run})
         self.paused.discard(run)
+        self.stale |= {place for place in {*self.allowed, *self.seen} if place[0] == run}
         for counter in (self.allowed, self.seen):
             for place in [place for place in counter if place[0] == run]:
                 del counter[place]

@@ -29,6 +29,7 @@ class RepeatCount(Struct, kw_only=True):
         allowed: how often the gateway has allowed it, since the count began.
         seen: how often it was reported.
         began_ms, last_ms: when the count began, and when it was counted last.
+        began_seq: the newest directive when it began.
         noticed_ms: when the run was flagged for it.
         action: what was done then.
     """
@@ -43,6 +44,7 @@ class RepeatCount(Struct, kw_only=True):
     seen: int
     began_ms: int
     last_ms: int
+    began_seq: int = 0
     noticed_ms: int | None = None
     action: str = ""
 

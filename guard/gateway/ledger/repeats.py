@@ -103,19 +103,19 @@ def _place_of(
 def _current(unit: UnitOfWork, org: OrganisationState, place: RepeatPlace) -> RepeatCount:
     """Return a count, which begins anew when an operator has resumed the run."""
     found = unit.repeat(place)
-    resumed_ms = org.directives.resumed_ms(place.workflow_id, place.run_id)
-    if found is None:
-        return _new(unit, place)
-    if found.began_ms <= resumed_ms:
-        return msgspec.structs.replace(found, allowed=0, seen=0, began_ms=unit.now_ms)
+    # By numbers, not by time: two of these may happen in the same millisecond.
+    if found is None or found.began_seq < org.directives.resumed_seq(
+        place.workflow_id, place.run_id
+    ):
+        return _new(unit, place, org.control_seq)
     return found
 
 
-def _new(unit: UnitOfWork, place: RepeatPlace) -> RepeatCount:
+def _new(unit: UnitOfWork, place: RepeatPlace, began_seq: int = 0) -> RepeatCount:
     return RepeatCount(
         run_id=place.run_id, workflow_id=place.workflow_id, agent=place.agent,
         key_id=place.key_id, kind=place.kind, subject=place.subject, allowed=0, seen=0,
-        began_ms=unit.now_ms, last_ms=unit.now_ms,
+        began_ms=unit.now_ms, last_ms=unit.now_ms, began_seq=began_seq,
     )  # fmt: skip
 
 
@@ -123,8 +123,7 @@ def _notice(
     unit: UnitOfWork, place: RepeatPlace, count: RepeatCount, action: str, **told: Any
 ) -> None:
     """Flag a run, and tell it, once for each count and what is done."""
-    is_known = count.noticed_ms is not None and count.noticed_ms >= count.began_ms
-    if is_known and count.action == action:
+    if count.noticed_ms is not None and count.action == action:
         return
     flagged = msgspec.structs.replace(count, noticed_ms=unit.now_ms, action=action)
     unit.save_repeat(place, flagged)
@@ -135,7 +134,7 @@ def _notice(
     }  # fmt: skip
     if place.kind != "spend":
         data["count"] = count.times
-    key = f"loop:{place.run_id}:{place.kind}:{place.subject}:{place.digest}:{count.began_ms}"
+    key = f"loop:{place.run_id}:{place.kind}:{place.subject}:{place.digest}:{count.began_seq}"
     fact = alerts.Fact(type="run.loop", key=f"{key}:{action}", data=data)
     alerting.tell(unit, place.organisation_id, fact)
 

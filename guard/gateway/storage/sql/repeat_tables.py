@@ -11,7 +11,7 @@ from guard.gateway.storage.sql.tables import Tables
 
 _SELECT: Final = (
     "SELECT run_id, workflow_id, agent, key_id, loop_kind, subject, allowed, seen, began_ms,"
-    " counted_ms, noticed_ms, loop_action FROM repeats"
+    " counted_ms, began_seq, noticed_ms, loop_action FROM repeats"
 )
 _PLACE: Final = (
     "organisation_id = ? AND run_id = ? AND loop_kind = ? AND subject = ? AND digest = ?"
@@ -35,13 +35,14 @@ class RepeatTables(Tables):
     def save_repeat(self, place: RepeatPlace, count: RepeatCount) -> None:
         """Write how often a call was made."""
         self.write(
-            "INSERT INTO repeats VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT"
+            "INSERT INTO repeats VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT"
             " (organisation_id, run_id, loop_kind, subject, digest) DO UPDATE SET"
             " allowed = excluded.allowed, seen = excluded.seen, began_ms = excluded.began_ms,"
-            " counted_ms = excluded.counted_ms, noticed_ms = excluded.noticed_ms,"
-            " loop_action = excluded.loop_action",
+            " counted_ms = excluded.counted_ms, began_seq = excluded.began_seq,"
+            " noticed_ms = excluded.noticed_ms, loop_action = excluded.loop_action",
             (*_key(place), count.workflow_id, count.agent, count.key_id, count.allowed,
-             count.seen, count.began_ms, count.last_ms, count.noticed_ms, count.action),
+             count.seen, count.began_ms, count.last_ms, count.began_seq, count.noticed_ms,
+             count.action),
         )  # fmt: skip
 
     def count_loop(self, kind: LoopKind) -> None:
@@ -71,7 +72,7 @@ def _count_from(row: tuple[Any, ...]) -> RepeatCount:
     return RepeatCount(
         run_id=row[0], workflow_id=row[1], agent=row[2], key_id=row[3], kind=row[4],
         subject=row[5], allowed=row[6], seen=row[7], began_ms=row[8], last_ms=row[9],
-        noticed_ms=row[10], action=row[11],
+        began_seq=row[10], noticed_ms=row[11], action=row[12],
     )  # fmt: skip
 
 
