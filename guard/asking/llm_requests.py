@@ -135,7 +135,8 @@ class LlmRequests:
         prompt = prompt_of(path, body) if counting else None
         if prompt is None:
             return bound
-        digest = keyed(prompt, key_of(self._settings.api_key))
+        said = b"\0".join((bound.model.encode("utf-8", "replace"), prompt))
+        digest = keyed(said, key_of(self._settings.api_key))
         return structs.replace(bound, digest=digest, is_counted=counting == "ask")
 
     def ask(

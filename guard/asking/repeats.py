@@ -18,7 +18,7 @@ class Repeat(Struct):
     """What a call is counted by.
 
     Attributes:
-        digest: of its arguments.
+        digest: of its tool and its arguments.
         is_asked: whether the gateway is asked about it; else its event has the digest.
         joined: what was set aside where a model named the tool, until the repeat is judged.
     """
@@ -58,4 +58,5 @@ def repeat_of(
     found = arguments()
     if found is None:
         return None
-    return Repeat(digest(found, key_of(api_key)), counting == "ask")
+    made = digest({"tool": tool_name, "arguments": found}, key_of(api_key))
+    return Repeat(made, counting == "ask")

@@ -29,7 +29,7 @@ class RequestBound(Struct, frozen=True, gc=False):
         fees: the most that it can be charged besides tokens: units by line of ``guard.core.fees``.
         unnumbered: what it may be charged any number of times, and what would bound that; empty
             where all is bounded.
-        digest: a keyed digest of its prompt, where repeats are counted; empty elsewhere.
+        digest: a keyed digest of its model and prompt, where repeats are counted; empty elsewhere.
         is_counted: whether the gateway counts it, so that no lease covers it.
     """
 

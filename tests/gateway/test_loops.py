@@ -48,7 +48,7 @@ def test_a_repeat_is_refused_and_says_what_was_counted(tenant: Tenant) -> None:
     assert problem["reason"] == "search was called 2 times with the same arguments in this run"
     assert problem["action"] == "repeat"
     assert problem["details"] == {"policy": "loops", "policy_version": 1, "count": 2, "limit": 2}
-    for others in ({"digest": "d2"}, {"run_id": "r2"}, {"tool_name": "find"}, {"digest": None},
+    for others in ({"digest": "d2"}, {"run_id": "r2"}, {"digest": None},
                    {"run_id": None}):  # fmt: skip
         tenant.allowed(**{**SEARCH, **others})
 
@@ -214,7 +214,7 @@ class Loops(RuleBasedStateMachine):
     def call(self, run: str, tool: str, digest: str) -> None:
         place = run, tool, digest
         status = self.tenant.gate(
-            workflow_id="w", run_id=run, tool_name=tool, digest=digest
+            workflow_id="w", run_id=run, tool_name=tool, digest=tool + digest
         ).status_code
         limit = {"refused": 2, "paused": 3, "noticed": 10**9}[tool]
         if run in self.paused or self.allowed[place] >= limit:
@@ -232,7 +232,7 @@ class Loops(RuleBasedStateMachine):
           digest=st.sampled_from("xy"))  # fmt: skip
     def report(self, run: str, tool: str, digest: str) -> None:
         place = run, tool, digest
-        event = span(digest, run)
+        event = span(tool + digest, run)
         event["data"]["tool_name"] = tool
         assert self.tenant.send(event).status_code == 202
         self.seen[place] += 1

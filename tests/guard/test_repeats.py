@@ -23,7 +23,8 @@ from guard.breaker.exceptions import (
 )
 from guard.core.arguments import digest, key_of
 from guard.core.prompts import prompt_of
-from guard.gateway.embedded import Gateway, run_gateway
+from guard.core.wire import codec
+from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support import postgres
@@ -86,6 +87,7 @@ def test_a_repeat_is_refused_within_its_run(ruled: Any) -> None:
     assert caught.value.details["limit"] == 2
 
 
+@pytest.mark.asyncio
 async def test_a_repeat_is_refused_in_tasks(ruled: Any) -> None:
     ruled(times=3)
     async with guard.workflow("w"):
@@ -115,7 +117,7 @@ def test_a_paused_run_goes_on_when_it_is_resumed(ruled: Any, tenant: Any) -> Non
         assert run["state"] == "paused"
         until(lambda: runtime.enforcement.halts)
         tenant.admin.request("POST", "/control", {"action": "resume", "run_id": run["run_id"]})
-        until(lambda: not runtime.enforcement.halts)
+        until(lambda: runtime.enforcement.control.halt("w", run["run_id"], 0) is None)
         search("a")
         search("a")
         with pytest.raises(WorkflowPausedException):
@@ -127,11 +129,12 @@ def test_what_is_only_noticed_goes_on_under_its_lease(ruled: Any, tenant: Any) -
     with guard.workflow("w"):
         for _ in range(5):
             search("a")
-    guard.flush()
+    runtime.flush()
     found = until(lambda: counted(tenant) if counted(tenant)["calls"] == 5 else None)
     assert found["worst"][0]["subject"] == "search"
-    spans = [each["data"] for each in tenant.admin.events(type="span")]
-    expected = digest({"query": "a", "limit": 10}, key_of(runtime.settings.api_key))
+    spans = [each["data"] for each in tenant.admin.events(type="span") if each["call_id"]]
+    said = {"tool": "search", "arguments": {"query": "a", "limit": 10}}
+    expected = digest(said, key_of(runtime.settings.api_key))
     assert {span.get("digest") for span in spans} == {expected}
 
 
@@ -147,15 +150,18 @@ def test_without_a_rule_no_digest_is_made(
     until(lambda: runtime.enforcement.control.tools)
     with guard.workflow("w"):
         search("a")
-    guard.flush()
-    (event,) = until(lambda: tenant.admin.events(type="span"))
-    assert "digest" not in event["data"]
+    runtime.flush()
+    events = until(lambda: tenant.admin.events(type="span"))
+    assert not any("digest" in event["data"] for event in events)
     assert counted(tenant)["calls"] == 0
 
 
-def test_outside_of_runs_nothing_is_counted(ruled: Any) -> None:
-    ruled(times=1)
-    assert [search("a") for _ in range(3)] == ["a"] * 3
+def test_all_that_is_outside_of_workflows_is_one_run(ruled: Any) -> None:
+    ruled()
+    search("a")
+    search("a")
+    with pytest.raises(GuardToolBlockedError):
+        search("a")
 
 
 # -- prompts ---------------------------------------------------------------------------------------
@@ -183,21 +189,25 @@ def ask(client: openai.OpenAI, text: str = "hi", **options: Any) -> None:
 
 def test_the_same_prompt_is_refused(ruled: Any, client: openai.OpenAI, vendor: StandIn) -> None:
     ruled()
-    with guard.workflow("w"):
-        ask(client)
-        ask(client, temperature=0.5)  # the sampling is no part of the prompt
-        ask(client, "another")
-        with pytest.raises(GuardBlockedException, match="asked 2 times with the same prompt"):
+
+    def work() -> None:
+        with guard.workflow("w"):
             ask(client)
+            ask(client, temperature=0.5)  # the sampling is no part of the prompt
+            ask(client, "another")
+            ask(client)
+
+    with pytest.raises(GuardBlockedException, match="asked 2 times with the same prompt"):
+        work()
     assert len(vendor.bodies) == 3
 
 
 def test_the_same_prompt_is_noticed(ruled: Any, client: openai.OpenAI, tenant: Any) -> None:
-    ruled("notice")
+    runtime = ruled("notice")
     with guard.workflow("w"):
         for _ in range(4):
             ask(client)
-    guard.flush()
+    runtime.flush()
     found = until(lambda: counted(tenant) if counted(tenant)["calls"] == 4 else None)
     assert found["worst"][0]["kind"] == "model"
 
@@ -241,7 +251,7 @@ from guard.breaker.exceptions import GuardToolBlockedError
 def search(query):
     return query
 
-runtime = guard.GuardRuntime()
+runtime = guard.GuardRuntime().open()
 until(lambda: runtime.enforcement.counts)
 allowed = refused = 0
 with guard.workflow("w"):
@@ -293,22 +303,12 @@ def test_all_processes_of_a_run_count_together_and_nothing_leaks(
         assert SECRET.encode() not in file.read_bytes()
 
 
-class Wire:
-    """Keeps all that a gateway's socket has received."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.got: list[bytes] = []
-        self.gateway = gateway
-
-
 def test_no_argument_and_no_prompt_is_on_the_wire(
     ruled: Any, client: openai.OpenAI, tenant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is encoded for the gateway: questions, events, over HTTP and the socket."""
     sent: list[bytes] = []
     lock = threading.Lock()
-    from guard.core.wire import codec
-
     encode = codec._encoder.encode
 
     class Recorder:
@@ -320,12 +320,12 @@ def test_no_argument_and_no_prompt_is_on_the_wire(
 
     monkeypatch.setattr(codec, "_encoder", Recorder())
     for on_repeat in ("notice", "refuse"):
-        ruled(on_repeat, times=9)
+        runtime = ruled(on_repeat, times=9)
         with guard.workflow("w"):
             for _ in range(2):
                 search(SECRET)
                 ask(client, SECRET)
-        guard.flush()
+        runtime.flush()
         guard.shutdown()
     everything = b"".join(sent)
     assert b'"digest"' in everything

@@ -66,7 +66,8 @@ class LlmData(Struct, omit_defaults=True):
 
     ``fees`` is what is charged besides tokens: units by line of ``guard.core.fees``.
     ``text_tokens`` is what the prompt's text was bounded by, where it had more tokens than that.
-    ``digest`` is a keyed digest of the prompt, where a policy notices repeats.
+    ``digest`` is a keyed digest of the model that was asked for and the prompt, where a policy
+    notices repeats.
     """
 
     model: Name = UNKNOWN_MODEL
@@ -110,7 +111,7 @@ class SpanData(Struct, omit_defaults=True):
     """Payload of a ``span`` event. ``final`` releases the rest of the reservation.
 
     Where a policy notices repeats of a tool, ``tool_name`` names it, and ``digest`` is a keyed
-    digest of its arguments.
+    digest of it and its arguments.
     """
 
     name: LongText

@@ -85,8 +85,9 @@ class GateRequest(Struct, omit_defaults=True):
 
     ``arguments`` is a digest of a call's arguments, keyed by what the gateway does not know: an
     approval is for these and for no others. ``digest`` is one by which repeats within the run are
-    counted: of a call's arguments, or of a request's prompt. ``named`` says that the gateway has
-    allowed the call where a model named its tool, and that only its repeats are judged now.
+    counted: of a call's tool and arguments, or of a request's model and prompt. ``named`` says
+    that the gateway has allowed the call where a model named its tool, and that only its repeats
+    are judged now.
 
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
     ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.

@@ -14,8 +14,9 @@ class RepeatPlace(Struct, frozen=True, kw_only=True):
 
     Args:
         organisation_id, run_id: whose.
-        kind, subject: of the call; of the run's ``spend`` there is one.
-        digest: of its arguments or its prompt.
+        kind, subject: of the call; of the run's ``spend`` there is one. A request is known by the
+            model that was asked for, or by the one that has answered.
+        digest: of the tool and its arguments, or of the model and the prompt.
         workflow_id, agent, key_id: where it is made.
     """
 

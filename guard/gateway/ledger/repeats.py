@@ -130,11 +130,11 @@ def _notice(
     unit.count_loop(place.kind)
     data = {
         "run_id": place.run_id, "workflow_id": place.workflow_id, "kind": place.kind,
-        "subject": place.subject, "action": action, **told,
+        "subject": count.subject, "action": action, **told,
     }  # fmt: skip
     if place.kind != "spend":
         data["count"] = count.times
-    key = f"loop:{place.run_id}:{place.kind}:{place.subject}:{place.digest}:{count.began_seq}"
+    key = f"loop:{place.run_id}:{place.kind}:{place.digest}:{count.began_seq}"
     fact = alerts.Fact(type="run.loop", key=f"{key}:{action}", data=data)
     alerting.tell(unit, place.organisation_id, fact)
 

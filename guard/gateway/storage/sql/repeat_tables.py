@@ -13,9 +13,7 @@ _SELECT: Final = (
     "SELECT run_id, workflow_id, agent, key_id, loop_kind, subject, allowed, seen, began_ms,"
     " counted_ms, began_seq, noticed_ms, loop_action FROM repeats"
 )
-_PLACE: Final = (
-    "organisation_id = ? AND run_id = ? AND loop_kind = ? AND subject = ? AND digest = ?"
-)
+_PLACE: Final = "organisation_id = ? AND run_id = ? AND loop_kind = ? AND digest = ?"
 _DROPPED_MAX: Final = 500
 """Rows that one sweep deletes."""
 
@@ -36,13 +34,13 @@ class RepeatTables(Tables):
         """Write how often a call was made."""
         self.write(
             "INSERT INTO repeats VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT"
-            " (organisation_id, run_id, loop_kind, subject, digest) DO UPDATE SET"
+            " (organisation_id, run_id, loop_kind, digest) DO UPDATE SET"
             " allowed = excluded.allowed, seen = excluded.seen, began_ms = excluded.began_ms,"
             " counted_ms = excluded.counted_ms, began_seq = excluded.began_seq,"
             " noticed_ms = excluded.noticed_ms, loop_action = excluded.loop_action",
-            (*_key(place), count.workflow_id, count.agent, count.key_id, count.allowed,
-             count.seen, count.began_ms, count.last_ms, count.began_seq, count.noticed_ms,
-             count.action),
+            (*_key(place), count.subject, count.workflow_id, count.agent, count.key_id,
+             count.allowed, count.seen, count.began_ms, count.last_ms, count.began_seq,
+             count.noticed_ms, count.action),
         )  # fmt: skip
 
     def count_loop(self, kind: LoopKind) -> None:
@@ -56,7 +54,7 @@ class RepeatTables(Tables):
             ("noticed_ms IS NOT NULL", noticed_ms),
         ):
             rows = self.rows(
-                "SELECT organisation_id, run_id, loop_kind, subject, digest FROM repeats"  # noqa: S608 (constant text)
+                "SELECT organisation_id, run_id, loop_kind, digest FROM repeats"  # noqa: S608 (constant text)
                 f" WHERE {where} AND counted_ms < ? ORDER BY counted_ms LIMIT ?",
                 before_ms, _DROPPED_MAX,
             )  # fmt: skip
@@ -65,7 +63,7 @@ class RepeatTables(Tables):
 
 
 def _key(place: RepeatPlace) -> tuple[str, ...]:
-    return place.organisation_id, place.run_id, place.kind, place.subject, place.digest
+    return place.organisation_id, place.run_id, place.kind, place.digest
 
 
 def _count_from(row: tuple[Any, ...]) -> RepeatCount:
