@@ -13,6 +13,7 @@ import attrs
 
 from guard.asking import decision_log
 from guard.asking.own_money import note_own_money
+from guard.asking.repeats import Repeat, repeat_of
 from guard.asking.tool_calls import FUNCTION, ToolCall, Watcher
 from guard.asking.unchecked_tools import protected_names
 from guard.breaker.exceptions import (
@@ -97,6 +98,7 @@ class ProtectedCall(Edge):
     Attributes:
         tool_call: set by the gate where other watchers of the same tool call have asked, or are
             not to ask again.
+        given: the arguments of a framework's tool, whose function is not the one that is called.
     """
 
     __slots__ = (
@@ -106,11 +108,13 @@ class ProtectedCall(Edge):
         "_call_scope",
         "_entry",
         "_record",
+        "_repeat",
         "_reply",
         "_runtime",
         "_started",
         "_target",
         "_task",
+        "given",
         "tool_call",
     )
 
@@ -118,6 +122,7 @@ class ProtectedCall(Edge):
     _record: CallRecord
     _entry: Entry
     _call_scope: Scope
+    given: Any
 
     def __init__(self, target: Target) -> None:
         self.scope = None
@@ -126,6 +131,8 @@ class ProtectedCall(Edge):
         self.body: Body | None = None
         # The digest of the arguments that a person may be asked about.
         self._asked_for: str | None = None
+        # What it is counted by, as one of the same calls.
+        self._repeat: Repeat | None = None
         # The task of a covered call, found by `admit_async`; `enter` uses it up.
         self._task: asyncio.Task[object] | None = None
         # Whether the call was allowed and is not over: then its end is recorded, once.
@@ -229,7 +236,10 @@ class ProtectedCall(Edge):
         if now_s >= patching.next_look_s:  # the body's requests must be seen
             patching.look()
         has_checks = runtime.enforcement.halts or runtime.tools.calls.open or target.sensitive
-        hold = None
+        repeat = hold = None
+        if runtime.enforcement.counts:
+            repeat = self._repeat = self._repeat_of(runtime, outer)
+            has_checks = has_checks or (repeat is not None and repeat.is_asked)
         if not has_checks:
             lane = outer._call_lane or outer.call_lane
             subject = subject_of(target, outer) if outer.tools else target.subject
@@ -240,6 +250,8 @@ class ProtectedCall(Edge):
             self._record = record = CallRecord(call_id)
         else:
             self._record = record = CallRecord(call_id, hold.lease.lease_id, hold)
+        if repeat is not None:
+            record.counted = target.tool_name, target.watcher.kind
         self._entry = entry = Entry(outer)
         tool = None if target.watcher is FUNCTION and not target.sensitive else target.tool_name
         self._call_scope = self.scope = scope = call_scope(
@@ -253,13 +265,29 @@ class ProtectedCall(Edge):
             decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)
         return True
 
+    def _repeat_of(self, runtime: KeyAccount, outer: Scope) -> Repeat | None:
+        target = self._target
+        return repeat_of(
+            runtime.tools, outer, target.tool_name, target.watcher, self._counted_arguments,
+            runtime.settings.api_key,
+        )  # fmt: skip
+
+    def _counted_arguments(self) -> dict[str, Any] | None:
+        given = getattr(self, "given", None)
+        return self._arguments() if given is None else {"given": given}
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the gateway is asked because it counts the call."""
+        return self._repeat is not None and self._repeat.is_asked
+
     def _is_covered_if_allowed(self, runtime: KeyAccount, scope: Scope, now_s: float) -> bool:
         """Check a call for which more than a lease decides, and cover it if that can be."""
         target = self._target
         runtime.enforcement.check(scope)
         if runtime.tools.calls.open and self._joins(runtime):
-            return True
-        if target.sensitive:
+            return not self._is_counted
+        if target.sensitive or self._is_counted:
             return False
         hold = runtime.leases.take(scope.call_lane, subject_of(target, scope), now_s)
         if hold is None:
@@ -279,6 +307,11 @@ class ProtectedCall(Edge):
         if found is None:
             return False
         self.tool_call, reply = found
+        if self.tool_call.counted:
+            self._repeat = self._record.counted = None
+        if self._repeat is not None and self._repeat.is_asked:
+            self._repeat.joined = reply
+            return True
         self._admitted = True
         if reply is not None:
             self._record.call_id = reply.call_id
@@ -288,13 +321,18 @@ class ProtectedCall(Edge):
     def _question(self) -> Question:
         target, scope, runtime = self._target, self._call_scope, self._runtime
         request = _gate_request(target, self._record.call_id, scope)
+        if self._repeat is not None and self._repeat.is_asked:
+            request.digest = self._repeat.digest
+            if self.tool_call is not None:
+                request.named = True
+                return Question(request)
         if target.sensitive or runtime.tools.asks_about(scope, target.tool_name):
             self._show_arguments(request)
         request.gates_requests = runtime.gates_requests
         if runtime.gates_requests and not target.pays:
             request.max_input_tokens = request.max_output_tokens = 0
         note_own_money(request, scope, gates_requests=runtime.gates_requests)
-        if target.sensitive:
+        if target.sensitive or self._is_counted:
             return Question(request)
         return Question(request, scope.call_lane, subject_of(target, scope))
 
@@ -332,11 +370,17 @@ class ProtectedCall(Edge):
 
     def _accept(self, grant: Grant) -> None:
         self._admitted = True
-        hold, reply, record = grant.hold, grant.reply, self._record
-        if grant.approved:
-            target = self._target
-            calls = self._runtime.tools.calls
-            self.tool_call = calls.approved(self._call_scope, target.tool_name, target.watcher)
+        record, target, is_counted = self._record, self._target, self._is_counted
+        if is_counted and self.tool_call is not None:
+            self.tool_call.counted = True
+            grant = Grant(self._take_joined())
+            record.call_id = record.call_id if grant.reply is None else grant.reply.call_id
+        elif grant.approved or (is_counted and not target.watcher.surrounds):
+            self.tool_call = self._runtime.tools.calls.allowed(
+                self._call_scope, target.tool_name, target.watcher, approved=grant.approved,
+                counted=is_counted,
+            )  # fmt: skip
+        hold, reply = grant.hold, grant.reply
         if hold is not None:
             record.hold = hold
             record.reservation_id = hold.lease.lease_id
@@ -346,8 +390,18 @@ class ProtectedCall(Edge):
         if reply is not None and reply.warnings:
             self._runtime.warnings.report(reply.warnings, self._call_scope, self._target.tool_name)
 
+    def _take_joined(self) -> wire.GateReply | None:
+        """Return what was set aside where a model named the tool, to one that asks."""
+        joined = None
+        if self._repeat is not None:
+            joined, self._repeat.joined = self._repeat.joined, None
+        return joined
+
     def _falls_back(self, exc: BaseException) -> bool:
         """Return whether the call goes on although it was refused, or could not be decided."""
+        joined = self._take_joined()
+        if joined is not None:
+            self._runtime.gate.release(Grant(joined))
         if not self._runtime.reports.enforces and isinstance(
             exc, GuardError | WorkflowKilledInterrupt
         ):
@@ -464,11 +518,14 @@ class ProtectedCall(Edge):
         if target.sensitive:
             tool = wire.ToolData(target.tool_name, duration_ms=duration_ms, outcome=outcome)
             events.record("tool", tool, scope)
-        if exc is None:
+        repeat = self._repeat
+        if exc is None and repeat is None:
             events.record_call(target.function, scope, duration_ms)
             return True
         code = getattr(exc, "error_code", None)
         span = wire.SpanData(target.function, "call", duration_ms, outcome, code, final=True)
+        if repeat is not None:
+            span.tool_name, span.digest = target.tool_name, repeat.digest
         events.record("span", span, scope)
         return True
 

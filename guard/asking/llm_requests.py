@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import structs
+
 from guard.asking import decision_log
 from guard.asking.gate import Gate
 from guard.asking.own_money import note_own_money
@@ -23,8 +25,9 @@ from guard.breaker.exceptions import (
     RateLimitError,
     WorkflowKilledInterrupt,
 )
-from guard.control.enforcement import refusal_in
+from guard.control.enforcement import Enforcement, refusal_in
 from guard.core import wire
+from guard.core.arguments import key_of, keyed
 from guard.core.call_options import Ceiling
 from guard.core.leases import (
     Grant,
@@ -34,6 +37,7 @@ from guard.core.leases import (
     request_subject,
     worst_case,
 )
+from guard.core.prompts import prompt_of
 from guard.core.request_bound import RequestBound
 from guard.instrumentation.request_gate import PutLimit, takes_no_limit
 from guard.scope.scope import Scope
@@ -56,6 +60,7 @@ class LlmRequests:
         gate: asks the gateway.
         leases: what this process may spend without asking.
         reports: takes errors; where it does not enforce, what is refused goes out all the same.
+        enforcement: holds the rules by which repeats are counted.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class LlmRequests:
         gate: Gate,
         leases: LeaseBook,
         reports: Reports,
+        enforcement: Enforcement,
     ) -> None:
         self._settings = settings
         self._link = link
@@ -73,6 +79,7 @@ class LlmRequests:
         self._gate = gate
         self._leases = leases
         self._reports = reports
+        self._enforcement = enforcement
         self.begin = events.begin  # the journal's, for a hold
         # Models whose price the gateway does not know; a dict for its order.
         self._unpriced: dict[str, None] = {}
@@ -101,6 +108,8 @@ class LlmRequests:
         if not self.is_on:
             return NOT_GATED if ceiling is None else None
         lane, subject = lane_of(scope, bound), request_subject(bound.provider, bound.local)
+        if bound.is_counted:
+            return None
         if ceiling is not None and self._too_dear(ceiling, scope, bound) is not None:
             return None
         calls = 1 if call is None else 0
@@ -119,6 +128,20 @@ class LlmRequests:
     def rates_changed(self, scope: Scope) -> None:
         """Have the gateway asked again: another model answers, and leases count by wrong rates."""
         self._leases.void(scope.workflow_id)
+
+    def counted(self, scope: Scope, bound: RequestBound, path: str, body: bytes) -> RequestBound:
+        """Return a request's bound with the digest of its prompt, where repeats are counted."""
+        tools = self._enforcement.control.tools if self._enforcement.counts else None
+        if tools is None or scope.run_id is None or bound.model is None:
+            return bound
+        rules = tools.for_scope(scope.workflow_id, scope.agent)
+        counting = "" if rules is None else rules.counts_model(bound.model)
+        prompt = prompt_of(path, body) if counting else None
+        if prompt is None:
+            return bound
+        said = b"\0".join((bound.model.encode("utf-8", "replace"), prompt))
+        digest = keyed(said, key_of(self._settings.api_key))
+        return structs.replace(bound, digest=digest, is_counted=counting == "ask")
 
     def ask(
         self, scope: Scope, bound: RequestBound, limit: PutLimit = takes_no_limit
@@ -270,9 +293,12 @@ class LlmRequests:
             grows=grows,
             unjournaled=not self._events.has_journal,
             takes_last=self._settings.last_request,
+            digest=None if grows else bound.digest or None,
         )
         if not grows:
             note_own_money(request, scope, gates_requests=True)
+        if bound.is_counted and not grows:  # for itself: no lease, and no place behind another one
+            return Question(request, bound=bound)
         calls = 1 if call is None and not grows else 0
         return Question(
             request,

@@ -64,6 +64,7 @@ class ToolCall(Struct, eq=False):
         place: where it is looked for.
         reply: the gateway's, until the first watcher after the asking one takes its money.
         approved: whether a person has allowed it.
+        counted: whether it was counted by its arguments.
         until_s: when its next watcher has to have come, by the monotonic clock.
         seen_by: the kinds of its watchers.
         ids: that frameworks have given it.
@@ -75,6 +76,7 @@ class ToolCall(Struct, eq=False):
     until_s: float
     seen_by: set[str]
     ids: set[str] = field(default_factory=set)
+    counted: bool = False
 
     def is_seen_by(self, watcher: Watcher) -> None:
         """Note a watcher."""
@@ -124,9 +126,12 @@ class ToolCalls:
         call = self._keep(scope, tool_name, reply, approved, {_CLIENT})
         self._background.call_soon(self._give_back_later, call)
 
-    def approved(self, scope: Scope, tool_name: str, watcher: Watcher) -> ToolCall:
-        """Keep a person's approval, for the other watchers of the call."""
-        call = self._keep(scope, tool_name, None, True, set())
+    def allowed(
+        self, scope: Scope, tool_name: str, watcher: Watcher, *, approved: bool, counted: bool
+    ) -> ToolCall:
+        """Keep what a watcher has asked about, for the other watchers of the call."""
+        call = self._keep(scope, tool_name, None, approved, set())
+        call.counted = counted
         call.is_seen_by(watcher)
         return call
 

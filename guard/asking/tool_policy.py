@@ -16,7 +16,7 @@ from guard.control.warnings import WarningLog
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.core.leases import Grant, Question
-from guard.core.tool_rules import ScopeToolRules
+from guard.core.tool_rules import Counting, ScopeToolRules
 from guard.loop import BackgroundLoop
 from guard.scope.scope import Scope
 
@@ -80,6 +80,13 @@ class ToolPolicy:
         rules = self._rules(scope)
         verdict = None if rules is None else rules.verdict(name)
         return verdict is not None and verdict.kind == "ask"
+
+    # -- repeats ----------------------------------------------------------------------------------
+
+    def counts_call(self, scope: Scope, name: str) -> Counting:
+        """Tell whether repeats of a tool's calls are counted in the run of a scope, and how."""
+        rules = self._rules(scope) if scope.run_id is not None else None
+        return "" if rules is None else rules.counts_tool(name)
 
     def results(self, body: bytes) -> None:
         """Name the tools without a check whose results a request sends to a model."""

@@ -28,6 +28,7 @@ class Enforcement:
     Attributes:
         control: the snapshot; replaced as a whole.
         halts: whether anything at all is killed or paused: without that no scope need be checked.
+        counts: whether any rule counts repeats of calls: without that none needs a digest.
         bodies: the protected bodies and requests that run now.
     """
 
@@ -43,6 +44,7 @@ class Enforcement:
         # Written on the background loop only; any thread reads them without a lock.
         self.control = ControlState()
         self.halts = False
+        self.counts = False
         self.bodies = ActiveBodies()
 
     def forget_bodies(self) -> None:
@@ -56,6 +58,7 @@ class Enforcement:
         before = self.control.kills
         control = self.control = self.control.apply(*messages)
         self.halts = bool(control.kills or control.pauses or control.timed_pauses)
+        self.counts = control.tools is not None and control.tools.counts
         self._changed()
         # Compared by identity: a replay, a pattern or an older revive may change the kills as well.
         if self.control.kills is not before and self.enforces:

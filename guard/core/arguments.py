@@ -1,4 +1,6 @@
-"""The arguments of a call: a keyed digest that binds an approval to them, and what is shown.
+"""The arguments of a call: a keyed digest that stands for them, and what is shown.
+
+An approval is bound to the digest, and repeats within a run are counted by it.
 
 A digest says nothing of the arguments to whoever has no key: the gateway has only a hash of the API
 key, from which the digest's key cannot be made.
@@ -54,7 +56,11 @@ def digest(arguments: Mapping[str, Any], key: bytes) -> str:
     True
     """
     plain = _Plain().of(arguments, 0)
-    data = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    return keyed(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode(), key)
+
+
+def keyed(data: bytes, key: bytes) -> str:
+    """Return the digest of bytes."""
     return hmac.new(key, data, hashlib.sha256).hexdigest()[:_DIGITS]
 
 

@@ -54,6 +54,7 @@ class InstrumentedCall(Struct, gc=False):
         entry: its place in the journal; None where it has none.
         local: whether the request went to this machine, and to no proxy there.
         requested_model: the model that was asked for; None where the request does not say.
+        digest: of its prompt, where repeats are counted.
     """
 
     provider: str
@@ -66,6 +67,7 @@ class InstrumentedCall(Struct, gc=False):
     entry: OpenEntry | None = None
     local: bool = False
     requested_model: str | None = None
+    digest: str | None = None
 
 
 def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
@@ -175,6 +177,7 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
         fees=dict(usage.fees) if usage.fees else {},
         text_tokens=usage.text_tokens,
         requested_model=None if asked == usage.model else asked,
+        digest=observed.digest,
     )
 
 

@@ -29,6 +29,8 @@ class RequestBound(Struct, frozen=True, gc=False):
         fees: the most that it can be charged besides tokens: units by line of ``guard.core.fees``.
         unnumbered: what it may be charged any number of times, and what would bound that; empty
             where all is bounded.
+        digest: a keyed digest of its model and prompt, where repeats are counted; empty elsewhere.
+        is_counted: whether the gateway counts it, so that no lease covers it.
     """
 
     provider: str
@@ -45,3 +47,5 @@ class RequestBound(Struct, frozen=True, gc=False):
     local: bool = False
     fees: dict[str, int] | None = None
     unnumbered: str = ""
+    digest: str = ""
+    is_counted: bool = False

@@ -1,4 +1,4 @@
-"""Which tools a policy blocks, and which it lets the gateway decide about. Pure.
+"""Which tools a policy blocks, which the gateway decides about, and what is counted. Pure.
 
 The gateway sends the tool rules of a key; the SDK matches the tools that an answer asks for with
 them, by the same globs as the gateway.
@@ -12,6 +12,10 @@ from typing import Final, Literal, TypeVar
 from msgspec import Struct
 
 from guard.core import globs, wire
+from guard.core.model_names import family
+
+Counting = Literal["", "note", "ask"]
+"""Whether repeats are counted: by what events say (``note``), or by asking the gateway."""
 
 SCOPES_KEPT: Final = 256
 NAMES_KEPT: Final = 4096
@@ -19,6 +23,9 @@ NAMES_KEPT: Final = 4096
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+_STRICTER: Final[tuple[Counting, ...]] = ("", "note", "ask")
 
 
 class ToolVerdict(Struct, frozen=True):
@@ -39,13 +46,15 @@ class ToolVerdict(Struct, frozen=True):
 class _Rule:
     """One rule, its patterns compiled."""
 
-    __slots__ = ("_allow", "_ask", "_block", "rule")
+    __slots__ = ("_allow", "_ask", "_block", "_models", "_tools", "rule")
 
     def __init__(self, rule: wire.ToolRule) -> None:
         self.rule = rule
         self._block = globs.Matcher(rule.block)
         self._allow = None if rule.allow is None else globs.Matcher(rule.allow)
         self._ask = globs.Matcher(rule.ask)
+        self._tools = globs.Matcher(rule.repeat_tools)
+        self._models = globs.Matcher(rule.repeat_models)
 
     def applies(self, workflow_id: str | None, agent: str | None) -> bool:
         """Tell whether the rule applies to calls of this workflow and agent."""
@@ -70,6 +79,14 @@ class _Rule:
             return None
         return self._verdict("ask", f"the gateway decides about {pattern!r}")
 
+    def counting(self, tool: str | None, model: str | None) -> Counting:
+        """Tell whether the rule counts repeats of a tool, or of a model's prompt."""
+        found = tool is not None and self._tools.find(tool) is not None
+        if model is not None and self._models:
+            names = (model, family(model))
+            found = found or any(self._models.find(name) is not None for name in names)
+        return ("ask" if self.rule.repeat_asks else "note") if found else ""
+
     def _verdict(self, kind: Literal["block", "ask"], reason: str) -> ToolVerdict:
         return ToolVerdict(kind, reason, self.rule.policy, self.rule.policy_version)
 
@@ -77,11 +94,13 @@ class _Rule:
 class ScopeToolRules:
     """The rules that apply to one workflow and agent; verdicts are cached by name."""
 
-    __slots__ = ("_rules", "_verdicts", "blocks_sensitive")
+    __slots__ = ("_counted_models", "_counted_tools", "_rules", "_verdicts", "blocks_sensitive")
 
     def __init__(self, rules: list[_Rule]) -> None:
         self._rules = rules
         self._verdicts: dict[str, ToolVerdict | None] = {}
+        self._counted_tools: dict[str, Counting] = {}
+        self._counted_models: dict[str, Counting] = {}
         self.blocks_sensitive = any(each.rule.blocks_sensitive for each in rules)
 
     def verdict(self, tool: str) -> ToolVerdict | None:
@@ -103,6 +122,20 @@ class ScopeToolRules:
         questions = (each.question(tool) for each in self._rules)
         return next((question for question in questions if question is not None), None)
 
+    def counts_tool(self, tool: str) -> Counting:
+        """Tell whether repeats of a tool's calls are counted, and how."""
+        return _cached(self._counted_tools, wire.fitted(tool), self._count_tool, NAMES_KEPT)
+
+    def counts_model(self, model: str) -> Counting:
+        """Tell whether repeats of a model's prompts are counted, and how."""
+        return _cached(self._counted_models, wire.fitted(model), self._count_model, NAMES_KEPT)
+
+    def _count_tool(self, tool: str) -> Counting:
+        return max((each.counting(tool, None) for each in self._rules), key=_STRICTER.index)
+
+    def _count_model(self, model: str) -> Counting:
+        return max((each.counting(None, model) for each in self._rules), key=_STRICTER.index)
+
 
 class CompiledToolRules:
     """The tool rules of a key, compiled; never changed.
@@ -112,12 +145,14 @@ class CompiledToolRules:
 
     Attributes:
         version: of these rules.
+        counts: whether any of them counts repeats.
     """
 
-    __slots__ = ("_rules", "_scopes", "version")
+    __slots__ = ("_rules", "_scopes", "counts", "version")
 
     def __init__(self, message: wire.ToolRules) -> None:
         self.version = message.version
+        self.counts = any(rule.repeat_tools or rule.repeat_models for rule in message.rules)
         self._rules = [_Rule(rule) for rule in message.rules]
         self._scopes: dict[tuple[str | None, str | None], ScopeToolRules | None] = {}
 

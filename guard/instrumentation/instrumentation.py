@@ -318,6 +318,7 @@ class Instrumentation:
                 call.limited_body = put
                 limit = bounds.bound_of(endpoint.format, path, put.body, self.ratios)
                 bound = structs.replace(limit, local=bound.local, terms=bound.terms)
+        bound = gate.counted(call.scope, bound, path, content)
         call.cover(gate, bound, replace)
         if call.uncovered and self._unread.calls:  # they hold more than they cost
             self._unread.read()
@@ -411,6 +412,7 @@ class Instrumentation:
                 reservation_id=call.reservation_id,
                 entry=None if call.hold is None else call.hold.entry,
                 local=endpoint.is_local and self._is_own(call),
+                digest=None if call.bound is None else call.bound.digest or None,
             )
             # An answer of several models becomes several events, so it is read at once.
             if endpoint.asks and call.is_small and endpoint.condense is None:

@@ -90,6 +90,9 @@ class RequestGate(Protocol):
             Refusal: refused.
         """
 
+    def counted(self, scope: Scope, bound: RequestBound, path: str, body: bytes) -> RequestBound:
+        """Return a request's bound with the digest of its prompt, where repeats are counted."""
+
     def ask(self, scope: Scope, bound: RequestBound, limit: PutLimit) -> RequestCover:
         """Ask the gateway; blocks the calling thread.
 

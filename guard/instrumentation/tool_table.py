@@ -52,6 +52,31 @@ def _first_argument(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> s
     return str(args[0] if args else options["name"])
 
 
+_NO_ARGUMENTS: Final = frozenset(
+    {
+        "call_id", "callbacks", "cancellation_token", "color", "config", "context", "ctx",
+        "metadata", "progress_callback", "read_timeout_seconds", "run_id", "run_manager",
+        "run_name", "start_color", "tags", "tool_call_id", "verbose",
+    }
+)  # fmt: skip
+"""What frameworks pass to their own methods beside the tool's arguments."""
+
+
+def _given(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return the arguments of a tool: what was passed, without what is the framework's own."""
+    own = {name: value for name, value in options.items() if name not in _NO_ARGUMENTS}
+    return [*args, own]
+
+
+def _given_pydantic_ai(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    validated = args[0] if args else options["validated"]
+    return getattr(validated, "validated_args", None)
+
+
+GivenOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""Reads a tool's arguments from those of a call; None where they are not known."""
+
+
 class ToolCaller(Struct, frozen=True):
     """A class whose methods call a tool.
 
@@ -61,6 +86,7 @@ class ToolCaller(Struct, frozen=True):
         name_of: reads the tool's name.
         calls, awaited, streamed: its methods that are called, awaited, or iterated over
             asynchronously.
+        given_of: reads the tool's arguments, by which repeats are counted.
     """
 
     package: str
@@ -70,6 +96,7 @@ class ToolCaller(Struct, frozen=True):
     calls: tuple[str, ...] = ()
     awaited: tuple[str, ...] = ()
     streamed: tuple[str, ...] = ()
+    given_of: GivenOf = _given
 
 
 def _llama_index(module: str, owner: str, *awaited: str) -> ToolCaller:
@@ -101,7 +128,7 @@ TOOL_CALLERS: Final = (
     _llama_index("types", "BaseToolAsyncAdapter"),  # its `acall` has a thread run `call`
     ToolCaller(
         "pydantic_ai", "pydantic_ai.tool_manager", "ToolManager", _of_pydantic_ai,
-        awaited=("execute_tool_call",),
+        awaited=("execute_tool_call",), given_of=_given_pydantic_ai,
     ),
     ToolCaller(
         "autogen_core", "autogen_core.tools._base", "BaseTool", awaited=("run_json",),

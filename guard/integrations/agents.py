@@ -45,7 +45,10 @@ class GuardRunHooks(RunHooks[Any]):
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         """Ask the gateway for the tool."""
         call_id = getattr(context, "tool_call_id", None)
-        await tools.gate_tool_async(tool.name, Watcher("hooks", call_id, surrounds=False))
+        await tools.gate_tool_async(
+            tool.name, Watcher("hooks", call_id, surrounds=False),
+            getattr(context, "tool_arguments", None),
+        )  # fmt: skip
         self._started_s[id(context)] = time.monotonic()
 
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
@@ -58,7 +61,7 @@ class GuardRunHooks(RunHooks[Any]):
 
 async def _ask(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
     watcher = Watcher("guardrail", data.context.tool_call_id, surrounds=False)
-    await tools.gate_tool_async(data.context.tool_name, watcher)
+    await tools.gate_tool_async(data.context.tool_name, watcher, data.context.tool_arguments)
     return ToolGuardrailFunctionOutput.allow()
 
 

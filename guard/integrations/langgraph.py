@@ -73,7 +73,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
         name = _tool_name(serialized, options)
         if not tools.is_running(name):  # else a wrapper or the tool's seam has asked
             call_id = _call_id(run_id, options)
-            tools.gate_tool(name, Watcher("callback", call_id, surrounds=False))
+            tools.gate_tool(name, Watcher("callback", call_id, surrounds=False), input_str)
             self._tools[run_id] = (name, time.monotonic(), call_id)
 
     async def _tool_start_async(
@@ -82,7 +82,9 @@ class GuardCallbackHandler(BaseCallbackHandler):
         name = _tool_name(serialized, options)
         if not tools.is_running(name):  # else a wrapper or the tool's seam has asked
             call_id = _call_id(run_id, options)
-            await tools.gate_tool_async(name, Watcher("callback", call_id, surrounds=False))
+            await tools.gate_tool_async(
+                name, Watcher("callback", call_id, surrounds=False), input_str
+            )
             self._tools[run_id] = (name, time.monotonic(), call_id)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **options: Any) -> None:
@@ -184,13 +186,19 @@ def wrap_tool_call(request: Any, execute: Callable[[Any], Any]) -> Any:
     Unlike the callbacks, this lets a kill stop a running tool.
     """
     name = str(request.tool_call["name"])
-    return tools.call_tool(name, lambda: execute(request), _wrapper_of(request))
+    return tools.call_tool(name, lambda: execute(request), _wrapper_of(request), _given(request))
 
 
 async def awrap_tool_call(request: Any, execute: Callable[[Any], Awaitable[Any]]) -> Any:
     """Like :func:`wrap_tool_call`: ``ToolNode(tools, awrap_tool_call=awrap_tool_call)``."""
     name = str(request.tool_call["name"])
-    return await tools.call_tool_async(name, lambda: execute(request), _wrapper_of(request))
+    return await tools.call_tool_async(
+        name, lambda: execute(request), _wrapper_of(request), _given(request)
+    )
+
+
+def _given(request: Any) -> Any:
+    return request.tool_call.get("args")
 
 
 def _wrapper_of(request: Any) -> Watcher:

@@ -35,8 +35,9 @@ def install() -> None:
     @functools.wraps(original)
     async def call_tool(self: ClientSession, name: str, *arguments: Any, **options: Any) -> Any:
         return await tools.call_tool_async(
-            name, lambda: original(self, name, *arguments, **options), _SESSION
-        )
+            name, lambda: original(self, name, *arguments, **options), _SESSION,
+            (arguments[0] if arguments else options.get("arguments")) or {},
+        )  # fmt: skip
 
     ClientSession.call_tool = call_tool  # type: ignore[method-assign]
 

@@ -58,7 +58,10 @@ def _call(caller: ToolCaller, original: Any) -> Any:
         if name is None:
             return original(self, *args, **options)
         return tools.call_tool(
-            name, lambda: original(self, *args, **options), _watcher(caller, options)
+            name,
+            lambda: original(self, *args, **options),
+            _watcher(caller, options),
+            caller.given_of(args, options),
         )
 
     return call
@@ -71,7 +74,10 @@ def _await(caller: ToolCaller, original: Any) -> Any:
         if name is None:
             return await original(self, *args, **options)
         return await tools.call_tool_async(
-            name, lambda: original(self, *args, **options), _watcher(caller, options)
+            name,
+            lambda: original(self, *args, **options),
+            _watcher(caller, options),
+            caller.given_of(args, options),
         )
 
     return call
@@ -85,7 +91,10 @@ def _stream(caller: ToolCaller, original: Any) -> Any:
             stream = original(self, *args, **options)
         else:
             stream = tools.stream_tool(
-                name, lambda: original(self, *args, **options), _watcher(caller, options)
+                name,
+                lambda: original(self, *args, **options),
+                _watcher(caller, options),
+                caller.given_of(args, options),
             )
         async for each in stream:
             yield each

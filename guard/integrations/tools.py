@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -48,13 +48,14 @@ running: Final[ContextVar[RunningTool | None]] = ContextVar("guard_running_tool"
 """The tool call around the code: what else sees it does not ask again."""
 
 
-def call_tool(name: str, run: Callable[[], T], watcher: Watcher) -> T:
+def call_tool(name: str, run: Callable[[], T], watcher: Watcher, given: Any = None) -> T:
     """Run a tool as a protected call under its name, and report it.
 
     Args:
         name: what tool policies match.
         run: calls the tool.
         watcher: what the adapter is to the tool call.
+        given: the tool's arguments, by which repeats are counted; None where they are not known.
 
     Raises:
         GuardError: the call is refused. Inside a workflow or a protected call, a carrier that
@@ -64,7 +65,7 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher) -> T:
     if _is_checked(name, watcher):
         return run()
     started_s = time.monotonic()
-    edge = _edge(name, watcher)
+    edge = _edge(name, watcher, given)
 
     def tool() -> T:
         inside = _Inside(name, watcher, edge)
@@ -81,12 +82,14 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher) -> T:
     return result
 
 
-async def call_tool_async(name: str, run: Callable[[], Awaitable[T]], watcher: Watcher) -> T:
+async def call_tool_async(
+    name: str, run: Callable[[], Awaitable[T]], watcher: Watcher, given: Any = None
+) -> T:
     """Like :func:`call_tool`, for tools that are awaited."""
     if _is_checked(name, watcher):
         return await run()
     started_s = time.monotonic()
-    edge = _edge(name, watcher)
+    edge = _edge(name, watcher, given)
 
     async def tool() -> T:
         inside = _Inside(name, watcher, edge)
@@ -104,7 +107,7 @@ async def call_tool_async(name: str, run: Callable[[], Awaitable[T]], watcher: W
 
 
 async def stream_tool(
-    name: str, run: Callable[[], AsyncIterator[T]], watcher: Watcher
+    name: str, run: Callable[[], AsyncIterator[T]], watcher: Watcher, given: Any = None
 ) -> AsyncIterator[T]:
     """Like :func:`call_tool`, for tools whose result is a stream."""
     if _is_checked(name, watcher):
@@ -112,7 +115,7 @@ async def stream_tool(
             yield each
         return
     started_s = time.monotonic()
-    edge = _edge(name, watcher)
+    edge = _edge(name, watcher, given)
 
     async def tool() -> AsyncIterator[T]:
         inside = _Inside(name, watcher, edge)
@@ -130,15 +133,16 @@ async def stream_tool(
     report_tool(name, started_s)
 
 
-def gate_tool(name: str, watcher: Watcher) -> None:
+def gate_tool(name: str, watcher: Watcher, given: Any = None) -> None:
     """Ask whether a tool may run, where the framework runs it itself.
 
     Args:
         name: what tool policies match.
         watcher: what the adapter is to the tool call. With the framework's id of the call,
             :func:`tool_ended` has to follow.
+        given: as for :func:`call_tool`.
     """
-    edge = _edge(name, watcher)
+    edge = _edge(name, watcher, given)
     try:
         run_inside(_nothing, lambda: edge)()
     except GuardError as exc:
@@ -146,18 +150,18 @@ def gate_tool(name: str, watcher: Watcher) -> None:
     current.set(edge.tool_call)
 
 
-async def gate_tool_async(name: str, watcher: Watcher) -> None:
+async def gate_tool_async(name: str, watcher: Watcher, given: Any = None) -> None:
     """Like :func:`gate_tool`, without blocking the loop; hooks that run at once ask once."""
     account = active_account(current_scope.get())
     if account is None:
-        await _gate_async(name, watcher)
+        await _gate_async(name, watcher, given)
         return
     async with account.tools.calls.turn(watcher):
-        await _gate_async(name, watcher)
+        await _gate_async(name, watcher, given)
 
 
-async def _gate_async(name: str, watcher: Watcher) -> None:
-    edge = _edge(name, watcher)
+async def _gate_async(name: str, watcher: Watcher, given: Any) -> None:
+    edge = _edge(name, watcher, given)
     try:
         await run_inside(_nothing_async, lambda: edge)()
     except GuardError as exc:
@@ -190,11 +194,13 @@ def carried(error: GuardError) -> BaseException:
     return refusal_in(current_scope.get(), error)
 
 
-def _edge(name: str, watcher: Watcher) -> ProtectedCall:
+def _edge(name: str, watcher: Watcher, given: Any) -> ProtectedCall:
     name = fitted(name or "tool")
     if (account := active_account(current_scope.get())) is not None:
         account.tools.unchecked.checked((name,))
-    return ProtectedCall(Target(f"tools.{name}", name, watcher=watcher, pays=False))
+    edge = ProtectedCall(Target(f"tools.{name}", name, watcher=watcher, pays=False))
+    edge.given = given
+    return edge
 
 
 def is_running(name: str) -> bool:

@@ -106,6 +106,7 @@ class KeyAccount:
             self.gate,
             self.leases,
             self.reports,
+            self.enforcement,
         )
         self.tools = ToolPolicy(
             self.enforcement,

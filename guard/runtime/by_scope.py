@@ -60,6 +60,10 @@ class _Requests:
         """Cover a request from a lease, without a round trip."""
         return account_in(scope, self._own).requests.hold(scope, bound)
 
+    def counted(self, scope: Scope, bound: RequestBound, path: str, body: bytes) -> RequestBound:
+        """Return a request's bound with the digest of its prompt, where repeats are counted."""
+        return account_in(scope, self._own).requests.counted(scope, bound, path, body)
+
     def ask(
         self, scope: Scope, bound: RequestBound, limit: PutLimit = takes_no_limit
     ) -> RequestHold:

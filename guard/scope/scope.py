@@ -36,12 +36,14 @@ class CallRecord(Struct, eq=False):
         reservation_id: what pays for it: a reservation of its own, or a lease.
         hold: what it has taken from a lease.
         metered: whether an LLM call was recorded in it.
+        counted: its tool and the kind of its watcher, where it counts as one of the same calls.
     """
 
     call_id: str
     reservation_id: str | None = None
     hold: Hold | None = None
     metered: bool = False
+    counted: tuple[str, str] | None = None
 
 
 class Identified(Protocol):

@@ -55,6 +55,9 @@ class ToolRule(Struct, omit_defaults=True):
         allow: when set, a tool that matches none is refused.
         ask: the gateway decides about each call of such a tool, mostly by asking a person.
         blocks_sensitive: calls that their caller declares as sensitive are refused.
+        repeat_tools, repeat_models: calls of these tools, and requests for these models, are
+            counted by a digest of their arguments or prompt.
+        repeat_asks: the gateway is asked about each of them; else their events have the digest.
     """
 
     policy: Name
@@ -65,6 +68,9 @@ class ToolRule(Struct, omit_defaults=True):
     allow: list[str] | None = None
     ask: list[str] = []
     blocks_sensitive: bool = False
+    repeat_tools: list[str] = []
+    repeat_models: list[str] = []
+    repeat_asks: bool = False
 
 
 NO_TOOL_RULES: Final = "none"

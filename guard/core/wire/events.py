@@ -69,6 +69,8 @@ class LlmData(Struct, omit_defaults=True):
 
     ``fees`` is what is charged besides tokens: units by line of ``guard.core.fees``.
     ``text_tokens`` is what the prompt's text was bounded by, where it had more tokens than that.
+    ``digest`` is a keyed digest of the model that was asked for and the prompt, where a policy
+    notices repeats.
     """
 
     model: Name = UNKNOWN_MODEL
@@ -96,6 +98,7 @@ class LlmData(Struct, omit_defaults=True):
     fees: Fees = {}
     text_tokens: Tokens = 0
     requested_model: Name | None = None
+    digest: Name | None = None
 
 
 class ToolData(Struct, omit_defaults=True):
@@ -109,7 +112,11 @@ class ToolData(Struct, omit_defaults=True):
 
 
 class SpanData(Struct, omit_defaults=True):
-    """Payload of a ``span`` event. ``final`` releases the rest of the reservation."""
+    """Payload of a ``span`` event. ``final`` releases the rest of the reservation.
+
+    Where a policy notices repeats of a tool, ``tool_name`` names it, and ``digest`` is a keyed
+    digest of it and its arguments.
+    """
 
     name: LongText
     kind: Name = "span"
@@ -117,6 +124,8 @@ class SpanData(Struct, omit_defaults=True):
     outcome: Name | None = None
     error_code: Name | None = None
     final: bool = False
+    tool_name: Name | None = None
+    digest: Name | None = None
 
 
 class Chain(Struct, omit_defaults=True):

@@ -84,7 +84,10 @@ class GateRequest(Struct, omit_defaults=True):
     ``takes_last`` says that the caller takes a last request from that share.
 
     ``arguments`` is a digest of a call's arguments, keyed by what the gateway does not know: an
-    approval is for these and for no others.
+    approval is for these and for no others. ``digest`` is one by which repeats within the run are
+    counted: of a call's tool and arguments, or of a request's model and prompt. ``named`` says
+    that the gateway has allowed the call where a model named its tool, and that only its repeats
+    are judged now.
 
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
     ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.
@@ -144,6 +147,8 @@ class GateRequest(Struct, omit_defaults=True):
     winding_down: bool = False
     takes_last: bool = False
     arguments: Name | None = None
+    digest: Name | None = None
+    named: bool = False
 
 
 class GateReply(Struct, omit_defaults=True, weakref=True):

@@ -10,6 +10,7 @@ import click
 
 from guard.core.written_numbers import read_count
 
+_TIMES_MAX: Final = 100_000
 _EXAMPLES: Final = (10, 1, 100, 0.5, 0)
 
 
@@ -40,6 +41,25 @@ class Count(click.ParamType[Any]):
             return read_count(str(value))
         except ValueError as exc:
             self.fail(f"{exc}.", param, ctx)
+
+
+class Repeated(click.ParamType[Any]):
+    """A glob, and how often what matches it may be repeated: ``search=5``."""
+
+    name = "glob=times"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read both."""
+        if isinstance(value, tuple):
+            return value
+        glob, _, times = str(value).rpartition("=")
+        try:
+            found = read_count(times)
+        except ValueError:
+            found = 0
+        if not glob or not 1 <= found <= _TIMES_MAX:
+            self.fail(f"{value!r} is no glob and a number above zero; write search=5.", param, ctx)
+        return glob, found
 
 
 class Finite(click.FloatRange):

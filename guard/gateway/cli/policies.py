@@ -8,16 +8,20 @@ from typing import Any
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.files import FILE, read_rules
+from guard.gateway.cli.numbers import Repeated
 from guard.gateway.cli.output import (
     admin_options,
     client_of,
     note,
+    safe,
     scope_of,
     show,
     where,
     with_client,
 )
+from guard.gateway.domain.notice_text import moment
 
 
 @click.group()
@@ -65,6 +69,25 @@ def _rules(document: dict[str, Any]) -> str:
     help="Ask a person to approve tools that match.",
 )
 @click.option("--block-model", multiple=True, metavar="GLOB", help="Refuse models that match.")
+@click.option(
+    "--repeat",
+    multiple=True,
+    metavar="GLOB=TIMES",
+    type=Repeated(),
+    help="Tools that a run may call so often with the same arguments.",
+)
+@click.option(
+    "--repeat-model",
+    multiple=True,
+    metavar="GLOB=TIMES",
+    type=Repeated(),
+    help="Models that a run may ask so often with the same prompt.",
+)
+@click.option(
+    "--on-repeat",
+    type=OneOf(["notice", "pause", "refuse"]),
+    help="What happens to one more: refused (default), its run paused, or only flagged.",
+)
 @click.option("--preview", is_flag=True, help="Only print what it would have done to recent calls.")
 @admin_options
 def policies_set(
@@ -73,6 +96,9 @@ def policies_set(
     block_tool: tuple[str, ...],
     approve_tool: tuple[str, ...],
     block_model: tuple[str, ...],
+    repeat: tuple[tuple[str, int], ...],
+    repeat_model: tuple[tuple[str, int], ...],
+    on_repeat: str | None,
     preview: bool,
     **options: Any,
 ) -> None:
@@ -82,6 +108,7 @@ def policies_set(
     Examples:
       guard gateway policies set no-deletes --block-tool 'delete_*'
       guard gateway policies set tools tools.toml --preview
+      guard gateway policies set loops --repeat 'search=5' --on-repeat pause
     """
     body = {} if file is None else read_rules(file)
     document = body.pop("document", {})
@@ -97,6 +124,12 @@ def policies_set(
             if not isinstance(named, list):
                 raise click.ClickException(f"{rule} is a list of globs")
             document[rule] = [*named, *globs]
+    caps = _repeat_caps(repeat, repeat_model, on_repeat)
+    if caps:
+        named = document.get("repeat_caps", [])
+        if not isinstance(named, list):
+            raise click.ClickException("repeat_caps is a list of tables")
+        document["repeat_caps"] = [*named, *caps]
     if not document:
         raise click.UsageError("no rules: give a file, or an option such as --block-tool")
     with client_of(options) as client:
@@ -111,10 +144,43 @@ def policies_set(
                 f" {found['newly_refused']} refused, {found['newly_pending']} to be approved,"
                 f" {found['newly_allowed']} allowed"
             )
-            note(text, found)
+            note("\n".join([text, *_repeats_said(found["repeats"])]), found)
             return
         made = client.set_policy(name, **body, **document)
         note(f"policy {name} version {made['version']} on {where()}", made)
+
+
+def _repeat_caps(
+    tools: tuple[tuple[str, int], ...],
+    models: tuple[tuple[str, int], ...],
+    on_repeat: str | None,
+) -> list[dict[str, Any]]:
+    """Return the rules about repeats that options ask for: one for each number."""
+    if on_repeat is not None and not (tools or models):
+        raise click.UsageError("--on-repeat says what --repeat and --repeat-model do")
+    caps: dict[int, dict[str, Any]] = {}
+    for kind, given in (("tools", tools), ("models", models)):
+        for glob, times in given:
+            caps.setdefault(times, {"times": times}).setdefault(kind, []).append(glob)
+    return [{**cap, "on_repeat": on_repeat or "refuse"} for cap in caps.values()]
+
+
+def _repeats_said(found: dict[str, Any] | None) -> list[str]:
+    """Return in lines what rules about repeats would have stopped."""
+    if found is None:
+        return []
+    if found["since_ms"] is None:
+        return ["repeats: nothing was counted yet; --on-repeat notice begins to count"]
+    total = (
+        f"repeats: {found['stopped_calls']} of {found['calls']} calls since"
+        f" {moment(found['since_ms'])} would have been stopped, in {found['runs']} runs"
+    )
+    worst = (
+        f"  {each['subject']}: {each['times']} times the same in run {each['run_id']}"
+        f" of {each['workflow_id'] or 'no workflow'}"
+        for each in found["worst"]
+    )
+    return [total, *map(safe, worst)]
 
 
 @policies.command("delete")

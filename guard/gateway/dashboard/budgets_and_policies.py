@@ -176,7 +176,7 @@ class BudgetsAndPolicies:
         caps: list[RateCap | None] = [*policy.document.rate_caps, None]
         return await self._site.render(
             context, "policy_edit.html", policy=policy, is_new=is_new, caps=caps,
-            versions=versions[:10], **values,
+            repeats=[*policy.document.repeat_caps, None], versions=versions[:10], **values,
         )  # fmt: skip
 
     async def save_policy(self, context: RequestContext) -> Response:

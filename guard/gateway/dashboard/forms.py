@@ -127,6 +127,21 @@ def policy(form: Form) -> bodies.PolicyBody:
                     "on_limit": on_limit,
                 }
             )
+    repeats = []
+    same = zip(
+        form.rows("repeat_times"), form.rows("repeat_tools"), form.rows("repeat_models"),
+        form.rows("repeat_action"), strict=True,
+    )  # fmt: skip
+    for times, tools, models, action in same:
+        if times:
+            repeats.append(
+                {
+                    "times": whole(times, "the number of the same calls"),
+                    "tools": tools.replace(",", " ").split(),
+                    "models": models.replace(",", " ").split(),
+                    "on_repeat": action,
+                }
+            )
     timeout_s = whole(form.text("approval_timeout_s", "300"), "the time for an answer")
     kind = form.text("scope_kind", "organisation")
     return checked(
@@ -145,6 +160,7 @@ def policy(form: Form) -> bodies.PolicyBody:
                 "approval_tools": form.lines("approval_tools"),
                 "approval_timeout_ms": timeout_s * 1000,
                 "rate_caps": caps,
+                "repeat_caps": repeats,
             },
         },
         bodies.PolicyBody,

@@ -10,7 +10,7 @@ from guard.gateway.domain.errors import ConflictError
 
 AlertKind = Literal[
     "threshold", "forecast", "exhausted", "refusals", "kill", "approval", "unseen",
-    "fallback_price", "unhealthy",
+    "fallback_price", "unhealthy", "loop",
 ]  # fmt: skip
 ChannelKind = Literal["webhook", "slack", "email", "pagerduty"]
 Security = Literal["starttls", "tls", "none"]
@@ -35,6 +35,7 @@ TYPES: Final[dict[AlertKind, tuple[str, ...]]] = {
     "unseen": ("traffic.unseen",),
     "fallback_price": ("price.fallback",),
     "unhealthy": ("gateway.unhealthy", "gateway.healthy"),
+    "loop": ("run.loop",),
 }
 """The types of notices that an alert of a kind is about."""
 
@@ -48,6 +49,7 @@ SAYS: Final[dict[AlertKind, str]] = {
     "unseen": "A program sends LLM requests that guard cannot meter.",
     "fallback_price": "A model without a known price is charged at fallback prices.",
     "unhealthy": "The gateway's store has failed, and works again.",
+    "loop": "A run repeats the same call or prompt, or spends faster and faster.",
 }
 """What each kind of alert is told for."""
 

@@ -44,8 +44,30 @@ class ApprovalNeed(Struct, kw_only=True, frozen=True):
     timeout_ms: int
 
 
+class RepeatUse(Struct, kw_only=True, frozen=True):
+    """One rule about repeats as it counts one call.
+
+    Args:
+        kind, subject: a ``tool`` by its name, or a ``model``.
+        digest: of the call's arguments or of its prompt.
+        times, action: as in the rule: so many are allowed, and what happens to one more.
+        policy, policy_version: whose rule it is.
+    """
+
+    kind: Literal["tool", "model"]
+    subject: str
+    digest: str
+    times: int
+    action: Literal["notice", "pause", "refuse"]
+    policy: str
+    policy_version: int
+
+
 class PricedEvent(Struct, frozen=True):
-    """An event that was checked and priced, ready to be charged."""
+    """An event that was checked and priced, ready to be charged.
+
+    ``repeats`` are the rules that count it as one of the same calls of its run.
+    """
 
     event: wire.Event
     data_json: bytes
@@ -62,6 +84,7 @@ class PricedEvent(Struct, frozen=True):
     observed: bool = False
     text_tokens: int = 0
     requested_model: str | None = None
+    repeats: tuple[RepeatUse, ...] = ()
 
 
 class RequestOrigin(Struct, kw_only=True, frozen=True):
@@ -100,6 +123,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         place: of a call that waits for money that is only set aside; ``None``: it is refused.
         waiters: who waits already, in order.
         awaited: the balances whose money is waited for at other replicas.
+        repeats: the rules that count it as one of the same calls of its run.
     """
 
     request: RequestOrigin
@@ -126,6 +150,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     place: Place | None = None
     waiters: tuple[Waiter, ...] = ()
     awaited: frozenset[int] = frozenset()
+    repeats: tuple[RepeatUse, ...] = ()
 
     @property
     def is_ahead(self) -> bool:

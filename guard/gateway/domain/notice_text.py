@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
+from urllib.parse import urlencode
 
 from msgspec import Struct
 
@@ -168,6 +169,31 @@ def _fallback(data: Mapping[str, Any]) -> Said:
     )  # fmt: skip
 
 
+_DONE: Final = {"pause": "its run is paused", "refuse": "it is refused"}
+
+
+def _loop(data: Mapping[str, Any]) -> Said:
+    run, workflow = _text(data["run_id"]), data.get("workflow_id")
+    lines = _lines(("Workflow", workflow), ("Run", run), ("Policy", data.get("policy")))
+    if data["kind"] == "spend":
+        minutes = max(1, data["within_ms"] // 60_000)
+        title = f"Spends faster and faster: {_text(workflow or run)}"
+        lines += _lines(
+            (f"In {minutes} min", money(data["recent_nanousd"])),
+            ("Before", f"{money(data['usual_nanousd'])} in as long"),
+        )
+    else:
+        same = "with the same arguments" if data["kind"] == "tool" else "with the same prompt"
+        done = _DONE.get(data["action"])
+        title = f"{_text(data['subject'])}, {data['count']} times {same}"
+        title = f"{title}: {done}" if done else title
+    path = f"/workflow?{urlencode({'id': workflow, 'tab': 'spans', 'run': data['run_id']})}"
+    return Said(
+        title=title, lines=lines, path=path if workflow else "/workflows", key=f"loop:{run}",
+        severity="error" if data["action"] == "pause" else "warning",
+    )  # fmt: skip
+
+
 def _unhealthy(data: Mapping[str, Any]) -> Said:
     return Said(
         title="The gateway is not healthy: its store fails, and calls are refused",
@@ -223,6 +249,7 @@ _WORDS: Final[dict[str, Callable[[Mapping[str, Any]], Said]]] = {
     "price.fallback": _fallback,
     "gateway.unhealthy": _unhealthy,
     "gateway.healthy": _healthy,
+    "run.loop": _loop,
     "question.answered": _answered,
     "digest": _digest,
     "test": _test,

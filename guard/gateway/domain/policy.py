@@ -43,6 +43,8 @@ class Rules(Struct, frozen=True):
     sensitive_tools: globs.Matcher
     approval_tools: globs.Matcher
     cap_tools: tuple[globs.Matcher, ...]
+    repeat_tools: tuple[globs.Matcher, ...]
+    repeat_models: tuple[globs.Matcher, ...]
     glob_count: int
 
 
@@ -69,6 +71,8 @@ def _rules(policy: Policy) -> Rules:
         sensitive_tools=globs.Matcher(document.sensitive_tools),
         approval_tools=globs.Matcher(document.approval_tools),
         cap_tools=caps,
+        repeat_tools=tuple(globs.Matcher(cap.tools) for cap in document.repeat_caps),
+        repeat_models=tuple(globs.Matcher(cap.models) for cap in document.repeat_caps),
         glob_count=sum(matcher.glob_count for matcher in by_tool),
     )
 
@@ -101,7 +105,7 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
     verdict = Verdict(sensitive=call.sensitive, caps=[], lane_caps=[])
     named = [call.tool_name] if call.tool_name is not None else []
     tools = [*named, *call.tools]
-    applying = [each for each in rules if _applies(each.policy, call, key_id)]
+    applying = [each for each in rules if applies(each.policy, call, key_id)]
     glob_count = sum(each.glob_count for each in applying)
     if glob_count and glob_count * sum(map(len, tools)) > WORK_MAX:
         verdict.refusal = _too_many(applying[0].policy, call, len(tools))
@@ -133,7 +137,7 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
 def _evaluate_request(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Verdict:
     verdict = Verdict(caps=[], lane_caps=[])
     for each in rules:
-        if not _applies(each.policy, call, key_id):
+        if not applies(each.policy, call, key_id):
             continue
         verdict.refusal = verdict.refusal or _blocked_model(each, call, call.model)
         _add_caps(verdict, each, call, key_id, ())
@@ -145,14 +149,14 @@ def _evaluate_request(rules: Sequence[Rules], call: wire.GateRequest, key_id: st
 def wants_prices(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> bool:
     """Tell whether a policy refuses a call's model where its price is not known."""
     return any(
-        each.policy.document.models_priced and _applies(each.policy, call, key_id) for each in rules
+        each.policy.document.models_priced and applies(each.policy, call, key_id) for each in rules
     )
 
 
 def blocks_reported(rules: Sequence[Rules], event: wire.Event, tool_name: str, key_id: str) -> bool:
     """Tell whether a tool call that was reported afterwards would have been blocked."""
     return any(
-        _applies(each.policy, event, key_id) and each.tools_block.find(tool_name) is not None
+        applies(each.policy, event, key_id) and each.tools_block.find(tool_name) is not None
         for each in rules
     )
 
@@ -161,7 +165,8 @@ def _own_tool(call: wire.GateRequest) -> str:
     return call.tool_name if call.tool_name is not None else call.function
 
 
-def _applies(policy: Policy, call: wire.GateRequest | wire.Event, key_id: str) -> bool:
+def applies(policy: Policy, call: wire.GateRequest | wire.Event, key_id: str) -> bool:
+    """Tell whether a policy is for a call, or for what an event reports."""
     if policy.scope_kind == "organisation":
         return True
     value = {"workflow": call.workflow_id, "agent": call.agent, "key": key_id}[policy.scope_kind]
@@ -192,7 +197,7 @@ def refuse_model(
 ) -> CallRefusal | None:
     """Refuse a request because of the model that is expected to answer it."""
     for each in rules:
-        if _applies(each.policy, call, key_id):
+        if applies(each.policy, call, key_id):
             refusal = _blocked_model(each, call, model, call.model)
             if refusal is not None:
                 return refusal

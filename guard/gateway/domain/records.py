@@ -206,6 +206,29 @@ class RateCap(Struct, kw_only=True):
     on_limit: Literal["refuse", "wait"] = "refuse"
 
 
+class RepeatCap(Struct, kw_only=True):
+    """At most ``times`` calls of one run that are the same.
+
+    The same are calls of a tool with the same arguments, for tools that match, and requests for a
+    model with the same prompt, for models that match. One above that is refused, or pauses its run,
+    as ``on_repeat`` says; ``notice`` only flags the run.
+    """
+
+    times: Annotated[int, Meta(ge=1, le=100_000)]
+    tools: Annotated[list[Glob], Meta(max_length=1000)] = []
+    models: Annotated[list[Glob], Meta(max_length=1000)] = []
+    on_repeat: Literal["notice", "pause", "refuse"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if not (self.tools or self.models):
+            raise ValueError("repeat_caps: each names tools or models")
+
+    @property
+    def stops(self) -> bool:
+        """Whether it does more than flag a run."""
+        return self.on_repeat != "notice"
+
+
 class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     """The rules of one policy. Tool and model names are compared folded (NFKC, no case).
 
@@ -219,6 +242,7 @@ class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
         approval_tools: tools that a person has to approve, call by call.
         approval_timeout_ms: how long the answer may take; none in time refuses.
         rate_caps: call rates (429).
+        repeat_caps: how often a run may repeat the same call, or the same prompt of a model.
     """
 
     tools_block: Annotated[list[Glob], Meta(max_length=1000)] = []
@@ -231,6 +255,7 @@ class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     approval_tools: Annotated[list[Glob], Meta(max_length=1000)] = []
     approval_timeout_ms: DurationMs = 300_000
     rate_caps: Annotated[list[RateCap], Meta(max_length=100)] = []
+    repeat_caps: Annotated[list[RepeatCap], Meta(max_length=100)] = []
 
 
 class Policy(Struct, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from guard.core import globs, wire
 from guard.gateway.domain.lineage import lineage
@@ -41,6 +41,8 @@ def rules_for(
         for policy in concerned
         if (rule := _rule(policy, key_workflow_id, acts_on_sensitive)) is not None
     ]
+    for policy in concerned:
+        rules += _counted(policy, key_workflow_id)
     rules += [_counting(limit) for limit in call_limits if _limits(limit, key_id)]
     if not rules:
         return _NO_RULES
@@ -69,6 +71,18 @@ def _rule(
     says = document.tools_block or document.tools_allow is not None or ask or blocks_sensitive
     if not says:
         return None
+    return _of(
+        policy,
+        key_workflow_id,
+        block=document.tools_block,
+        allow=document.tools_allow,
+        ask=ask,
+        blocks_sensitive=blocks_sensitive,
+    )
+
+
+def _of(policy: Policy, key_workflow_id: str | None, **says: Any) -> wire.ToolRule:
+    """Return what a policy says, for its scope."""
     own = policy.scope_kind
     # The rules are for this key alone, so what matched the key or its workflow applies throughout.
     everywhere = own in ("organisation", "key") or (
@@ -79,11 +93,23 @@ def _rule(
         policy_version=policy.version,
         scope_kind="organisation" if everywhere else "agent" if own == "agent" else "workflow",
         scope_id="*" if everywhere else policy.scope_id,
-        block=document.tools_block,
-        allow=document.tools_allow,
-        ask=ask,
-        blocks_sensitive=blocks_sensitive,
+        **says,
     )
+
+
+def _counted(policy: Policy, key_workflow_id: str | None) -> list[wire.ToolRule]:
+    """Return the rules that have repeats counted: those that stop them, and those that do not."""
+    found = []
+    for asks in (True, False):
+        caps = [cap for cap in policy.document.repeat_caps if cap.stops == asks]
+        if caps:
+            tools = [tool for cap in caps for tool in cap.tools]
+            models = [model for cap in caps for model in cap.models]
+            found.append(
+                _of(policy, key_workflow_id, repeat_tools=tools, repeat_models=models,
+                    repeat_asks=asks)
+            )  # fmt: skip
+    return found
 
 
 def _limits(limit: BudgetRule, key_id: str) -> bool:
@@ -109,8 +135,11 @@ def _asking(rules: Sequence[wire.ToolRule]) -> list[wire.ToolRule]:
     """Return the one rule that stands for rules that are too many to send."""
     first = rules[0]
     blocks_sensitive = any(rule.blocks_sensitive for rule in rules)
+    counts = any(rule.repeat_tools or rule.repeat_models for rule in rules)
     return [
         wire.ToolRule(
-            first.policy, first.policy_version, ask=["*"], blocks_sensitive=blocks_sensitive
+            first.policy, first.policy_version, ask=["*"], blocks_sensitive=blocks_sensitive,
+            repeat_tools=["*"] if counts else [], repeat_models=["*"] if counts else [],
+            repeat_asks=counts,
         )
-    ]
+    ]  # fmt: skip

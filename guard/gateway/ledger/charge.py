@@ -11,7 +11,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import EncodedAnswer, IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.ledger import chains, control, expiry, idempotency, metered, requests
+from guard.gateway.ledger import chains, control, expiry, idempotency, metered, repeats, requests
 from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
 from guard.gateway.ledger.state import OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -129,6 +129,8 @@ def record_events(
             outcome.duplicates += 1
             continue
         outcome.accepted += 1
+        if priced.repeats:
+            repeats.reported(unit, org, request, priced)
         if reservation is not None and prepaid:  # it was announced with the charge
             reservation.under_way -= prepaid
         if charged.over and charged.over_account is not None:

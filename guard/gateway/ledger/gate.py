@@ -27,6 +27,7 @@ from guard.gateway.ledger import (
     leases,
     line,
     metered,
+    repeats,
     requests,
     winding,
 )
@@ -97,6 +98,10 @@ def _answer(
         is_kept = decided.decision == "allow"
         answer = EncodedAnswer(200, wire.encode(decided), kept=is_kept, lease_id=lease_id)
         idempotency.keep(unit, request, answer, decided)
+    if command.repeats and isinstance(decided, wire.GateReply) and decided.decision == "allow":
+        repeats.allowed(unit, org, command)
+        if call.named:  # it was counted in its workflow when it was allowed
+            return answer
     # No call is made, or it was counted when it began, or it names what is none of the caller's.
     if command.is_ahead or call.grows or command.is_foreign:
         return answer
@@ -128,6 +133,12 @@ def _decide(
         refused = command.judges_model(answered_by)
         if refused is not None:
             return refused
+    if command.repeats:
+        refused = repeats.judge(unit, org, command)
+        if refused is not None:
+            return refused
+        if call.named:
+            return wire.GateReply("allow", call.call_id)
     chain_id = None if call.chain is None else call.chain.id
     allowance = _allowance(unit, org, command)
     if command.approval is not None:

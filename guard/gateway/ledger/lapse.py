@@ -17,6 +17,7 @@ from guard.gateway.ledger import (
     control,
     expiry,
     metered,
+    repeats,
     winding,
 )
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -54,6 +55,7 @@ def sweep(unit: UnitOfWork) -> int:
     asks.lapse(unit)
     alerting.lapse(unit)
     winding.lapse(unit)
+    repeats.lapse(unit)
     control.lift_ended(unit)
     control.compact(unit)
     unit.housekeep()

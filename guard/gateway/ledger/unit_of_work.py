@@ -29,6 +29,7 @@ from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.alert_store import AlertStore
 from guard.gateway.ledger.raise_store import RaiseStore
+from guard.gateway.ledger.repeat_store import RepeatStore
 from guard.gateway.ledger.state import (
     AccountKeys,
     AuditRow,
@@ -411,8 +412,8 @@ class DirectoryStore(Protocol):
 
 
 class UnitOfWork(
-    Transaction, MoneyStore, ControlStore, RaiseStore, CatalogueStore, AlertStore, DirectoryStore,
-    Protocol,
+    Transaction, MoneyStore, ControlStore, RaiseStore, RepeatStore, CatalogueStore, AlertStore,
+    DirectoryStore, Protocol,
 ):  # fmt: skip
     """One unit of work.
 

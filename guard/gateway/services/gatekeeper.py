@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import wire
-from guard.gateway.domain import policy, render
+from guard.gateway.domain import policy, render, repeats
 from guard.gateway.domain.commands import (
     ApprovalNeed,
     CallRefusal,
@@ -89,12 +89,15 @@ class Gatekeeper:
         note, call.note = call.note, None  # only a person who approves sees it
         lease = call.lease
         is_ahead = lease is not None and lease.ahead
-        if not (is_ahead or call.grows):
+        uses = repeats.of_call(view.rules, call, request.key_id) if call.digest else ()
+        if not uses:
+            call.named = False
+        if not (is_ahead or call.grows or call.named):
             recent = RecentCall(self._clock_ms(), request.key_id, call)
             self.recent.note(request.organisation_id, recent)
         ruling = _Ruling(
             refusal=_confined(request, call),
-            grants_lease=leases and lease is not None and not call.sensitive,
+            grants_lease=leases and lease is not None and not (call.sensitive or call.digest),
         )
         if view.rules and ruling.refusal is None:
             ruling = await self._ruled(request, call, view, ruling.grants_lease)
@@ -125,6 +128,7 @@ class Gatekeeper:
             place=None if is_ahead else self._line.place(request, call),
             waiters=self._line.waiters(request.organisation_id),
             awaited=self._line.awaited(request.organisation_id),
+            repeats=uses,
         )
         answer = await self._write(gate.gate, command)
         # A question gives back first, so it answers a recall of the caller's own lease as well.
@@ -152,6 +156,8 @@ class Gatekeeper:
         """Apply the policies, and count the call against its rate caps."""
         organisation_id, key_id = request.organisation_id, request.key_id
         verdict = policy.evaluate(view.rules, call, key_id)
+        if call.named:  # it was counted, and a person asked, where a model named its tool
+            return _Ruling(verdict.refusal)
 
         def judges_model(model: str) -> CallRefusal | None:
             return policy.refuse_model(view.rules, call, key_id, model)
@@ -240,6 +246,7 @@ class Gatekeeper:
             blocks=lambda event, tool: policy.blocks_reported(
                 view.rules, event, tool, request.key_id
             ),
+            repeats=lambda event: repeats.of_event(view.rules, event, request.key_id),
         )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from guard.core import wire
 from guard.core.wire import EVENT_TOKENS_MAX
-from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.domain.commands import PricedEvent, RepeatUse
 from guard.gateway.domain.ledger import EVENT_NANOUSD_MAX
 from guard.gateway.domain.message_text import flaw_in, free_json
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
@@ -17,6 +17,9 @@ from guard.gateway.services.pricing import PriceBook
 
 _SDK_TYPES = {"llm": wire.LlmData, "tool": wire.ToolData, "span": wire.SpanData,
               "chain": wire.Chain}  # fmt: skip
+
+_COUNTED = frozenset({"llm", "span"})
+"""Types of events that may be one of the same calls."""
 
 _IN_DOUBT = frozenset({"bound", "speed"})
 """Estimates that rest on what a request could cost, and not on its answer."""
@@ -29,10 +32,12 @@ def prepare(
     key_workflow_id: str | None,
     max_event_bytes: int,
     blocks: Callable[[wire.Event, str], bool],
+    repeats: Callable[[wire.Event], tuple[RepeatUse, ...]],
 ) -> tuple[list[PricedEvent], list[wire.RejectedEvent]]:
     """Check and price events one by one; a bad one is rejected without the others.
 
-    ``blocks`` tells whether a policy blocks a tool; a blocked tool that ran is flagged.
+    ``blocks`` tells whether a policy blocks a tool; a blocked tool that ran is flagged. ``repeats``
+    returns the rules that count an event with a digest.
     """
     priced: list[PricedEvent] = []
     rejected: list[wire.RejectedEvent] = []
@@ -40,7 +45,10 @@ def prepare(
         try:
             if key_workflow_id is not None:
                 _confine(event, key_workflow_id)
-            priced.append(_price(event, prices, max_event_bytes, blocks))
+            found = _price(event, prices, max_event_bytes, blocks)
+            if event.data.get("digest") and event.type in _COUNTED:
+                found = msgspec.structs.replace(found, repeats=repeats(event))
+            priced.append(found)
         except _RejectedError as exc:
             rejected.append(wire.RejectedEvent(event.event_id, exc.error_code, str(exc)))
     return priced, rejected

@@ -241,6 +241,7 @@ _DECISIONS: Final = {
     "refusal": ("refusals", "Refused calls by error code", "code"),
     "directive": ("directives", "Kills, pauses, resumes and revives", "action"),
     "approval": ("approvals", "Approvals by what became of them", "status"),
+    "loop": ("loops", "Runs that were flagged for repeats or accelerating spend", "kind"),
     "raise": ("budget_raises", "Raises of budgets", "unit"),
 }
 _FILES: Final = {

@@ -82,6 +82,9 @@ class FakeGate:
     def hold(self, scope: Scope, bound: RequestBound) -> FakeHold | None:
         return self._grant(scope, bound) if self.covered else None
 
+    def counted(self, scope: Scope, bound: RequestBound, path: str, body: bytes) -> RequestBound:
+        return bound
+
     def ask(self, scope: Scope, bound: RequestBound, limit: PutLimit) -> FakeHold:
         self.asked.append(bound)
         time.sleep(self.waits_s)

@@ -13,6 +13,7 @@ from guard.gateway.api.admin.alert_bodies import ApplyAlert, ApplyChannel
 from guard.gateway.domain import records
 from guard.gateway.domain.operators import OperatorRole
 from guard.gateway.domain.records import DurationMs, Label
+from guard.gateway.domain.repeats import RepeatPreview
 from guard.gateway.domain.rulesets import Change
 from guard.gateway.domain.setting_table import SETTINGS
 from guard.gateway.domain.usage_export import ROWS_MAX, BilledRow
@@ -212,7 +213,12 @@ class PreviewedCall(Struct, kw_only=True):
 
 
 class Preview(Struct, kw_only=True):
-    """What a policy change would have done to recent calls."""
+    """What a policy change would have done to recent calls.
+
+    Args:
+        repeats: what its rules about repeats would have stopped in stored runs; only with such
+            rules.
+    """
 
     calls: int
     changed: int
@@ -220,6 +226,7 @@ class Preview(Struct, kw_only=True):
     newly_allowed: int
     newly_pending: int
     examples: list[PreviewedCall]
+    repeats: RepeatPreview | None = None
 
 
 class PriceBody(Strict, kw_only=True):

@@ -15,7 +15,7 @@ from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.api.http import fail
-from guard.gateway.domain import records
+from guard.gateway.domain import records, repeats
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.lineage import owner_of
@@ -222,6 +222,11 @@ class AdminHandlers:
             newly_allowed=sum(d.after == "allow" for d in found),
             newly_pending=sum(d.after == "pending" for d in found),
             examples=[_previewed(d) for d in found[-EXAMPLES_MAX:]],
+            repeats=(
+                repeats.preview(changed, await self._storage.repeat_counts(own))
+                if changed.document.repeat_caps
+                else None
+            ),
         )
 
     async def apply(self, call: AdminCall) -> bodies.Plan:

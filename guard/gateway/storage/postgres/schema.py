@@ -156,6 +156,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("roles and removed organisations", baseline.PEOPLE.format(**_WORDS)),
     Migration("budgets by the week", baseline.WEEKS.format(**_WORDS)),
     Migration("alerts", baseline.ALERTS.format(**_WORDS)),
+    Migration("repeats within runs", baseline.LOOPS.format(**_WORDS)),
 )
 
 

@@ -316,6 +316,20 @@ CREATE TABLE channel_pace (
 """A later step: kinds of channels, rules of alerts, what was told, and how fast; and of which
 arguments an approval is."""
 
+LOOPS: Final = """
+CREATE TABLE repeats (
+  organisation_id TEXT NOT NULL, run_id TEXT NOT NULL, loop_kind TEXT NOT NULL,
+  digest TEXT NOT NULL, subject TEXT NOT NULL, workflow_id TEXT, agent TEXT, key_id TEXT NOT NULL,
+  allowed {int} NOT NULL, seen {int} NOT NULL, began_ms {int} NOT NULL, counted_ms {int} NOT NULL,
+  began_seq {int} NOT NULL, noticed_ms {int}, loop_action TEXT NOT NULL,
+  PRIMARY KEY (organisation_id, run_id, loop_kind, digest)
+) {keyed};
+CREATE INDEX repeats_newest ON repeats (organisation_id, counted_ms);
+CREATE INDEX repeats_unnoticed ON repeats (counted_ms) WHERE noticed_ms IS NULL;
+CREATE INDEX repeats_noticed ON repeats (counted_ms) WHERE noticed_ms IS NOT NULL;
+"""
+"""A later step: how often runs have made the same call, and which were flagged."""
+
 BOUNDED: Final = """
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, {question}) > 0;

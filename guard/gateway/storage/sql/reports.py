@@ -15,6 +15,7 @@ from guard.gateway.storage.sql import (
     alert_reports,
     analytics,
     dashboard,
+    repeat_tables,
     spend,
     usage_report,
     verify,
@@ -86,4 +87,7 @@ class SqlReports(ReadingStore):
     newest_refusals = _report(alert_reports.newest_refusals)
     fallback_models = _report_at(alert_reports.fallback_models)
     unseen_traffic = _report_at(alert_reports.unseen_traffic)
+    loops = _report(repeat_tables.loops)
+    repeat_counts = _report(repeat_tables.repeat_counts)
+    spend_by_run = _report(repeat_tables.spend_by_run)
     told_of_failures = _report(alert_reports.told_of_failures)

@@ -14,10 +14,13 @@ from guard.gateway.storage.sql.catalogue_tables import CatalogueTables
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.directory_tables import DirectoryTables
 from guard.gateway.storage.sql.money import MoneyTables
+from guard.gateway.storage.sql.repeat_tables import RepeatTables
 from guard.gateway.storage.sql.scope_days import DAYS, HOURS, ScopeSums
 
 
-class SqlUnitOfWork(CatalogueTables, AlertTables, DirectoryTables, MoneyTables, abc.ABC):
+class SqlUnitOfWork(
+    CatalogueTables, AlertTables, RepeatTables, DirectoryTables, MoneyTables, abc.ABC
+):
     """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`, but for the transaction.
 
     An engine opens, commits and rolls back the transaction, and says which cached rows are valid.

@@ -1,0 +1,180 @@
+"""Repeats within a run: counted here, where every process of the run asks.
+
+A rule that stops repeats is exact under fan-out: an organisation's commands run one after the
+other, and a call counts when it is allowed. What is only noticed is counted by its events. A call
+of both kinds is counted twice, in two columns, of which the larger is how often it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from guard.core import wire
+from guard.gateway.domain import alerts, repeats
+from guard.gateway.domain.commands import (
+    Actor,
+    CallRefusal,
+    GateCommand,
+    PricedEvent,
+    RepeatUse,
+    RequestOrigin,
+)
+from guard.gateway.domain.repeats import RepeatCount
+from guard.gateway.ledger import alerting, control
+from guard.gateway.ledger.repeat_store import RepeatPlace
+from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+UNNOTICED_MS: Final = 7 * 86_400_000
+"""How long a count is kept after its last call, for previews."""
+
+NOTICED_MS: Final = 90 * 86_400_000
+"""The same of a run that was flagged."""
+
+
+def judge(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> CallRefusal | None:
+    """Refuse a call that its run has made as often as a rule allows; a rule may pause the run."""
+    call = command.call
+    for use in command.repeats:
+        if use.action == "notice":
+            continue
+        place = _place_of(command.request, call, use)
+        count = _current(unit, org, place)
+        if count.allowed < use.times:
+            continue
+        _notice(unit, place, count, use.action, policy=use.policy, limit=use.times)
+        if use.action == "refuse":
+            return repeats.refusal(use, call, count.allowed)
+        what = repeats.what(use.kind, use.subject, count.allowed)
+        actor = Actor(f"policy {use.policy}", org.organisation_id)
+        draft = wire.ControlMessage(seq=0, type="pause", run_id=call.run_id, reason=what)
+        control.issue_directive(unit, actor, org.organisation_id, draft)
+        return control.stopped(unit, org, call.workflow_id, call.run_id)
+    return None
+
+
+def allowed(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> None:
+    """Count a call that is allowed."""
+    _count(unit, org, command.request, command.call, command.repeats, allowed=1)
+
+
+def reported(
+    unit: UnitOfWork, org: OrganisationState, request: RequestOrigin, priced: PricedEvent
+) -> None:
+    """Count a call that was made."""
+    _count(unit, org, request, priced.event, priced.repeats, seen=1)
+
+
+def _count(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    request: RequestOrigin,
+    call: wire.GateRequest | wire.Event,
+    uses: Sequence[RepeatUse],
+    *,
+    allowed: int = 0,
+    seen: int = 0,
+) -> None:
+    place = _place_of(request, call, uses[0])
+    count = _current(unit, org, place)
+    count = msgspec.structs.replace(
+        count, allowed=count.allowed + allowed, seen=count.seen + seen, last_ms=unit.now_ms
+    )
+    unit.save_repeat(place, count)
+    for use in uses:
+        if use.action == "notice" and count.times > use.times:
+            _notice(unit, place, count, "notice", policy=use.policy, limit=use.times)
+
+
+def _place_of(
+    request: RequestOrigin, call: wire.GateRequest | wire.Event, use: RepeatUse
+) -> RepeatPlace:
+    return RepeatPlace(
+        organisation_id=request.organisation_id, run_id=call.run_id or "", kind=use.kind,
+        subject=use.subject, digest=use.digest, workflow_id=call.workflow_id, agent=call.agent,
+        key_id=request.key_id,
+    )  # fmt: skip
+
+
+def _current(unit: UnitOfWork, org: OrganisationState, place: RepeatPlace) -> RepeatCount:
+    """Return a count, which begins anew when an operator has resumed the run."""
+    found = unit.repeat(place)
+    # By numbers, not by time: two of these may happen in the same millisecond.
+    if found is None or found.began_seq < org.directives.resumed_seq(
+        place.workflow_id, place.run_id
+    ):
+        return _new(unit, place, org.control_seq)
+    return found
+
+
+def _new(unit: UnitOfWork, place: RepeatPlace, began_seq: int = 0) -> RepeatCount:
+    return RepeatCount(
+        run_id=place.run_id, workflow_id=place.workflow_id, agent=place.agent,
+        key_id=place.key_id, kind=place.kind, subject=place.subject, allowed=0, seen=0,
+        began_ms=unit.now_ms, last_ms=unit.now_ms, began_seq=began_seq,
+    )  # fmt: skip
+
+
+def _notice(
+    unit: UnitOfWork, place: RepeatPlace, count: RepeatCount, action: str, **told: Any
+) -> None:
+    """Flag a run, and tell it, once for each count and what is done."""
+    if count.noticed_ms is not None and count.action == action:
+        return
+    flagged = msgspec.structs.replace(count, noticed_ms=unit.now_ms, action=action)
+    unit.save_repeat(place, flagged)
+    unit.count_loop(place.kind)
+    data = {
+        "run_id": place.run_id, "workflow_id": place.workflow_id, "kind": place.kind,
+        "subject": count.subject, "action": action, **told,
+    }  # fmt: skip
+    if place.kind != "spend":
+        data["count"] = count.times
+    key = f"loop:{place.run_id}:{place.kind}:{place.digest}:{count.began_seq}"
+    fact = alerts.Fact(type="run.loop", key=f"{key}:{action}", data=data)
+    alerting.tell(unit, place.organisation_id, fact)
+
+
+# -- spend -----------------------------------------------------------------------------------------
+
+
+class FasterRun(Struct, frozen=True):
+    """A run whose spend accelerates.
+
+    Attributes:
+        run_id, workflow_id: which.
+        recent_nanousd: what it has spent in the newest minutes.
+        usual_nanousd: what it spent in as many minutes before.
+        within_ms: how many.
+    """
+
+    run_id: str
+    workflow_id: str | None
+    recent_nanousd: int
+    usual_nanousd: int
+    within_ms: int
+
+
+def spend_accelerates(unit: UnitOfWork, organisation_id: str, runs: Sequence[FasterRun]) -> None:
+    """Flag runs whose spend accelerates, each once."""
+    if unit.organisation(organisation_id) is None:
+        return
+    for run in runs:
+        place = RepeatPlace(
+            organisation_id=organisation_id, run_id=run.run_id, kind="spend",
+            workflow_id=run.workflow_id,
+        )  # fmt: skip
+        count = unit.repeat(place) or _new(unit, place)
+        _notice(
+            unit, place, count, "notice", recent_nanousd=run.recent_nanousd,
+            usual_nanousd=run.usual_nanousd, within_ms=run.within_ms,
+        )  # fmt: skip
+
+
+def lapse(unit: UnitOfWork) -> None:
+    """Forget what was counted long ago."""
+    unit.drop_repeats(unit.now_ms - UNNOTICED_MS, unit.now_ms - NOTICED_MS)

@@ -1,0 +1,123 @@
+"""How often runs have made the same call, of a unit of work over SQL, and as reports read it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from guard.gateway.domain.repeats import PREVIEWED_MAX, LoopKind, RepeatCount
+from guard.gateway.ledger.repeat_store import RepeatPlace
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.tables import Tables
+
+_SELECT: Final = (
+    "SELECT run_id, workflow_id, agent, key_id, loop_kind, subject, allowed, seen, began_ms,"
+    " counted_ms, began_seq, noticed_ms, loop_action FROM repeats"
+)
+_PLACE: Final = "organisation_id = ? AND run_id = ? AND loop_kind = ? AND digest = ?"
+_DROPPED_MAX: Final = 500
+"""Rows that one sweep deletes."""
+
+LOOPS_MAX: Final = 50
+SCANNED_MAX: Final = 100_000
+"""The newest charges in which accelerating runs are looked for."""
+
+
+class RepeatTables(Tables):
+    """Implements :class:`guard.gateway.ledger.repeat_store.RepeatStore`."""
+
+    def repeat(self, place: RepeatPlace) -> RepeatCount | None:
+        """Return how often a call was made."""
+        row = self.row(f"{_SELECT} WHERE {_PLACE}", *_key(place))
+        return None if row is None else _count_from(row)
+
+    def save_repeat(self, place: RepeatPlace, count: RepeatCount) -> None:
+        """Write how often a call was made."""
+        self.write(
+            "INSERT INTO repeats VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT"
+            " (organisation_id, run_id, loop_kind, digest) DO UPDATE SET"
+            " allowed = excluded.allowed, seen = excluded.seen, began_ms = excluded.began_ms,"
+            " counted_ms = excluded.counted_ms, began_seq = excluded.began_seq,"
+            " noticed_ms = excluded.noticed_ms, loop_action = excluded.loop_action",
+            (*_key(place), count.subject, count.workflow_id, count.agent, count.key_id,
+             count.allowed, count.seen, count.began_ms, count.last_ms, count.began_seq,
+             count.noticed_ms, count.action),
+        )  # fmt: skip
+
+    def count_loop(self, kind: LoopKind) -> None:
+        """Count a run that was flagged, for the metrics."""
+        self.tally.add("loop", kind)
+
+    def drop_repeats(self, unnoticed_ms: int, noticed_ms: int) -> None:
+        """Forget what was counted last before a time; of flagged runs, before another one."""
+        for where, before_ms in (
+            ("noticed_ms IS NULL", unnoticed_ms),
+            ("noticed_ms IS NOT NULL", noticed_ms),
+        ):
+            rows = self.rows(
+                "SELECT organisation_id, run_id, loop_kind, digest FROM repeats"  # noqa: S608 (constant text)
+                f" WHERE {where} AND counted_ms < ? ORDER BY counted_ms LIMIT ?",
+                before_ms, _DROPPED_MAX,
+            )  # fmt: skip
+            if rows:
+                self.write_many(f"DELETE FROM repeats WHERE {_PLACE}", rows)  # noqa: S608 (constant text)
+
+
+def _key(place: RepeatPlace) -> tuple[str, ...]:
+    return place.organisation_id, place.run_id, place.kind, place.digest
+
+
+def _count_from(row: tuple[Any, ...]) -> RepeatCount:
+    return RepeatCount(
+        run_id=row[0], workflow_id=row[1], agent=row[2], key_id=row[3], kind=row[4],
+        subject=row[5], allowed=row[6], seen=row[7], began_ms=row[8], last_ms=row[9],
+        began_seq=row[10], noticed_ms=row[11], action=row[12],
+    )  # fmt: skip
+
+
+# -- reports ---------------------------------------------------------------------------------------
+
+
+def loops(reading: Connection, organisation_id: str, run_id: str) -> list[RepeatCount]:
+    """Return what a run was flagged for, newest first."""
+    rows = reading.rows(
+        f"{_SELECT} WHERE organisation_id = ? AND run_id = ? AND noticed_ms IS NOT NULL"
+        " ORDER BY noticed_ms DESC, subject LIMIT ?",
+        organisation_id, run_id, LOOPS_MAX,
+    )  # fmt: skip
+    return [_count_from(row) for row in rows]
+
+
+def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount]:
+    """Return what runs have made, the newest counts, for a preview."""
+    rows = reading.rows(
+        f"{_SELECT} WHERE organisation_id = ? AND loop_kind <> 'spend'"
+        " ORDER BY counted_ms DESC LIMIT ?",
+        organisation_id, PREVIEWED_MAX,
+    )  # fmt: skip
+    return [_count_from(row) for row in rows]
+
+
+def spend_by_run(
+    reading: Connection, organisation_id: str, now_ms: int, step_ms: int, steps: int, least: int
+) -> dict[str, tuple[str | None, dict[int, int]]]:
+    """Return what runs have spent in each step before now, 0 the newest.
+
+    Args:
+        reading: a connection.
+        organisation_id: whose runs.
+        now_ms: the time.
+        step_ms, steps: how long a step is, and how many are looked at.
+        least: runs that have spent less in the newest step are left out.
+    """
+    rows = reading.rows(
+        "SELECT run_id, min(workflow_id), (? - charged_at_ms) / ? AS step, sum(cost_nanousd)"
+        " FROM (SELECT run_id, workflow_id, charged_at_ms, cost_nanousd FROM events"
+        " INDEXED BY events_charged WHERE organisation_id = ? AND charged_at_ms > ?"
+        " AND charged_at_ms <= ? ORDER BY charged_at_ms DESC LIMIT ?) newest"
+        " WHERE run_id IS NOT NULL AND cost_nanousd > 0 GROUP BY run_id, step",
+        now_ms, step_ms, organisation_id, now_ms - steps * step_ms, now_ms, SCANNED_MAX,
+    )  # fmt: skip
+    found: dict[str, tuple[str | None, dict[int, int]]] = {}
+    for run_id, workflow_id, step, cost in rows:
+        found.setdefault(run_id, (workflow_id, {}))[1][int(step)] = int(cost)
+    return {run_id: each for run_id, each in found.items() if each[1].get(0, 0) >= least}
