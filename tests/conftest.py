@@ -17,6 +17,8 @@ import argon2
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+from websockets.asyncio import client as asyncio_client
+from websockets.sync import client as sync_client
 
 from tests.support.drawing import Case, draw
 
@@ -38,6 +40,10 @@ settings.load_profile("suite")
 for _ask in (httpx.Client.__init__, httpx.AsyncClient.__init__, httpx.request,
              httpx.get, httpx.head, httpx.post, httpx.put, httpx.patch, httpx.delete):  # fmt: skip
     _ask.__kwdefaults__["timeout"] = httpx.Timeout(60.0)
+
+# A loop that a test blocks, or a busy machine, answers a ping late.
+for _connect in (asyncio_client.connect.__init__, sync_client.connect):
+    _connect.__kwdefaults__["ping_timeout"] = None
 
 # Hashing a password is meant to be dear, and tests sign in hundreds of times. What it costs people
 # is tested where the gateway is a program (dashboard/test_password_command.py).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -176,7 +177,9 @@ async def test_every_kind_of_wait_is_stopped(
     assert killed.value.reason == "stop it"
     task = asyncio.current_task()
     assert task is not None
-    assert task.cancelling() == 0
+    # Before 3.13, a group whose children end it while it waits for them never takes that back.
+    if kind != "protected TaskGroup" or sys.version_info >= (3, 13):
+        assert task.cancelling() == 0
     await asyncio.sleep(0.01)  # no cancellation is left over
     await until_async(lambda: len(connected.enforcement.bodies) == 0, WAIT_S)
 
