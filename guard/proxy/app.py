@@ -12,7 +12,7 @@ from typing import Final
 import httpx
 
 from guard.core.usage import find_endpoint
-from guard.gateway.api.http import JSON, Receive, Scope, Send, send_whole
+from guard.gateway.api.http import FORWARDED, JSON, Receive, Scope, Send, send_whole
 from guard.proxy.admission import RequestAdmission
 from guard.proxy.counts import Counted, ProxyCounts
 from guard.proxy.exchange import Exchange
@@ -24,6 +24,7 @@ logger = logging.getLogger("guard.proxy")
 
 _CONNECT_S: Final = 30.0
 _KEPT_ALIVE_MAX: Final = 256
+_NOT_FORWARDED: Final = b"not for who comes by a proxy"
 _UPGRADE: Final = b"a WebSocket is not forwarded; send the request over HTTP"
 
 
@@ -112,6 +113,8 @@ class ProxyApp:
     async def _about_itself(self, path: bytes, scope: Scope, send: Send) -> None:
         if path == b"/healthz":
             await _answer(scope, send, 200, JSON, b'{"status":"ok"}')
+        elif any(name == FORWARDED.encode() for name, _ in scope["headers"]):
+            await _answer(scope, send, 403, b"text/plain", _NOT_FORWARDED)
         else:
             await _answer(scope, send, 200, self._counts.MEDIA, self._counts.text())
 

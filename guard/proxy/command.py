@@ -13,14 +13,15 @@ import click
 
 import guard
 from guard.breaker.exceptions import BreakerError
-from guard.gateway.cli.numbers import Whole
+from guard.core.written_numbers import read_duration
+from guard.gateway.cli.numbers import Whole, read_by
 from guard.gateway.server import PortInUseError, base_url, bind
 from guard.gateway.services import logs
 from guard.proxy.admission import OwnKey, RequestAdmission
 from guard.proxy.app import ProxyApp
 from guard.proxy.callers import CallersKeys
 from guard.proxy.counts import ProxyCounts
-from guard.proxy.server import ProxyServer
+from guard.proxy.server import DRAIN_S, ProxyServer
 from guard.proxy.upstreams import Upstreams
 from guard.running.child import refuse_unseen
 
@@ -65,6 +66,9 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 @click.option("--allow-unseen", is_flag=True,
               help="Let requests pass that no model is known to answer.")  # fmt: skip
 @click.option("--connections-max", default=4096, show_default=True, type=Whole(1, 1_000_000))
+@click.option("--drain-timeout", "drain_ms", default=f"{DRAIN_S}s", show_default=True,
+              metavar="TIME", callback=read_by(read_duration),
+              help="How long open answers may take at the end.")  # fmt: skip
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Serve TLS with this certificate chain (PEM).")  # fmt: skip
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -78,6 +82,7 @@ def serve(
     upstreams: Upstreams,
     allow_unseen: bool,
     connections_max: int,
+    drain_ms: int,
     tls_cert: Path | None,
     tls_key: Path | None,
     log_level: str,
@@ -114,8 +119,9 @@ def serve(
                 runtime.instrumentation.refuse_unseen = refuse_unseen
             app = ProxyApp(upstreams, admission, ProxyCounts())
             server = ProxyServer(
-                app, listening, connections_max=connections_max, own_user=local, tls=tls
-            )
+                app, listening, connections_max=connections_max, own_user=local, tls=tls,
+                drain_s=-(-drain_ms // 1000),
+            )  # fmt: skip
             url = base_url(listening, "http" if tls is None else "https")
             click.echo(f"guard proxy: {url}/VENDOR, for example {url}/anthropic; Ctrl-C ends it")
             asyncio.run(_serve(server))

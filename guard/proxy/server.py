@@ -20,7 +20,8 @@ logger = logging.getLogger("guard.proxy")
 REQUEST_S: Final = 300.0
 """How long a request may take to arrive."""
 
-_DRAIN_S: Final = 5
+DRAIN_S: Final = 5
+"""How long open answers may take at the end, unless more is given."""
 
 
 class _OwnUsersProtocol(GuardedHttpProtocol):
@@ -45,6 +46,7 @@ class ProxyServer:
         connections_max: how many it takes at once.
         own_user: whether it takes connections of its own user only.
         tls: files of the certificate chain and of its key; None serves plain HTTP.
+        drain_s: how long open answers may take at the end.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ProxyServer:
         connections_max: int,
         own_user: bool = False,
         tls: tuple[Path, Path] | None = None,
+        drain_s: int = DRAIN_S,
     ) -> None:
         self._app = app
         self._listening = listening
@@ -62,7 +65,7 @@ class ProxyServer:
         base = _OwnUsersProtocol if own_user else GuardedHttpProtocol
         protocol: Any = type("BoundHttpProtocol", (base,), {"watch": self._connections})
         self._server = UvicornServer(
-            config_of(app, http=protocol, ws="none", tls=tls, drain_s=_DRAIN_S, date_header=False)
+            config_of(app, http=protocol, ws="none", tls=tls, drain_s=drain_s, date_header=False)
         )
 
     async def serve(self) -> None:

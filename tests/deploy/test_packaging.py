@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ def test_the_image_runs_as_nobody_with_settings_that_exist() -> None:
     assert unknown_variables(variables) == []
     settings = load({}, variables)
     assert (settings.host, settings.port) == ("0.0.0.0", 8787)
+    assert of("EXPOSE") == ["8787"]
+    assert of("STOPSIGNAL") == ["SIGTERM"]
     assert of("VOLUME") == [str(settings.database.parent)], "the only directory that it writes to"
     assert json.loads(of("ENTRYPOINT")[0]) + json.loads(of("CMD")[0]) == [
         "guard", "gateway", "serve",
@@ -61,6 +65,50 @@ def test_the_image_gets_what_it_copies() -> None:
     for name in copied:
         assert (ROOT / name).exists()
         assert f"!{name}" in allowed
+
+
+def test_the_images_base_is_a_release_and_small() -> None:
+    """And the same for the build and for what is kept, whose interpreter the environment links."""
+    [argument] = of("ARG")
+    name, _, release = argument.partition("=")
+    assert name == "PYTHON"
+    assert re.fullmatch(r"3\.\d+", release)
+    bases = [rest.split()[0] for rest in of("FROM")]
+    assert bases == ["python:${PYTHON}-slim"] * 2
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    assert f"Programming Language :: Python :: {release}" in classifiers
+
+
+def ignored(path: str) -> bool:
+    """Tell whether a file stays out of the build: the last pattern that names it decides."""
+    is_ignored = False
+    parts = path.split("/")
+    for pattern in (DEPLOY / "Dockerfile.dockerignore").read_text().split():
+        text = pattern.removeprefix("!")
+        if text.startswith("**/"):
+            named = any(fnmatch.fnmatch(part, text[3:]) for part in parts)
+        else:
+            named = fnmatch.fnmatch(parts[0], text)
+        if named:
+            is_ignored = not pattern.startswith("!")
+    return is_ignored
+
+
+def test_the_image_gets_the_packages_and_nothing_else() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split("\n")
+    if not listed[0]:
+        pytest.skip("not a checkout")
+    kept = {path for path in listed if path and not ignored(path)}
+    tracked = {path for path in listed if path.startswith(("guard/", "spamdetect/"))}
+    assert kept == tracked | {
+        "pyproject.toml", "hatch_build.py", "requirements.lock", "README.md", "LICENSE",
+    }  # fmt: skip
+    for path in (".env", ".git/config", "guard/.env.local", "guard-gateway.sqlite3", "tests/x.py",
+                 "guard/gateway.sqlite3-wal", "guard/tls.pem", "deploy/tls.key",
+                 "guard/__pycache__/x.pyc"):  # fmt: skip
+        assert ignored(path), path
 
 
 def constrain(folder: Path) -> None:
@@ -103,12 +151,18 @@ def test_the_images_environment_can_be_built(tmp_path: Path) -> None:
         if "NewConnectionError" in done.stderr or "No matching distribution" in done.stderr:
             pytest.skip("no package index can be reached")
         assert done.returncode == 0, done.stderr
-    done = subprocess.run(
-        [target / "bin" / "guard", "gateway", "serve", "--help"],
-        cwd=tmp_path, env=environment({"PYTHONPATH": ""}), capture_output=True, text=True,
-        timeout=300, check=True,
-    )  # fmt: skip
-    assert "--tls-self-signed" in done.stdout
+
+    def runs(name: str, *words: str) -> str:
+        return subprocess.run(
+            [target / "bin" / name, *words],
+            cwd=tmp_path, env=environment({"PYTHONPATH": ""}), capture_output=True, text=True,
+            timeout=300, check=True,
+        ).stdout  # fmt: skip
+
+    [*entrypoint, serve] = json.loads(of("ENTRYPOINT")[0]) + json.loads(of("CMD")[0])
+    assert "--tls-self-signed" in runs(*entrypoint, serve, "--help")
+    assert "--drain-timeout" in runs("guard", "proxy", "serve", "--help")
+    runs("python", "-c", "import authlib, joserfc, psycopg, redis")
 
 
 @pytest.mark.long

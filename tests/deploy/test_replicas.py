@@ -16,7 +16,6 @@ from tests.support.generators import generator
 
 ROOT = Path(__file__).parents[2]
 REPLICAS = ROOT / "deploy" / "replicas"
-MANIFESTS = ROOT / "deploy" / "kubernetes" / "gateway.yaml"
 DATABASE = "postgresql://guard:secret@postgres:5432/guard"
 
 
@@ -76,96 +75,6 @@ def test_the_proxy_names_the_replicas(services: dict[str, Any]) -> None:
     assert "proxy_next_upstream error;" in text, "what was sent is not sent again"
     [mount] = services["proxy"]["volumes"]
     assert (REPLICAS / mount.split(":")[0]).exists()
-
-
-# -- Kubernetes ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def manifests() -> dict[str, Any]:
-    found = list(yaml.safe_load_all(MANIFESTS.read_text()))
-    assert all(each["metadata"]["name"] == "gateway" for each in found)
-    return {each["kind"]: each for each in found}
-
-
-@pytest.fixture(scope="module")
-def pod(manifests: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = manifests["Deployment"]["spec"]["template"]["spec"]
-    return found
-
-
-def test_every_kind_is_there_in_its_version(manifests: dict[str, Any]) -> None:
-    assert {kind: each["apiVersion"] for kind, each in manifests.items()} == {
-        "ServiceAccount": "v1", "ConfigMap": "v1", "Deployment": "apps/v1", "Service": "v1",
-        "PodDisruptionBudget": "policy/v1", "HorizontalPodAutoscaler": "autoscaling/v2",
-        "NetworkPolicy": "networking.k8s.io/v1",
-    }  # fmt: skip
-
-
-def test_everything_selects_the_pods(manifests: dict[str, Any], pod: dict[str, Any]) -> None:
-    spec = {kind: each.get("spec", {}) for kind, each in manifests.items()}
-    labels = spec["Deployment"]["template"]["metadata"]["labels"]
-    assert spec["Service"]["selector"] == labels
-    for kind in ("Deployment", "PodDisruptionBudget"):
-        assert spec[kind]["selector"]["matchLabels"] == labels
-    assert spec["NetworkPolicy"]["podSelector"]["matchLabels"] == labels
-    [spread] = pod["topologySpreadConstraints"]
-    assert spread["labelSelector"]["matchLabels"] == labels
-    target = spec["HorizontalPodAutoscaler"]["scaleTargetRef"]
-    assert (target["kind"], target["name"]) == ("Deployment", "gateway")
-    ports = {port["name"] for port in pod["containers"][0]["ports"]}
-    assert {spec["Service"]["ports"][0]["targetPort"],
-            spec["NetworkPolicy"]["ingress"][0]["ports"][0]["port"]} <= ports  # fmt: skip
-
-
-def test_the_pods_settings_exist_and_its_times_fit(
-    manifests: dict[str, Any], pod: dict[str, Any]
-) -> None:
-    [container] = pod["containers"]
-    environment = dict(manifests["ConfigMap"]["data"])
-    assert all(isinstance(value, str) for value in environment.values())
-    values = {
-        "database": DATABASE,
-        "redis": "redis://redis:6379/0",
-        "first-admin-key": f"gda_{'0' * 64}",
-    }
-    for variable in container["env"]:
-        environment[variable["name"]] = values[variable["valueFrom"]["secretKeyRef"]["key"]]
-    settings = settings_of(environment)
-    drain_s = (settings.drain_delay_ms + settings.drain_timeout_ms) / 1000
-    assert drain_s < pod["terminationGracePeriodSeconds"]
-    ready = container["readinessProbe"]
-    noticed_s = ready["periodSeconds"] * ready["failureThreshold"]
-    assert settings.drain_delay_ms / 1000 >= noticed_s, "the cluster notices in the meantime"
-    assert ready["httpGet"]["path"] == "/readyz"
-    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
-    assert pod["enableServiceLinks"] is False
-
-
-def test_the_pod_is_confined(pod: dict[str, Any]) -> None:
-    [container] = pod["containers"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert f"USER {pod['securityContext']['runAsUser']}" in (
-        (ROOT / "deploy" / "Dockerfile").read_text()
-    )
-    context = container["securityContext"]
-    assert context["readOnlyRootFilesystem"] is True
-    assert context["allowPrivilegeEscalation"] is False
-    assert context["capabilities"] == {"drop": ["ALL"]}
-    assert container["volumeMounts"][0]["mountPath"] == "/var/lib/guard"
-    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
-
-
-def test_it_scales_by_a_metric_that_is_served(manifests: dict[str, Any]) -> None:
-    spec = manifests["HorizontalPodAutoscaler"]["spec"]
-    by_sockets = spec["metrics"][0]["pods"]
-    name = by_sockets["metric"]["name"]
-    assert f"| `{name}` | gauge |" in (ROOT / "docs" / "gateway" / "metrics.md").read_text()
-    most = int(manifests["ConfigMap"]["data"]["GUARD_GATEWAY_CONNECTIONS_MAX"])
-    assert int(by_sockets["target"]["averageValue"]) * 1.5 < most * 0.8, (
-        "room for a pod's sockets while another starts, within an organisation's share"
-    )
-    assert spec["minReplicas"] == manifests["Deployment"]["spec"]["replicas"] >= 2
 
 
 # -- sizing ----------------------------------------------------------------------------------------

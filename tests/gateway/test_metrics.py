@@ -101,6 +101,13 @@ def happen(tenant: Tenant) -> str:
     return str(budget["budget_id"])
 
 
+def test_who_comes_by_a_proxy_gets_none(gateway: Gateway) -> None:
+    """An ingress forwards all paths of a host, and always says for whom."""
+    reply = httpx.get(f"{gateway.base_url}/metrics", headers={"X-Forwarded-For": "192.0.2.1"})
+    assert reply.status_code == 403
+    assert "guard_gateway" not in reply.text
+
+
 def test_the_page_lists_what_is_served(tmp_path: Path) -> None:
     assert served(tmp_path / "g.sqlite3") == documented()
 

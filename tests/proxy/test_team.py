@@ -124,6 +124,33 @@ def test_each_request_is_charged_to_the_key_that_it_names(
     assert agent == "codex_cli_rs"
 
 
+@pytest.mark.long
+def test_open_answers_end_within_the_time_to_drain(
+    gateway: Gateway, vendor: StandIn, proxys: dict[str, str]
+) -> None:
+    """By itself a proxy waits five seconds; a rollout may give it more."""
+    caller = Caller.of(gateway)
+    vendor.hold = True
+    words = "--upstream", f"openai={vendor.url}", "--drain-timeout", "90s"
+    try:
+        with serving(*words, **proxys) as (url, process), httpx.Client() as http:
+            ask = http.stream(
+                "POST", f"{url}/openai/v1/chat/completions", json=CHAT | {"stream": True},
+                headers={"x-guard-key": caller.key},
+            )  # fmt: skip
+            with ask as answer:
+                parts = answer.iter_raw()
+                assert next(parts)
+                process.send_signal(signal.SIGTERM)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(7)
+                with pytest.raises(httpx.ConnectError):
+                    httpx.get(f"{url}/healthz")
+            assert process.wait(WAIT_S) == 0
+    finally:
+        vendor.hold = False
+
+
 def test_no_key_or_a_wrong_one_is_401_in_the_vendors_shape(
     gateway: Gateway, vendor: StandIn, proxys: dict[str, str]
 ) -> None:

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
 from guard.gateway.api.admin.operations import Operation
+from guard.gateway.api.http import FORWARDED
 from guard.gateway.api.openapi import document
 from guard.gateway.services.metrics import CONTENT_TYPE, exposition
 
@@ -36,5 +37,8 @@ class DocumentRoutes:
             self._document = wire.encode(document(self._operations))
         return Response(self._document, media_type="application/json")
 
-    async def _metrics(self, _: Request) -> Response:
+    async def _metrics(self, request: Request) -> Response:
+        """Answer who asks the gateway itself: not every proxy can keep one path from the world."""
+        if FORWARDED in request.headers:
+            return Response("not for who comes by a proxy", 403, media_type="text/plain")
         return Response(exposition(self._collector), headers={"content-type": CONTENT_TYPE})

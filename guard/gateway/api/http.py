@@ -17,6 +17,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+FORWARDED: Final = "x-forwarded-for"
+"""Set by every proxy in front; who asks a process itself, such as Prometheus, does not send it."""
 JSON: Final = b"application/json"
 PROBLEM_JSON: Final = b"application/problem+json"
 _RETRY_AFTER_MS: Final = 1000
