@@ -109,7 +109,7 @@ def test_spend_moves_and_a_kill_stops_the_process(
     expect(page.get_by_role("status").filter(has_text="Killed.")).to_be_visible()
     expect(dialog).to_be_hidden()
     assert page.evaluate("window.wasNotReloaded")
-    audit = tenant.admin.request("GET", "/audit")
+    audit = tenant.admin.audit()
     assert (audit[-1]["action"], audit[-1]["actor"], audit[-1]["details"]["reason"]) == (
         "workflow.kill", "operator admin", "it never sleeps",
     )  # fmt: skip

@@ -166,8 +166,8 @@ class BudgetAsk(Struct, kw_only=True):
 
     ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` what of it the budget does not pay
     for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``, which
-    ``refused_by`` has brought forward. Of a budget of tokens or calls, what is called ``nanousd``
-    counts these.
+    ``refused_by`` has brought forward, for ``refused_reason``. Of a budget of tokens or calls, what
+    is called ``nanousd`` counts these.
     """
 
     organisation_id: str
@@ -190,6 +190,7 @@ class BudgetAsk(Struct, kw_only=True):
     unit: BudgetUnit = "usd"
     counts: list[str] = []
     refused_by: str = ""
+    refused_reason: str = ""
 
 
 class RateCap(Struct, kw_only=True):

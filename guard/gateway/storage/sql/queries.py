@@ -184,7 +184,7 @@ class SqlQueries(ReadingStore):
             " ORDER BY asking_call LIMIT ?",
             organisation_id, self.clock_ms() - LAPSE_MS, limit,
         )  # fmt: skip
-        found = _decoded(rows, records.BudgetAsk)
+        found = [ask for ask in _decoded(rows, records.BudgetAsk) if not ask.refused_by]
         return sorted(found, key=lambda ask: (ask.asked_at_ms, ask.call_id))
 
     async def find_budget_ask(self, balance_id: int, call_id: str) -> records.BudgetAsk | None:
