@@ -103,7 +103,7 @@ def test_one_of_the_calls_that_wait_is_refused_and_the_other_waits_on(tenant: Te
     assert [each["call_id"] for each in listed] == ["b"]
     with pytest.raises(AdminError, match="no such call waits"):
         tenant.admin.refuse_raise(budget_id, "a")
-    with pytest.raises(AdminError, match="no such call waits"):
+    with pytest.raises(AdminError, match="no such budget"):
         tenant.admin.refuse_raise("another budget")
 
 
@@ -131,7 +131,7 @@ def test_who_may_not_refuse(tenant: Tenant, gateway: Gateway) -> None:
     key = gateway.admin.create_key("theirs", role="admin", organisation=other["organisation_id"])
     with (
         contextlib.closing(AdminClient(gateway.base_url, key)) as foreign,
-        pytest.raises(AdminError, match="no such call waits"),
+        pytest.raises(AdminError, match="no such budget"),
     ):
         foreign.refuse_raise(budget_id)
     assert len(tenant.admin.budget_asks()) == 1

@@ -9,7 +9,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import charts, spans
+from guard.gateway.dashboard.audit_text import audit_details
 from guard.gateway.dashboard.formatting import count, in_doubt, money
+from guard.gateway.dashboard.refusal_groups import grouped
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
@@ -17,6 +19,8 @@ from guard.gateway.domain.usage import HOUR_MS, Refused, UsagePoint, WorkflowSor
 from guard.gateway.domain.windows import period_of
 
 PAGE: Final = 50
+REFUSALS: Final = 1000
+"""Refused calls that are looked at for a page, where those that are alike are one row."""
 NEWEST: Final = 2**62
 OVERVIEW_ROWS: Final = 8
 ACTIVE_MS: Final = 15 * 60_000
@@ -67,6 +71,7 @@ class Pages:
         balances = await self._storage.fullest_balances(own, OVERVIEW_ROWS)
         workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
         refused = await self._storage.refusals(own, None, NEWEST, COUNT_MAX)
+        groups = grouped(refused)
         day_ms = period_of("day", now_ms)[0]
         today = await self._storage.spend_over_time(
             own, HOUR_MS, day_ms, now_ms + 1, charts.DAY_MS, None
@@ -85,7 +90,7 @@ class Pages:
             burn=None if watched is None else await self._burn(own, watched, now_ms),
             workflows=workflows[:OVERVIEW_ROWS],
             more_workflows=len(workflows) > OVERVIEW_ROWS,
-            refused=refused[:6],
+            refused=groups[:6],
             directives=await self._storage.active_directives(own),
             models=await self._storage.usage_by_model(
                 own, chosen.size_ms, now_ms - chosen.span_ms, None, 6
@@ -224,11 +229,12 @@ class Pages:
             )
             return {"models": models}
         if tab == "decisions":
-            refused = await storage.refusals(own, workflow_id, before, PAGE + 1)
+            refused = await storage.refusals(own, workflow_id, before, REFUSALS + 1)
             approvals = await storage.approvals(own, None, 200)
             return {
-                "refused": refused[:PAGE],
-                "has_more": len(refused) > PAGE,
+                "refused": grouped(refused[:REFUSALS]),
+                "has_more": len(refused) > REFUSALS,
+                "last": refused[:REFUSALS][-1].refusal_seq if refused else 0,
                 "approvals": [a for a in approvals if a.workflow_id == workflow_id][:20],
             }
         events = await storage.newest_events(
@@ -259,17 +265,18 @@ class Pages:
                 own, before, PAGE + 1, workflow_id or None, kind or None, None
             )
         else:
-            refused = await self._storage.refusals(own, workflow_id or None, before, PAGE + 1)
+            refused = await self._storage.refusals(own, workflow_id or None, before, REFUSALS + 1)
         return await self._site.render(
             context,
             "events.html",
             events=events[:PAGE],
-            refused=refused[:PAGE],
+            refused=grouped(refused[:REFUSALS]),
+            last_refusal=refused[:REFUSALS][-1].refusal_seq if refused else 0,
             show=show,
             workflow_id=workflow_id,
             kind=kind,
             is_newest=before == NEWEST,
-            has_more=max(len(events), len(refused)) > PAGE,
+            has_more=len(events) > PAGE or len(refused) > REFUSALS,
         )
 
     async def approvals(self, context: RequestContext) -> Response:
@@ -294,6 +301,7 @@ class Pages:
         return await self._site.render(
             context, "audit.html", entries=entries[:PAGE], has_more=len(entries) > PAGE,
             is_wide=is_wide, is_newest=before == NEWEST,
+            details=lambda each: audit_details(each, self._site.parts.clock_ms()),
         )  # fmt: skip
 
 

@@ -262,7 +262,7 @@ class Rates(Struct, kw_only=True, frozen=True):
 
 class Price(Struct, kw_only=True):
     """The operator's price for the models that match. ``model: "*"`` is the default price for
-    models that nothing else prices."""
+    models that nothing else prices. ``from_file`` tells that `apply` has set it from a file."""
 
     price_id: str
     organisation_id: str
@@ -271,6 +271,7 @@ class Price(Struct, kw_only=True):
     rates: Rates
     version: int = 1
     updated_at_ms: int = 0
+    from_file: bool = False
 
 
 class Webhook(Struct, kw_only=True):

@@ -154,14 +154,19 @@ def refuse_all(
     unit: UnitOfWork,
     actor: Actor,
     organisation_id: str,
+    budget_id: str,
     waiting: Sequence[records.BudgetAsk],
     reason: str,
 ) -> list[records.BudgetAsk]:
-    """Refuse calls that wait for a raise of one budget; those that have their answer are left out.
+    """Refuse calls that wait for a raise of a budget; those that have their answer are left out.
 
     Raises:
+        NotFoundError: no such budget.
         ConflictError: none of them waits any more.
     """
+    budget = unit.budget(budget_id)
+    if budget is None or budget.organisation_id != organisation_id:
+        raise NotFoundError("no such budget")
     refused = []
     for each in waiting:
         with contextlib.suppress(NotFoundError, ConflictError):

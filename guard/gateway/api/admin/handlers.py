@@ -162,12 +162,13 @@ class AdminHandlers:
     async def refuse_raise(self, call: AdminCall) -> list[records.BudgetAsk]:
         body: bodies.RefusalBody = call.body
         call.require("operator")
+        budget_id = call.path["budget_id"]
         waiting = [
             ask
             for ask in await self._storage.budget_asks(call.own, ASKS_MAX)
-            if ask.budget_id == call.path["budget_id"] and body.call_id in (None, ask.call_id)
+            if ask.budget_id == budget_id and body.call_id in (None, ask.call_id)
         ]
-        return await self._write(call, asks.refuse_all, call.own, waiting, body.reason)
+        return await self._write(call, asks.refuse_all, call.own, budget_id, waiting, body.reason)
 
     async def budget_raises(self, call: AdminCall) -> list[records.BudgetRaise]:
         query: bodies.RaisesQuery = call.query
