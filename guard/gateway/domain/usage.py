@@ -137,6 +137,7 @@ class Watermark(Struct):
     approval_id: str = ""
     control_seq: int = 0
     audit_seq: int = 0
+    asks: str = ""
 
 
 def pieces(since_ms: int, until_ms: int, sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
