@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.handlers import as_budget, as_policy
 from guard.gateway.dashboard import forms
-from guard.gateway.dashboard.forecasts import Forecast, forecast
+from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain import budget_preview
 from guard.gateway.domain.errors import NotFoundError
@@ -24,14 +24,12 @@ from guard.gateway.domain.records import (
     PolicyDocument,
     RateCap,
 )
-from guard.gateway.domain.usage import UsedLately
 
 BALANCES_MAX = 200
 PREVIEW_CALLS = 1000
 RAISES_MAX = 50
 ASKS_MAX = 1000
 SHOWN_MAX = 5
-FORECASTS_MAX = 30
 
 
 class BudgetsAndPolicies:
@@ -73,29 +71,13 @@ class BudgetsAndPolicies:
         asked: dict[str, list[BudgetAsk]] = {}
         for ask in asks:
             asked.setdefault(ask.budget_id, []).append(ask)
+        shown = [each for own in by_budget.values() for each in own[:SHOWN_MAX]]
+        now_ms = self._site.parts.clock_ms()
         return await self._site.render(
             context, "budgets.html", budgets=budgets, by_budget=by_budget, asked=asked,
             raise_key=secrets.token_hex(8), suggested=_suggested,
-            forecasts=await self._forecasts(context, by_budget),
+            forecasts=await outlooks(self._storage, context.org(), shown, now_ms),
         )  # fmt: skip
-
-    async def _forecasts(
-        self, context: RequestContext, by_budget: dict[str, list[BalanceView]]
-    ) -> dict[int, Forecast]:
-        """Return what the balances that are shown head for, where there is enough to tell."""
-        now_ms = self._site.parts.clock_ms()
-        lately: dict[tuple[str, str], list[UsedLately]] = {}
-        found = {}
-        for balance in [each for own in by_budget.values() for each in own[:SHOWN_MAX]]:
-            scope = balance.scope_kind, balance.scope_id
-            if scope not in lately and len(lately) < FORECASTS_MAX:
-                lately[scope] = await self._storage.used_lately(
-                    context.org(), balance.scope_kind, balance.scope_id
-                )
-            outlook = forecast(balance, lately.get(scope, []), now_ms)
-            if outlook is not None:
-                found[balance.balance_id] = outlook
-        return found
 
     async def refuse_raise(self, context: RequestContext) -> Response:
         """Refuse a call that waits for a raise, or all that wait for one budget."""

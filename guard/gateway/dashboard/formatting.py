@@ -184,6 +184,15 @@ def dated(at_ms: int | None, now_ms: int) -> str:
     return f"{day} {at:%H:%M:%S}"
 
 
+def about(at_ms: int, now_ms: int) -> str:
+    """Return a moment in UTC with its day, to the minute.
+
+    >>> about(61_000, 0)
+    'today 00:01'
+    """
+    return dated(at_ms, now_ms).rpartition(":")[0]
+
+
 def _moment(at_ms: int) -> dt.datetime:
     # A client may claim any time, but the calendar ends in the year 9999.
     return dt.datetime.fromtimestamp(min(max(at_ms, 0), 253_402_300_799_000) / 1000, dt.UTC)

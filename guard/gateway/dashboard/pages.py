@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.dashboard import charts, spans
 from guard.gateway.dashboard.audit_text import audit_details
 from guard.gateway.dashboard.formatting import count, in_doubt, money
+from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.refusal_groups import grouped
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
@@ -86,6 +87,7 @@ class Pages:
             chart=chart,
             figures=self._figures(context, today, uncertain, workflows, refused, now_ms),
             balances=balances,
+            forecasts=await outlooks(self._storage, own, balances, now_ms),
             watched=watched,
             burn=None if watched is None else await self._burn(own, watched, now_ms),
             workflows=workflows[:OVERVIEW_ROWS],
@@ -190,6 +192,12 @@ class Pages:
         chart = await self._spend(own, chosen, now_ms, workflow_id)
         runs = await self._storage.newest_runs(own, workflow_id, "", 20)
         shown = await self._tab(context, tab, workflow_id, [run.run_id for run in runs], now_ms)
+        balances = [
+            balance
+            for balance in await self._storage.fullest_balances(own, BALANCES_MAX)
+            if (balance.scope_kind, balance.scope_id)
+            in (("workflow", workflow_id), ("organisation", ""))
+        ][:4]
         return await self._site.render(
             context,
             "workflow.html",
@@ -200,12 +208,8 @@ class Pages:
             ranges=charts.RANGES.values(),
             chart=chart,
             runs=runs,
-            balances=[
-                balance
-                for balance in await self._storage.fullest_balances(own, BALANCES_MAX)
-                if (balance.scope_kind, balance.scope_id)
-                in (("workflow", workflow_id), ("organisation", ""))
-            ][:4],
+            balances=balances,
+            forecasts=await outlooks(self._storage, own, balances, now_ms),
             **shown,
         )
 

@@ -173,7 +173,9 @@ class Site:
                  "span", "dollars_input", "visible", "detail", "in_doubt",
                  "said", "shows", "share", "exact")  # fmt: skip
         self._jinja.filters.update({name: getattr(formatting, name) for name in names})
-        self._jinja.filters["dated"] = lambda at_ms: formatting.dated(at_ms, parts.clock_ms())
+        for name in ("dated", "about"):
+            moment = getattr(formatting, name)
+            self._jinja.filters[name] = lambda at_ms, of=moment: of(at_ms, parts.clock_ms())
         self._jinja.globals.update(asset=self.assets.address, navigation=NAVIGATION)
 
     # -- guards --------------------------------------------------------------------------------

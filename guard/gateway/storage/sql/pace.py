@@ -21,6 +21,24 @@ _SUMS: Final = (
     " sum(CASE WHEN type IN ('llm', 'tool') THEN {count} ELSE 0 END)"
 )
 
+# The sums of an hour hold all scopes, so those of one are looked up hour by hour; what is not
+# summed yet is read from the events.
+_OF_SCOPE: Final = (
+    "SELECT period, sum(cost), sum(tokens), sum(calls) FROM ("  # noqa: S608 (constants of this module)
+    "SELECT hour_ms AS period, cost_nanousd AS cost, input_tokens + output_tokens AS tokens,"
+    " llm_calls + tool_calls AS calls FROM (WITH RECURSIVE times (at_ms) AS (SELECT ?3 UNION ALL"
+    f" SELECT at_ms + {usage.HOUR_MS} FROM times WHERE at_ms + {usage.HOUR_MS} <= ?4)"
+    " SELECT s.* FROM times CROSS JOIN scope_hours s ON s.organisation_id = ?1"
+    " AND s.scope_kind = ?2 AND s.hour_ms = at_ms AND s.scope_id = ?5) hours UNION ALL"
+    f" SELECT charged_at_ms - charged_at_ms % {usage.HOUR_MS}, cost_nanousd,"
+    " input_tokens + output_tokens, CASE WHEN type IN ('llm', 'tool') THEN 1 ELSE 0 END"
+    " FROM (SELECT organisation_id, charged_at_ms, cost_nanousd, input_tokens, output_tokens, type,"
+    f" {{column}} AS scope_id FROM events WHERE event_seq > {HOURS.summed()}"
+    f" ORDER BY event_seq LIMIT {_TAIL_MAX}) tail"
+    " WHERE organisation_id = ?1 AND scope_id = ?5 AND charged_at_ms >= ?3) parts"
+    " GROUP BY period ORDER BY period"
+)
+
 
 def used_lately(
     reading: Connection, now_ms: int, organisation_id: str, kind: ScopeKind, scope_id: str
@@ -57,21 +75,10 @@ def used_lately(
         )  # fmt: skip
     if kind not in KINDS or kind == "key":
         return []
-    column = COLUMNS[kind]
     return _hours(
         reading.rows(
-            "SELECT hour_ms, sum(cost), sum(tokens), sum(calls) FROM ("  # noqa: S608 (constants of this module)
-            "SELECT hour_ms, cost_nanousd AS cost, input_tokens + output_tokens AS tokens,"
-            " llm_calls + tool_calls AS calls FROM scope_hours WHERE organisation_id = ?"
-            " AND scope_kind = ? AND hour_ms >= ? AND hour_ms <= ? AND scope_id = ? UNION ALL"
-            f" SELECT charged_at_ms - charged_at_ms % {usage.HOUR_MS}, cost_nanousd,"
-            " input_tokens + output_tokens, CASE WHEN type IN ('llm', 'tool') THEN 1 ELSE 0 END"
-            f" FROM (SELECT * FROM events WHERE event_seq > {HOURS.summed()}"
-            f" ORDER BY event_seq LIMIT {_TAIL_MAX}) tail"
-            f" WHERE organisation_id = ? AND {column} = ? AND charged_at_ms >= ?) parts"
-            " GROUP BY hour_ms ORDER BY hour_ms",
+            _OF_SCOPE.format(column=COLUMNS[kind]),
             organisation_id, kind, since_ms, now_ms, scope_id,
-            organisation_id, scope_id, since_ms,
         )
     )  # fmt: skip
 
