@@ -49,7 +49,9 @@ def pages() -> dict[str, str]:
     }
     found |= {f"workflow {span}": f"/workflow?id=w7&range={span}" for span in ("1h", "30d")}
     names = ("users", "events", "events?type=tool", "events?workflow=w7", "events?show=refused",
-             "approvals", "audit", "budgets", "policies", "keys")  # fmt: skip
+             "approvals", "audit", "budgets", "policies", "keys", "settings/prices",
+             "settings/prices?q=gpt", "settings/gateway", "events/event?id=500",
+             "events/refusal?id=50", "control?action=kill&workflow=*")  # fmt: skip
     return found | {f"page {name}": f"/{name}" for name in names}
 
 

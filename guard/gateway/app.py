@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from guard.core import wire
@@ -104,6 +104,7 @@ class GatewayApp:
         settings: how to run.
         clock_ms: Unix milliseconds; the machine's clock by default.
         storage: a store other than the embedded one.
+        origins: where settings were given, for the dashboard.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class GatewayApp:
         *,
         clock_ms: Callable[[], int] = wall_clock_ms,
         storage: Storage | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
         self.storage: Storage = storage or storage_of(settings, clock_ms)
@@ -199,6 +201,8 @@ class GatewayApp:
                 settings,
                 clock_ms,
                 lambda: self.draining,
+                self.catalogue,
+                origins or {},
             )
         )
         self._cold = starlette_app(

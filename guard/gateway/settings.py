@@ -136,7 +136,9 @@ def _setting(
         secret: whether the value is left out of the settings' repr.
         converter: of a value.
     """
-    metadata = {"text": text, "check": check, "served": served, "option": option}
+    metadata = {
+        "text": text, "check": check, "served": served, "option": option, "secret": secret,
+    }  # fmt: skip
     return attrs.field(
         default=default, validator=_validate, metadata=metadata, repr=not secret,
         converter=converter,

@@ -13,7 +13,7 @@ import attrs
 
 from guard.core.wire import dollars
 from guard.core.written_numbers import read_dollars, read_duration, written_duration
-from guard.gateway.settings import GatewaySettings, SettingError, database_of
+from guard.gateway.settings import DatabaseUrl, GatewaySettings, SettingError, database_of
 
 PREFIX: Final = "GUARD_GATEWAY_"
 CONFIG_VARIABLE: Final = "GUARD_GATEWAY_CONFIG"
@@ -56,6 +56,7 @@ class Setting:
         default: of ``guard gateway serve``.
         option: of the command line.
         old: an older name of a file, for a plain number of milliseconds or nano-dollars.
+        secret: whether its value is shown nowhere.
     """
 
     field: str
@@ -65,6 +66,7 @@ class Setting:
     default: Any
     option: str
     old: Setting | None = None
+    secret: bool = False
 
     @property
     def variable(self) -> str:
@@ -79,13 +81,26 @@ class Setting:
     @property
     def shown_default(self) -> str:
         """The default as an operator would write it; empty when there is none."""
-        if self.default is None or self.default == ():
+        return self.show(self.default)
+
+    def show(self, value: Any) -> str:
+        """Return a value as an operator would write it; empty when there is none.
+
+        Of a secret it says only that there is one, and of a database's address not the password.
+        """
+        if value is None or value == ():
             return ""
-        if isinstance(self.default, bool):
-            return "true" if self.default else "false"
+        if self.secret:
+            return "set"
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, DatabaseUrl):
+            return f"postgresql://{value.host}"
+        if isinstance(value, tuple):
+            return ", ".join(value)
         if self.kind == "time":
-            return written_duration(self.default)
-        return dollars(self.default) if self.kind == "price" else str(self.default)
+            return written_duration(value)
+        return dollars(value) if self.kind == "price" else str(value)
 
     def read(self, given: Any) -> Any:
         """Return a value for :class:`GatewaySettings`.
@@ -126,6 +141,7 @@ def _of_field(field: Any) -> Setting:
         text=field.metadata["text"],
         default=default,
         option="--" + (field.metadata["option"] or field.name.replace("_", "-")),
+        secret=field.metadata["secret"],
     )
     for ending, kind in _KINDS_BY_NAME.items():
         if not field.name.endswith(ending):
@@ -174,6 +190,27 @@ def load(
         source = sources.get(exc.name, exc.name)
         is_time = exc.name.endswith("_ms") and "ms" not in source.lower()
         raise SettingsError(f"{source} takes {'more than 0' if is_time else exc.takes}") from None
+
+
+def origins(
+    options: Mapping[str, Any], environ: Mapping[str, str], config: Path | None = None
+) -> dict[str, str]:
+    """Return where each setting was given that was, by field; the arguments are :func:`load`'s.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    if config is None and environ.get(CONFIG_VARIABLE):
+        config = Path(environ[CONFIG_VARIABLE])
+    written = {} if config is None else _file(config)
+    places: dict[str, str] = {}
+    for setting in table():
+        found = _given(setting, options, environ, written, config)
+        if found is not None:
+            _, source, named = found
+            kind = {named.option: "command line", named.variable: "environment"}.get(source, "file")
+            places[setting.field] = f"{kind}: {source}"
+    return places
 
 
 def _given(

@@ -24,9 +24,9 @@ def test_they_are_set_shown_and_edited(tenant: Tenant, visit: Callable[..., Visi
     tenant.gate("w", kind="llm", model="m", max_input_tokens=100, max_output_tokens=900)
     page = text_of(visitor.get("/budgets").text)
     assert "20,000 tokens in total" in page
-    assert "0 + 1,000 set aside 19,000 left" in page
+    assert "0 + 1,000 set aside of 20,000 tokens 0% 19,000 left" in page
     assert "20 calls of search, web_* in total" in page
-    assert "1 19 left" in page
+    assert "1 of 20 calls of search, web_* 5% 19 left" in page
     assert "1 of 20 calls of search, web_*" in text_of(visitor.get("/").text)
     assert "of 20,000 tokens" in text_of(visitor.get("/workflow", id="w").text)
     (tokens,) = [each for each in tenant.admin.budgets() if each["unit"] == "tokens"]

@@ -367,7 +367,7 @@ def test_secrets_are_in_no_list_log_audit_or_error(
         team.admin.test_channel(name)
     until(lambda: all(d["attempts"] for d in team.admin.deliveries()))
     shown = [
-        team.admin.channels(), team.admin.deliveries(), team.admin.request("GET", "/audit"),
+        team.admin.channels(), team.admin.deliveries(), team.admin.audit(),
         team.admin.request("GET", "/webhooks"), [d["error"] for d in team.admin.deliveries()],
     ]  # fmt: skip
     ours = [r.getMessage() for r in caplog.records if r.name.startswith("guard")]

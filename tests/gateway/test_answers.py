@@ -188,6 +188,24 @@ def test_a_raise_is_refused_in_slack_and_the_call_with_it(team: Tenant, receiver
     assert team.admin.budgets()[0]["limit_nanousd"] == 100_000_000
 
 
+def test_a_budget_of_tokens_is_raised_in_slack_by_tokens(team: Tenant, receiver: Receiver) -> None:
+    channel_id = slack(team, receiver)
+    team.admin.set_budget(limit_tokens=1000, on_exhausted="ask")
+    asking = {"kind": "llm", "model": "m", "max_input_tokens": 1000, "max_output_tokens": 200,
+              "wait_ms": 60_000, "call_id": "asks"}  # fmt: skip
+    assert team.gate(**asking).json()["asks"]
+    found = buttons(receiver)
+    assert found["approve"]["text"]["text"] == "Raise by 500 tokens and go on"
+    said = json.dumps(receiver.got[0].json)
+    assert "Waits for a raise of 200 tokens" in said
+    assert "0 tokens of 1,000 tokens" in said
+    assert "$" not in said
+    body = pressed(found["approve"], "")
+    assert press(team, channel_id, body, signed(body)) == 200
+    assert team.admin.budgets()[0]["limit_nanousd"] == 1500
+    assert team.gate(**asking).json()["decision"] == "allow"
+
+
 def mail(team: Tenant, mailbox: Mailbox) -> None:
     team.admin.set_channel(
         "mail", "email", to=["ops@example.com"], sender="guard@example.com", host="127.0.0.1",

@@ -37,7 +37,7 @@ def shown(tenant: Tenant) -> dict[str, Any]:
 
 
 def audited(tenant: Tenant) -> list[tuple[str, str, str]]:
-    entries = tenant.admin.request("GET", "/audit")
+    entries = tenant.admin.audit()
     return [
         (entry["actor"], entry["action"], entry["details"]["reason"])
         for entry in entries
@@ -67,7 +67,7 @@ def test_a_call_that_needs_no_person_leaves_no_trace_of_its_note(tenant: Tenant)
     tenant.allowed(tool_name="read", note={"message": "canary-b2c1"})
     ask(tenant, note={"message": "canary-77f0"})
     everything = [
-        tenant.admin.request("GET", "/audit"),
+        tenant.admin.audit(),
         tenant.admin.request("GET", "/events"),
         tenant.http.get("/api/v1/control").json(),
         tenant.admin.request("POST", "/policies/preview",

@@ -133,7 +133,7 @@ def test_operators_and_their_sessions(gateway: Gateway, run: Invoke, named: str)
     with contextlib.closing(
         AdminClient(gateway.base_url, gateway.admin_key, organisation=named)
     ) as admin:
-        done = [each["action"] for each in admin.audit()]
+        done = [each["action"] for each in admin.audit() if each["organisation_id"]]
     assert done[:2] == ["organisation.create", "operator.create"]
     changes = ["session.end", "session.end_all", "operator.role", "operator.remove"]
     assert [each for each in done if each in changes] == changes

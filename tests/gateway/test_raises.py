@@ -36,7 +36,7 @@ def asking(tenant: Tenant, **fields: Any) -> str:
 
 
 def actions(tenant: Tenant, prefix: str = "budget.") -> list[str]:
-    entries = tenant.admin.request("GET", "/audit")
+    entries = tenant.admin.audit()
     return [each["action"] for each in entries if each["action"].startswith(prefix)]
 
 

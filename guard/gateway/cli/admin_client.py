@@ -277,6 +277,17 @@ class AdminClient:
         body = {f"by_{'nanousd' if unit == 'usd' else unit}": by, "key": key}
         return dict(self.request("POST", f"/budgets/{_quoted(budget_id)}/raise", body))
 
+    def refuse_raise(
+        self, budget_id: str, call_id: str | None = None, *, reason: str = ""
+    ) -> list[_Json]:
+        """Refuse a call that waits for a raise of a budget, or all that do; the calls are told why.
+
+        Returns:
+            What was refused.
+        """
+        body = _given({"call_id": call_id, "reason": reason})
+        return list(self.request("POST", f"/budgets/{_quoted(budget_id)}/refuse", body))
+
     def budget_raises(self, budget_id: str | None = None, limit: int = 100) -> list[_Json]:
         """List raises of a budget, or of all, newest first."""
         return list(self.request("GET", "/budgets/raises", budget_id=budget_id, limit=limit))

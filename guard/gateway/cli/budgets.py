@@ -219,6 +219,37 @@ def budgets_raise(client: AdminClient, name: str, by: dict[str, int], key: str) 
     note(f"{text} on {where()}", raised)
 
 
+@budgets.command("refuse")
+@click.argument("name")
+@click.option("--call", "call_id", metavar="ID", help="Only this call; all that wait by default.")
+@click.option("--reason", default="", help="The program and the audit log get it.")
+@with_client
+def budgets_refuse(client: AdminClient, name: str, call_id: str | None, reason: str) -> None:
+    """Refuse the calls that wait for a budget to be raised; each ends at once.
+
+    NAME is what `guard gateway budgets raise` takes.
+
+    \b
+    Examples:
+      guard gateway budgets refuse nightly
+      guard gateway budgets refuse nightly --reason 'enough for today'
+    """
+    asks = client.budget_asks(1000)
+    asked = {ask["budget_id"] for ask in asks if call_id in (None, ask["call_id"])}
+    budgets = [rule for rule in _named(client, name, asks) if rule["budget_id"] in asked]
+    if not budgets:
+        raise click.ClickException(
+            f"no such call waits for a raise for {safe(name)}: see guard gateway budgets waiting"
+        )
+    refused, lines = [], []
+    for budget in budgets:
+        done = client.refuse_raise(budget["budget_id"], call_id, reason=reason)
+        calls = "1 call" if len(done) == 1 else f"{len(done)} calls"
+        lines.append(f"refused {calls}: {scope_of(budget)} on {where()}")
+        refused += done
+    note("\n".join(lines), refused)
+
+
 @budgets.command("raises")
 @click.argument("name", required=False)
 @with_client
@@ -248,7 +279,7 @@ def budgets_waiting(client: AdminClient) -> None:
       guard gateway budgets waiting
     """
     columns = ["scope", "limit", "spent", "needed", "workflow_id", "function", "model",
-               "asked_at_ms", "deadline_ms", "budget_id"]  # fmt: skip
+               "asked_at_ms", "deadline_ms", "budget_id", "call_id"]  # fmt: skip
     parts = ("limit", "spent", "needed")
     show([{**row, **{f"{each}_cents": row[f"{each}_nanousd"] / 1e7 for each in parts},
            **{each: amount_in(row["unit"], row[f"{each}_nanousd"]) for each in parts}}
@@ -268,17 +299,8 @@ def found(
     Raises:
         ClickException: it means none, or several of which none is waited for.
     """
-    rules, asks = client.budgets(), client.budget_asks(1000)
-    listed = client.keys()
-    keys = {key["key_id"] for key in listed if key["name"] == f"run {name}"[:100]}
-    named = [
-        rule for rule in rules
-        if name in (rule["budget_id"], rule["scope_id"] or "organisation")
-        or (rule["scope_kind"] == "key" and rule["scope_id"] in keys)
-    ]  # fmt: skip
-    if not named:
-        asked_by = {ask["budget_id"] for ask in asks if ask["workflow_id"] == name}
-        named = [rule for rule in rules if rule["budget_id"] in asked_by]
+    asks = client.budget_asks(1000)
+    named = _named(client, name, asks)
     if not named:
         raise click.ClickException(f"no budget is for {safe(name)}: see guard gateway budgets list")
     several = [rule for rule in named if rule["unit"] in units]
@@ -299,6 +321,21 @@ def found(
         f"several budgets are for {safe(name)}; name one by its id, or write '$2', '500k tokens' "
         f"or '10 calls': {ids}"
     )
+
+
+def _named(client: AdminClient, name: str, asks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the budgets that a name can mean: for it, else asked for by a workflow of the name."""
+    rules, listed = client.budgets(), client.keys()
+    keys = {key["key_id"] for key in listed if key["name"] == f"run {name}"[:100]}
+    named = [
+        rule for rule in rules
+        if name in (rule["budget_id"], rule["scope_id"] or "organisation")
+        or (rule["scope_kind"] == "key" and rule["scope_id"] in keys)
+    ]  # fmt: skip
+    if named:
+        return named
+    asked_by = {ask["budget_id"] for ask in asks if ask["workflow_id"] == name}
+    return [rule for rule in rules if rule["budget_id"] in asked_by]
 
 
 def _counted_of(rule: dict[str, Any]) -> str:

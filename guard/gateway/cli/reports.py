@@ -9,7 +9,7 @@ import click
 from guard.core.written_numbers import read_since
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.numbers import Whole, read_by
-from guard.gateway.cli.output import note, show, with_client
+from guard.gateway.cli.output import note, show, wants_json, with_client
 
 
 @click.command()
@@ -62,12 +62,17 @@ def audit() -> None:
 def audit_list(client: AdminClient, after: int, limit: int) -> None:
     """List what operators did, oldest first.
 
+    With a key of the whole gateway that is also what was done to the gateway itself: organisations,
+    operators of all of them, and keys of the whole gateway.
+
     \b
     Example:
       guard gateway audit list --after 500 --limit 50
     """
     rows = client.audit(after=after, limit=limit)
-    show(rows, ["seq", "at_ms", "actor", "action", "target"])
+    for row in rows if not wants_json() else ():
+        row["of"] = "organisation" if row["organisation_id"] else "gateway"
+    show(rows, ["seq", "at_ms", "of", "actor", "action", "target"])
 
 
 @audit.command("head")

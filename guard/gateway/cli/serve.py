@@ -25,6 +25,7 @@ from guard.gateway.settings_sources import (
     Setting,
     SettingsError,
     load,
+    origins,
     table,
     unknown_variables,
 )
@@ -96,6 +97,7 @@ def serve(config: Path | None, **options: Any) -> None:
 
     try:
         settings = load(options, os.environ, config)
+        places = origins(options, os.environ, config)
         given = first_secrets(settings)
         provider_of(settings)
     except (SettingsError, SettingError) as exc:
@@ -103,14 +105,16 @@ def serve(config: Path | None, **options: Any) -> None:
     logs.configure(settings.log_level, cast("logs.Format", settings.log_format))
     for sentence in unknown_variables(os.environ):
         _warn(settings, sentence)
-    settings = _with_room(settings)
+    wanted, settings = settings, _with_room(settings)
+    if settings != wanted:
+        places["connections_max"] = "limit of open files"
     try:
         listening = bind(settings.host, settings.port)
     except OSError as exc:
         raise _failed(settings, exc.strerror or str(exc)) from None
     try:
         with contextlib.closing(listening):
-            _run(settings, listening, given)
+            _run(settings, places, listening, given)
     except (StoreError, TlsError) as exc:
         raise _failed(settings, str(exc)) from None
 
@@ -174,7 +178,9 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: GatewayServer) -> 
         loop.add_signal_handler(number, server.stop)
 
 
-def _run(settings: GatewaySettings, listening: Any, given: FirstSecrets) -> None:
+def _run(
+    settings: GatewaySettings, places: dict[str, str], listening: Any, given: FirstSecrets
+) -> None:
     from guard.gateway.app import GatewayApp
     from guard.gateway.bootstrap import begin_with
     from guard.gateway.server import GatewayServer, new_event_loop, tune_process
@@ -183,7 +189,7 @@ def _run(settings: GatewaySettings, listening: Any, given: FirstSecrets) -> None
     tls = files_of(settings)
 
     async def main() -> None:
-        app = GatewayApp(settings)
+        app = GatewayApp(settings, origins=places)
         server = GatewayServer(app, listening, tls)
         async with _serving(server) as served:
             await start(app, server)

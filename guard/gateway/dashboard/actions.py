@@ -23,6 +23,10 @@ ACTIONS: Final = {
     "revive": ("Revive", "Lifts the kill and any pause. New calls are decided as usual again."),
 }
 
+EVERYTHING: Final = "*"
+KILL_WORD: Final = "everything"
+"""What is typed before all that runs is killed."""
+
 
 class Actions:
     """Actions over the admin handlers, each a confirmed form."""
@@ -56,9 +60,14 @@ class Actions:
             raise NotFoundError("no such action")
         title, explanation = ACTIONS[action]
         workflow_id = context.query("workflow")
+        named = None
+        if action == "kill" and workflow_id == EVERYTHING:
+            named = await self._site.parts.storage.named(context.org(), EVERYTHING)
         return await self._site.render(
             context,
             "confirm_control.html",
+            named=named,
+            word=KILL_WORD,
             action=action,
             title=title,
             explanation=explanation,
@@ -70,6 +79,9 @@ class Actions:
     async def control(self, context: RequestContext) -> Response:
         """Issue the directive."""
         body = forms.control(context.form)
+        is_all = body.action == "kill" and body.workflow_id == EVERYTHING
+        if is_all and context.form.text("word").strip().lower() != KILL_WORD:
+            raise ValueError(f"type the word {KILL_WORD} to kill everything")
         await self._handlers.control(context.call(body=body))
         return self._site.done(context, body.action, "/workflows")
 

@@ -12,15 +12,24 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.handlers import as_budget, as_policy
 from guard.gateway.dashboard import forms
+from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain import budget_preview
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.records import BudgetAsk, BudgetRule, Policy, PolicyDocument, RateCap
+from guard.gateway.domain.records import (
+    BalanceView,
+    BudgetAsk,
+    BudgetRule,
+    Policy,
+    PolicyDocument,
+    RateCap,
+)
 
 BALANCES_MAX = 200
 PREVIEW_CALLS = 1000
 RAISES_MAX = 50
 ASKS_MAX = 1000
+SHOWN_MAX = 5
 
 
 class BudgetsAndPolicies:
@@ -39,6 +48,7 @@ class BudgetsAndPolicies:
             Route("/budgets", action(self.save_budget), methods=["POST"]),
             Route("/budgets/edit", page(self.edit_budget), methods=["GET"]),
             Route("/budgets/raise", action(self.raise_budget), methods=["POST"]),
+            Route("/budgets/refuse", action(self.refuse_raise), methods=["POST"]),
             Route("/budgets/delete", page(self.confirm_budget), methods=["GET"]),
             Route("/budgets/delete", action(self.delete_budget), methods=["POST"]),
             Route("/policies", page(self.policies), methods=["GET"]),
@@ -54,17 +64,27 @@ class BudgetsAndPolicies:
         """List budgets with their fullest balances."""
         budgets: list[BudgetRule] = await self._handlers.budgets(context.call())
         balances = await self._storage.fullest_balances(context.org(), BALANCES_MAX)
-        by_budget: dict[str, list[Any]] = {}
+        by_budget: dict[str, list[BalanceView]] = {}
         for balance in balances:
             by_budget.setdefault(balance.budget_id, []).append(balance)
         asks = await self._storage.budget_asks(context.org(), ASKS_MAX)
         asked: dict[str, list[BudgetAsk]] = {}
         for ask in asks:
             asked.setdefault(ask.budget_id, []).append(ask)
+        shown = [each for own in by_budget.values() for each in own[:SHOWN_MAX]]
+        now_ms = self._site.parts.clock_ms()
         return await self._site.render(
             context, "budgets.html", budgets=budgets, by_budget=by_budget, asked=asked,
             raise_key=secrets.token_hex(8), suggested=_suggested,
+            forecasts=await outlooks(self._storage, context.org(), shown, now_ms),
         )  # fmt: skip
+
+    async def refuse_raise(self, context: RequestContext) -> Response:
+        """Refuse a call that waits for a raise, or all that wait for one budget."""
+        body = forms.raise_refusal(context.form)
+        budget_id = context.form.text("budget_id")
+        await self._handlers.refuse_raise(context.call(body=body, budget_id=budget_id))
+        return self._site.done(context, "raise-refused", "/budgets")
 
     async def raise_budget(self, context: RequestContext) -> Response:
         """Raise a budget, once for each form that was shown."""

@@ -8,9 +8,11 @@ from guard.gateway.dashboard.actions import Actions
 from guard.gateway.dashboard.alerts import Alerts
 from guard.gateway.dashboard.answering import Answering
 from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
+from guard.gateway.dashboard.call_pages import CallPages
 from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
 from guard.gateway.dashboard.people import People
+from guard.gateway.dashboard.prices import PricesAndSettings
 from guard.gateway.dashboard.sign_in import SignIn
 from guard.gateway.dashboard.site import Parts, Site
 
@@ -23,8 +25,10 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *SignIn(site).routes(),
         *Live(site).routes(),
         *Pages(site).routes(),
+        *CallPages(site).routes(),
         *Actions(site).routes(),
         *BudgetsAndPolicies(site).routes(),
+        *PricesAndSettings(site).routes(),
         *People(site).routes(),
         *Alerts(site).routes(),
         *Answering(site, parts.questions).routes(),

@@ -7,11 +7,14 @@ import json
 import re
 from typing import Any, Final
 
-from guard.core.wire import NANOUSD_PER_DOLLAR
+from guard.core.wire import NANOUSD_PER_DOLLAR, dollars
+from guard.gateway.domain.records import BalanceView
 from guard.gateway.domain.visible import visible
 
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 NOTHING: Final = "–"
+DUST_NANOUSD: Final = 1000
+"""Less than this, a millionth of a dollar, is not worth its digits."""
 _GAP: Final = re.compile(r"\n(?:[^\S\n]*\n)+")
 _LINE_LENGTH: Final = 70
 
@@ -19,11 +22,13 @@ _LINE_LENGTH: Final = 70
 def money(nanousd: int | None) -> str:
     """Return nano-dollars as dollars: cents for large sums, three digits for small ones.
 
-    >>> money(1_234_567_890_000), money(2_000_000), money(0)
-    ('$1,234.57', '$0.002', '$0.00')
+    >>> money(1_234_567_890_000), money(2_000_000), money(0), money(1)
+    ('$1,234.57', '$0.002', '$0.00', '<$0.000001')
     """
     if nanousd is None:
         return NOTHING
+    if 0 < nanousd < DUST_NANOUSD:
+        return "<$0.000001"
     sign, dollars = ("-" if nanousd < 0 else ""), abs(nanousd) / NANOUSD_PER_DOLLAR
     if dollars == 0 or dollars >= 0.1:
         return f"{sign}${dollars:,.2f}"
@@ -39,6 +44,28 @@ def amount(number: int | None, unit: str) -> str:
     ('$0.002', '2,000,000')
     """
     return money(number) if unit == "usd" else count(number)
+
+
+def exact(nanousd: int) -> str:
+    """Return nano-dollars as dollars, to the last digit."""
+    return dollars(nanousd)
+
+
+def shows(number: int, unit: str = "usd") -> bool:
+    """Tell whether an amount is worth being shown: the dust of a call that costs nothing is not.
+
+    >>> shows(1), shows(1_000_000), shows(1, "calls"), shows(0, "calls")
+    (False, True, True, False)
+    """
+    return number >= (DUST_NANOUSD if unit == "usd" else 1)
+
+
+def share(balance: BalanceView) -> str:
+    """Return how much of a budget is used: 100 percent only where all of it is."""
+    if not balance.limit_nanousd:
+        return "100%"
+    percent = 100 * max(balance.committed_nanousd, 0) / balance.limit_nanousd
+    return "<1%" if 0 < percent < 1 else f"{int(percent):,}%"
 
 
 def in_doubt(number: int, unit: str = "usd") -> str:
@@ -139,9 +166,31 @@ def moment(at_ms: int | None) -> str:
     return NOTHING if at_ms is None else _moment(at_ms).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def clock(at_ms: int) -> str:
-    """Return the time of day in UTC."""
-    return _moment(at_ms).strftime("%H:%M:%S")
+def dated(at_ms: int | None, now_ms: int) -> str:
+    """Return a moment in UTC with its day: today, yesterday, tomorrow or a date.
+
+    >>> dated(0, 1000), dated(0, 86_400_000), dated(-1, 86_400_000 * 3), dated(86_400_000, 0)
+    ('today 00:00:00', 'yesterday 00:00:00', '1 Jan 00:00:00', 'tomorrow 00:00:00')
+    >>> dated(0, 400 * 86_400_000)
+    '1 Jan 1970 00:00:00'
+    """
+    if at_ms is None:
+        return NOTHING
+    at, now = _moment(at_ms), _moment(now_ms)
+    days = (at.date() - now.date()).days
+    day = {-1: "yesterday", 0: "today", 1: "tomorrow"}.get(days)
+    if day is None:
+        day = f"{at.day} {at:%b}" + ("" if at.year == now.year else f" {at.year:04}")
+    return f"{day} {at:%H:%M:%S}"
+
+
+def about(at_ms: int, now_ms: int) -> str:
+    """Return a moment in UTC with its day, to the minute.
+
+    >>> about(61_000, 0)
+    'today 00:01'
+    """
+    return dated(at_ms, now_ms).rpartition(":")[0]
 
 
 def _moment(at_ms: int) -> dt.datetime:

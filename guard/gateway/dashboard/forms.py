@@ -109,6 +109,12 @@ def budget_raise(form: Form, unit: BudgetUnit) -> bodies.RaiseBody:
     return checked({**amount, "key": form.text("key")}, bodies.RaiseBody)
 
 
+def raise_refusal(form: Form) -> bodies.RefusalBody:
+    """Read which calls wait no longer for a raise."""
+    fields = {"call_id": form.text("call") or None, "reason": form.text("reason")}
+    return checked(fields, bodies.RefusalBody)
+
+
 def policy(form: Form) -> bodies.PolicyBody:
     """Read a policy."""
     caps = []
@@ -175,6 +181,17 @@ def settings(form: Form) -> dict[str, bool | int | str]:
         if text.strip() != form.text(f"was_{name}"):
             found[name] = each.read_written(text)
     return found
+
+
+def price(form: Form) -> bodies.PriceBody:
+    """Read a price in dollars per million tokens; what is empty follows from input and output."""
+    rates = {}
+    for name in ("input", "output", "cache_read", "cache_write", "reasoning", "audio"):
+        text = form.text(name)
+        if text or name in ("input", "output"):
+            rates[f"{name}_per_mtok"] = nanousd(text, f"the price of {name.replace('_', ' ')}")
+    fields = {"model": form.text("model"), "provider": form.text("provider") or "*", "rates": rates}
+    return checked(fields, bodies.PriceBody)
 
 
 def named(form: Form) -> str:

@@ -9,7 +9,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import charts, spans
+from guard.gateway.dashboard.audit_text import audit_details
 from guard.gateway.dashboard.formatting import count, in_doubt, money
+from guard.gateway.dashboard.outlooks import outlooks
+from guard.gateway.dashboard.refusal_groups import grouped
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
@@ -17,6 +20,8 @@ from guard.gateway.domain.usage import HOUR_MS, Refused, UsagePoint, WorkflowSor
 from guard.gateway.domain.windows import period_of
 
 PAGE: Final = 50
+REFUSALS: Final = 1000
+"""Refused calls that are looked at for a page, where those that are alike are one row."""
 NEWEST: Final = 2**62
 OVERVIEW_ROWS: Final = 8
 ACTIVE_MS: Final = 15 * 60_000
@@ -67,6 +72,7 @@ class Pages:
         balances = await self._storage.fullest_balances(own, OVERVIEW_ROWS)
         workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
         refused = await self._storage.refusals(own, None, NEWEST, COUNT_MAX)
+        groups = grouped(refused)
         day_ms = period_of("day", now_ms)[0]
         today = await self._storage.spend_over_time(
             own, HOUR_MS, day_ms, now_ms + 1, charts.DAY_MS, None
@@ -81,11 +87,12 @@ class Pages:
             chart=chart,
             figures=self._figures(context, today, uncertain, workflows, refused, now_ms),
             balances=balances,
+            forecasts=await outlooks(self._storage, own, balances, now_ms),
             watched=watched,
             burn=None if watched is None else await self._burn(own, watched, now_ms),
             workflows=workflows[:OVERVIEW_ROWS],
             more_workflows=len(workflows) > OVERVIEW_ROWS,
-            refused=refused[:6],
+            refused=groups[:6],
             directives=await self._storage.active_directives(own),
             models=await self._storage.usage_by_model(
                 own, chosen.size_ms, now_ms - chosen.span_ms, None, 6
@@ -185,6 +192,12 @@ class Pages:
         chart = await self._spend(own, chosen, now_ms, workflow_id)
         runs = await self._storage.newest_runs(own, workflow_id, "", 20)
         shown = await self._tab(context, tab, workflow_id, [run.run_id for run in runs], now_ms)
+        balances = [
+            balance
+            for balance in await self._storage.fullest_balances(own, BALANCES_MAX)
+            if (balance.scope_kind, balance.scope_id)
+            in (("workflow", workflow_id), ("organisation", ""))
+        ][:4]
         return await self._site.render(
             context,
             "workflow.html",
@@ -195,12 +208,8 @@ class Pages:
             ranges=charts.RANGES.values(),
             chart=chart,
             runs=runs,
-            balances=[
-                balance
-                for balance in await self._storage.fullest_balances(own, BALANCES_MAX)
-                if (balance.scope_kind, balance.scope_id)
-                in (("workflow", workflow_id), ("organisation", ""))
-            ][:4],
+            balances=balances,
+            forecasts=await outlooks(self._storage, own, balances, now_ms),
             **shown,
         )
 
@@ -225,11 +234,12 @@ class Pages:
             )
             return {"models": models}
         if tab == "decisions":
-            refused = await storage.refusals(own, workflow_id, before, PAGE + 1)
+            refused = await storage.refusals(own, workflow_id, before, REFUSALS + 1)
             approvals = await storage.approvals(own, None, 200)
             return {
-                "refused": refused[:PAGE],
-                "has_more": len(refused) > PAGE,
+                "refused": grouped(refused[:REFUSALS]),
+                "has_more": len(refused) > REFUSALS,
+                "last": refused[:REFUSALS][-1].refusal_seq if refused else 0,
                 "approvals": [a for a in approvals if a.workflow_id == workflow_id][:20],
             }
         events = await storage.newest_events(
@@ -260,17 +270,18 @@ class Pages:
                 own, before, PAGE + 1, workflow_id or None, kind or None, None
             )
         else:
-            refused = await self._storage.refusals(own, workflow_id or None, before, PAGE + 1)
+            refused = await self._storage.refusals(own, workflow_id or None, before, REFUSALS + 1)
         return await self._site.render(
             context,
             "events.html",
             events=events[:PAGE],
-            refused=refused[:PAGE],
+            refused=grouped(refused[:REFUSALS]),
+            last_refusal=refused[:REFUSALS][-1].refusal_seq if refused else 0,
             show=show,
             workflow_id=workflow_id,
             kind=kind,
             is_newest=before == NEWEST,
-            has_more=max(len(events), len(refused)) > PAGE,
+            has_more=len(events) > PAGE or len(refused) > REFUSALS,
         )
 
     async def approvals(self, context: RequestContext) -> Response:
@@ -295,6 +306,7 @@ class Pages:
         return await self._site.render(
             context, "audit.html", entries=entries[:PAGE], has_more=len(entries) > PAGE,
             is_wide=is_wide, is_newest=before == NEWEST,
+            details=lambda each: audit_details(each, self._site.parts.clock_ms()),
         )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from guard.gateway.domain.operators import (
     require_role,
 )
 from guard.gateway.domain.records import Organisation
+from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.openid import OpenIdProvider
 from guard.gateway.services.operators import OperatorService, actor_name
@@ -52,6 +53,7 @@ NOTICES: Final = {
     "refused": "Refused. The call does not run.",
     "budget": "The budget is active.",
     "budget-deleted": "The budget was removed.",
+    "raise-refused": "Refused. What waited for a raise has ended.",
     "budget-raised": "The budget was raised. Calls that waited for it go on.",
     "policy": "The policy is active.",
     "policy-deleted": "The policy was deactivated.",
@@ -63,6 +65,8 @@ NOTICES: Final = {
     "channel-failed": "The test has not arrived: Deliveries says why.",
     "channel-test": "A test is on its way: see Deliveries.",
     "settings": "The settings are active.",
+    "price": "The price is active, from the next call on.",
+    "price-removed": "The price was removed.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
     "operator-added": "The operator was added.",
     "operator-role": "The role was changed.",
@@ -143,6 +147,8 @@ class Parts(Struct):
     settings: GatewaySettings
     clock_ms: Callable[[], int]
     is_draining: Callable[[], bool]
+    catalogue: CatalogueCache
+    origins: Mapping[str, str]
 
 
 class Site:
@@ -163,10 +169,13 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        names = ("money", "amount", "count", "compact", "duration", "iso", "moment", "clock",
+        names = ("money", "amount", "count", "compact", "duration", "iso", "moment",
                  "span", "dollars_input", "visible", "detail", "in_doubt",
-                 "said")  # fmt: skip
+                 "said", "shows", "share", "exact")  # fmt: skip
         self._jinja.filters.update({name: getattr(formatting, name) for name in names})
+        for name in ("dated", "about"):
+            moment = getattr(formatting, name)
+            self._jinja.filters[name] = lambda at_ms, of=moment: of(at_ms, parts.clock_ms())
         self._jinja.globals.update(asset=self.assets.address, navigation=NAVIGATION)
 
     # -- guards --------------------------------------------------------------------------------

@@ -36,6 +36,23 @@ class CallRefusal(Struct, kw_only=True, frozen=True):
     details: dict[str, Any] = {}
     recall: dict[str, list[str]] = {}
 
+    def refused_by(self) -> str:
+        """Name the budget or the policy that has refused it; empty where it was neither.
+
+        >>> why = CallRefusal(status=403, error_code="", title="", reason="",
+        ...                   details={"policy": "careful", "policy_version": 2})
+        >>> why.refused_by()
+        'policy careful, version 2'
+        """
+        if self.budget is not None:
+            return f"budget of {self.budget.scope}"
+        if "counted" in self.details:
+            return f"budget of {self.details['counted']['scope']}"
+        if "policy" in self.details:
+            version = self.details.get("policy_version")
+            return f"policy {self.details['policy']}, version {version}"
+        return ""
+
 
 class ApprovalNeed(Struct, kw_only=True, frozen=True):
     """A call that a person has to approve."""

@@ -9,6 +9,8 @@ from urllib.parse import urlencode
 
 from msgspec import Struct
 
+from guard.core import wire
+
 Severity = Literal["critical", "error", "warning", "info"]
 _BY_WEIGHT: Final[tuple[Severity, ...]] = ("critical", "error", "warning", "info")
 NAME_MAX: Final = 200
@@ -52,12 +54,6 @@ def _lines(*pairs: tuple[str, Any]) -> list[tuple[str, str]]:
     return [(name, _text(value)) for name, value in pairs if value not in (None, "", [])]
 
 
-def money(nanousd: int) -> str:
-    """Return an amount in dollars: two places, more where it is small."""
-    dollars = nanousd / 1e9
-    return f"${dollars:,.2f}" if dollars == 0 or abs(dollars) >= 0.01 else f"${dollars:.6f}"
-
-
 def moment(at_ms: int) -> str:
     """Return a time in UTC."""
     return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -67,10 +63,10 @@ def _figures(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what is spent, set aside and left of a notice's budget."""
     budget, unit = data["budget"], data.get("unit", "usd")
     if unit == "usd":
-        spent, held = money(budget["spent_nanousd"]), budget["reserved_nanousd"]
+        spent, held = wire.dollars(budget["spent_nanousd"]), budget["reserved_nanousd"]
         return _lines(
-            ("Spent", f"{spent} of {money(budget['limit_nanousd'])}"),
-            ("Set aside", money(held) if held else ""),
+            ("Spent", f"{spent} of {wire.dollars(budget['limit_nanousd'])}"),
+            ("Set aside", wire.dollars(held) if held else ""),
             ("Resets", budget.get("resets_at_ms") and moment(budget["resets_at_ms"])),
         )
     return _lines(
@@ -139,13 +135,19 @@ def _approval(data: Mapping[str, Any]) -> Said:
 
 
 def _asks(data: Mapping[str, Any]) -> Said:
+    unit = data.get("unit", "usd")
+    lacking, needed, spent, limit = (
+        wire.amount_in(unit, data[f"{each}_nanousd"])
+        for each in ("lacking", "needed", "spent", "limit")
+    )
+    is_money = unit == "usd"
     return Said(
-        title=f"Waits for a raise of {money(data['lacking_nanousd'])}: {_text(data['scope'])}",
+        title=f"Waits for a raise of {lacking}: {_text(data['scope'])}",
         lines=_lines(
             ("Call", data["function"]), ("Workflow", data.get("workflow_id")),
             ("Agent", data.get("agent")), ("User", data.get("user")), ("Model", data.get("model")),
-            ("May cost", money(data["needed_nanousd"])),
-            ("Spent", f"{money(data['spent_nanousd'])} of {money(data['limit_nanousd'])}"),
+            ("May cost" if is_money else "May use", needed),
+            ("Spent" if is_money else "Used", f"{spent} of {limit}"),
             ("Answer by", moment(data["deadline_ms"])),
         ),
         path="/budgets", key=f"asks:{data['balance_id']}",

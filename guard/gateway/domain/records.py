@@ -166,8 +166,8 @@ class BudgetAsk(Struct, kw_only=True):
 
     ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` what of it the budget does not pay
     for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``, which
-    ``refused_by`` has brought forward. Of a budget of tokens or calls, what is called ``nanousd``
-    counts these.
+    ``refused_by`` has brought forward, for ``refused_reason``. Of a budget of tokens or calls, what
+    is called ``nanousd`` counts these.
     """
 
     organisation_id: str
@@ -190,6 +190,7 @@ class BudgetAsk(Struct, kw_only=True):
     unit: BudgetUnit = "usd"
     counts: list[str] = []
     refused_by: str = ""
+    refused_reason: str = ""
 
 
 class RateCap(Struct, kw_only=True):
@@ -286,7 +287,7 @@ class Rates(Struct, kw_only=True, frozen=True):
 
 class Price(Struct, kw_only=True):
     """The operator's price for the models that match. ``model: "*"`` is the default price for
-    models that nothing else prices."""
+    models that nothing else prices. ``from_file`` tells that `apply` has set it from a file."""
 
     price_id: str
     organisation_id: str
@@ -295,6 +296,7 @@ class Price(Struct, kw_only=True):
     rates: Rates
     version: int = 1
     updated_at_ms: int = 0
+    from_file: bool = False
 
 
 class Webhook(Struct, kw_only=True):

@@ -16,7 +16,7 @@ ChangeKind = Literal["create", "update", "unchanged", "delete"]
 RuleKind = Literal["budget", "policy", "price", "channel", "alert", "setting"]
 
 _OWN_FIELDS: Final = ("budget_id", "policy_id", "price_id", "channel_id", "version",
-                      "created_at_ms", "updated_at_ms")  # fmt: skip
+                      "created_at_ms", "updated_at_ms", "from_file")  # fmt: skip
 
 
 class Change(Struct, kw_only=True):

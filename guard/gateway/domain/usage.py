@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from guard.gateway.domain.records import BalanceView, StoredEvent
+
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -58,6 +60,53 @@ class Refused(Struct, kw_only=True):
     error_code: str
     reason: str
     user: str | None = None
+    refused_by: str = ""
+
+
+class Held(Struct, kw_only=True):
+    """What was reserved for a call, a request or a lease, and what became of it."""
+
+    reservation_id: str
+    state: str
+    basis: str
+    function: str
+    amount_nanousd: int
+    held_nanousd: int
+    spent_nanousd: int
+    created_at_ms: int
+    expires_at_ms: int
+    metered: list[tuple[str, int]] = []
+
+
+class EventDetails(Struct, kw_only=True):
+    """An event with all that is stored beside it.
+
+    Args:
+        event: the event.
+        balances: it was charged to, as they are now.
+        held: what was reserved for it, while that is kept.
+        refused: refusals of its call, newest first.
+    """
+
+    event: StoredEvent
+    charged_at_ms: int
+    provider: str | None
+    response_id: str | None
+    request_id: str | None
+    input_tokens: int
+    output_tokens: int
+    balances: list[BalanceView]
+    held: Held | None
+    refused: list[Refused]
+
+
+class UsedLately(Struct, kw_only=True):
+    """What a scope has used in the hour that begins at ``since_ms``: money, tokens and calls."""
+
+    since_ms: int
+    cost_nanousd: int
+    tokens: int
+    calls: int
 
 
 class ActiveDirective(Struct, kw_only=True):
@@ -88,6 +137,7 @@ class Watermark(Struct):
     approval_id: str = ""
     control_seq: int = 0
     audit_seq: int = 0
+    asks: str = ""
 
 
 def pieces(since_ms: int, until_ms: int, sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:

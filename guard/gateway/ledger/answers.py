@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Final, Literal
 
+from guard.core import wire
 from guard.gateway.domain.answer_links import Subject
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
-from guard.gateway.domain.notice_text import money
 from guard.gateway.ledger import approvals, asks, webhooks
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -57,12 +57,13 @@ def take(
     if verdict == "refuse":
         asks.refuse(unit, actor, organisation_id, subject.balance_id, subject.id)
         return f"The raise was refused by {who}"
-    asks.require_open(unit, organisation_id, subject.balance_id, subject.id)
+    ask = asks.require_open(unit, organisation_id, subject.balance_id, subject.id)
     raised = asks.raise_budget(
         unit, actor, organisation_id, subject.budget_id, by_nanousd=subject.by_nanousd,
-        raise_key=f"answer:{subject.balance_id}:{subject.id}",
+        raise_key=f"answer:{subject.balance_id}:{subject.id}", counted_in=ask.unit,
     )  # fmt: skip
-    return f"The budget was raised to {money(raised.raised.limit_nanousd)} by {who}"
+    limit = wire.amount_in(ask.unit, raised.raised.limit_nanousd)
+    return f"The budget was raised to {limit} by {who}"
 
 
 def report(

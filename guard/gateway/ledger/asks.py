@@ -6,7 +6,8 @@ calls that wait ask again, and go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -67,17 +68,20 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
             webhooks.enqueue(unit, rule.organisation_id, "budget.asks", msgspec.to_builtins(ask))
 
 
-def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refused: bool) -> None:
+def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refused: bool) -> str:
     """Forget what a call has asked, which has its answer now.
 
     Args:
         decision: the decision.
         accounts: every balance over the call.
         refused: whether nobody has raised the limit in time.
+
+    Returns:
+        What an operator has answered who refused, for the end of a sentence; else nothing.
     """
     command, unit = decision.command, decision.unit
     if command.place is None:
-        return
+        return ""
     call_id, own = command.call.call_id, decision.org.organisation_id
     found = []
     for account in accounts:
@@ -86,12 +90,17 @@ def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refuse
             if known is not None:
                 found.append(known[0])
     if not found:
-        return
+        return ""
     unit.drop_asks(own, call_id)
     for ask in found if refused else ():
         if unit.now_ms >= ask.deadline_ms and not ask.refused_by:
             details = {"call_id": call_id, "scope": ask.scope, "needed_nanousd": ask.needed_nanousd}
             audit.record(unit, Actor("gateway"), "budget.unanswered", ask.budget_id, details, own)
+    answered = next((ask for ask in found if ask.refused_by), None) if refused else None
+    if answered is None:
+        return ""
+    why = f": {answered.refused_reason}" if answered.refused_reason else ""
+    return f"; an operator refused to raise it{why}"
 
 
 def require_open(
@@ -112,19 +121,60 @@ def require_open(
 
 
 def refuse(
-    unit: UnitOfWork, actor: Actor, organisation_id: str, balance_id: int, call_id: str
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str,
+    balance_id: int,
+    call_id: str,
+    reason: str = "",
 ) -> records.BudgetAsk:
-    """Let a call wait no longer for a raise: it is refused when it asks next.
+    """Let a call wait no longer for a raise: it is woken, asks once more and is refused.
 
     Raises:
         NotFoundError, ConflictError: as :func:`require_open`.
     """
     ask = require_open(unit, organisation_id, balance_id, call_id)
-    refused = msgspec.structs.replace(ask, deadline_ms=unit.now_ms, refused_by=actor.name)
+    refused = msgspec.structs.replace(
+        ask, deadline_ms=unit.now_ms, refused_by=actor.name, refused_reason=reason
+    )
     unit.save_ask(refused)
-    details = {"call_id": call_id, "scope": ask.scope, "needed_nanousd": ask.needed_nanousd}
+    details = {
+        "call_id": call_id,
+        "scope": ask.scope,
+        "needed_nanousd": ask.needed_nanousd,
+        **({"reason": reason} if reason else {}),
+        **({} if ask.unit == "usd" else {"unit": ask.unit}),
+    }
     audit.record(unit, actor, "budget.refuse", ask.budget_id, details, organisation_id)
     unit.announce(PostCommitEvent("room", organisation_id, balance_ids=(balance_id,)))
+    return refused
+
+
+def refuse_all(
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str,
+    budget_id: str,
+    waiting: Sequence[records.BudgetAsk],
+    reason: str,
+) -> list[records.BudgetAsk]:
+    """Refuse calls that wait for a raise of a budget; those that have their answer are left out.
+
+    Raises:
+        NotFoundError: no such budget.
+        ConflictError: none of them waits any more.
+    """
+    budget = unit.budget(budget_id)
+    if budget is None or budget.organisation_id != organisation_id:
+        raise NotFoundError("no such budget")
+    refused = []
+    for each in waiting:
+        with contextlib.suppress(NotFoundError, ConflictError):
+            refused.append(
+                refuse(unit, actor, organisation_id, each.balance_id, each.call_id, reason)
+            )
+    if not refused:
+        raise ConflictError("no such call waits for a raise of this budget")
     return refused
 
 

@@ -208,4 +208,4 @@ def _take(
     elif change == "delete":
         delete_price(unit, actor, organisation_id, record.price_id)
     else:
-        put_price(unit, actor, record)
+        put_price(unit, actor, msgspec.structs.replace(record, from_file=True))

@@ -213,7 +213,9 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
             if winding.may_be_last(decision, short):
                 return _last(decision, short)
             winding.note(decision, short)
-            asks.decided(decision, _all(accounts, needs), refused=True)
+            answered = asks.decided(decision, _all(accounts, needs), refused=True)
+            if answered:
+                refusal = msgspec.structs.replace(refusal, reason=refusal.reason + answered)
             needed = amount.needed if unit == "usd" else judgement.amount
             _note_refused(decision.unit, judgement.refused_by, needed)
             if short:

@@ -209,17 +209,22 @@ class PriceBook:
             max_input = ASSUMED_INPUT_TOKENS if max_input is None else max_input
         return found.most(max_input, max_output or 0)
 
-    def _find(self, provider: str | None, model: str) -> Tariff | None:
-        default = None
+    def own_price(self, provider: str | None, model: str) -> Price | None:
+        """Return the operator's price of a model, the most specific one; not the default."""
+        name = globs.fold(model)
         for price in self._own:
-            if price.model == "*":
-                default = default or tariff(price.rates, "default")
+            if price.model == "*" or not globs.matches(globs.fold(price.model), name):
                 continue
-            name = globs.fold(model)
-            if globs.matches(globs.fold(price.model), name) and (
-                provider is None or globs.matches(globs.fold(price.provider), globs.fold(provider))
-            ):
-                return tariff(price.rates, "operator")
+            if provider is None or globs.matches(globs.fold(price.provider), globs.fold(provider)):
+                return price
+        return None
+
+    def _find(self, provider: str | None, model: str) -> Tariff | None:
+        own = self.own_price(provider, model)
+        if own is not None:
+            return tariff(own.rates, "operator")
+        unknown = next((price for price in self._own if price.model == "*"), None)
+        default = None if unknown is None else tariff(unknown.rates, "default")
         if model == UNKNOWN_MODEL:
             return default
         if provider in _BY_THE_PIECE and fees.by_the_piece(model):

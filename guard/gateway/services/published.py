@@ -53,6 +53,20 @@ def published(provider: str | None, model: str, now_ms: int) -> Tariff | None:
     return None
 
 
+def listed(text: str, limit: int) -> list[tuple[str, str]]:
+    """Return vendors and ids of the models with a text in their id, by the vendors' names."""
+    from genai_prices import data_snapshot
+
+    wanted = text.casefold()
+    found = [
+        (vendor.id, info.id)
+        for vendor in data_snapshot.get_snapshot().providers
+        for info in vendor.models
+        if wanted in info.id.casefold()
+    ]
+    return sorted(found, key=lambda each: (len(each[1]), each))[:limit]
+
+
 _PROXIES_NAMES: Final = {"gemini": "google", "vertex_ai": "google", "xai": "x-ai",
                          "together_ai": "together", "fireworks_ai": "fireworks",
                          "moonshot": "moonshotai", "bedrock": "aws"}  # fmt: skip

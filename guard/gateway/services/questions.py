@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,7 +12,6 @@ from msgspec import Struct
 from guard.core import wire
 from guard.gateway.domain import alerts, answer_links, records
 from guard.gateway.domain.answer_links import AnswerLink, Subject
-from guard.gateway.domain.notice_text import money
 from guard.gateway.domain.visible import visible
 from guard.gateway.services.channels.message import Button, ShownQuestion
 from guard.gateway.storage.port import Storage
@@ -128,21 +128,24 @@ class Questions:
     def _ask(self, ask: records.BudgetAsk, subject: Subject) -> OpenQuestion:
         by = subject.by_nanousd or suggested_raise(ask)
         is_over = ask.deadline_ms <= self._clock_ms()
+        is_money = ask.unit == "usd"
+        shown = functools.partial(wire.amount_in, ask.unit)
         return OpenQuestion(
             organisation_id=ask.organisation_id,
             subject=Subject(
                 kind="asks", id=ask.call_id, budget_id=ask.budget_id, balance_id=ask.balance_id,
                 by_nanousd=by,
             ),
-            title=f"Raise the budget of {_one_line(ask.scope)} by {money(by)}?",
+            title=f"Raise the budget of {_one_line(ask.scope)} by {shown(by)}?",
             lines=_lines(
                 ("Call", ask.function), ("Workflow", ask.workflow_id), ("Agent", ask.agent),
                 ("User", ask.user), ("Model", ask.model),
-                ("May cost", money(ask.needed_nanousd)),
-                ("Spent", f"{money(ask.spent_nanousd)} of {money(ask.limit_nanousd)}"),
+                ("May cost" if is_money else "May use", shown(ask.needed_nanousd)),
+                ("Spent" if is_money else "Used",
+                 f"{shown(ask.spent_nanousd)} of {shown(ask.limit_nanousd)}"),
             ),
             shown=[],
-            approve=f"Raise by {money(by)} and go on",
+            approve=f"Raise by {shown(by)} and go on",
             deadline_ms=ask.deadline_ms,
             state="The time for an answer is over." if is_over else "",
         )  # fmt: skip
@@ -151,11 +154,11 @@ class Questions:
 def suggested_raise(ask: records.BudgetAsk) -> int:
     """Return by how much to raise a budget: what is lacking, or half of its limit if that is more.
 
-    In whole cents, in nano-dollars.
+    In nano-dollars, whole cents; of a budget of tokens or calls in these.
     """
-    cent = wire.NANOUSD_PER_CENT
+    step = wire.NANOUSD_PER_CENT if ask.unit == "usd" else 1
     wanted = max(ask.lacking_nanousd, ask.limit_nanousd // 2, 1)
-    return -(-wanted // cent) * cent
+    return -(-wanted // step) * step
 
 
 def _subject(due: records.DueDelivery) -> Subject:

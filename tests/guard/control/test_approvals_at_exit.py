@@ -118,7 +118,7 @@ def test_the_process_ends(tenant: Any, program: Any, end: str) -> None:
     else:
         process.kill()
     assert "PAID" not in process.communicate()[0]
-    audited = [e["action"] for e in tenant.admin.request("GET", "/audit")]
+    audited = [e["action"] for e in tenant.admin.audit()]
     assert audited.count("approval.withdraw") == 1
 
 

@@ -174,6 +174,16 @@ class RaiseBody(Strict, kw_only=True):
         return found[0]
 
 
+class RefusalBody(Strict, kw_only=True):
+    """Which calls wait no longer for a raise: the one named, or all that wait for the budget.
+
+    The calls are told ``reason``.
+    """
+
+    call_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    reason: Reason = ""
+
+
 class RaisesQuery(Struct, kw_only=True):
     """Which raises to list."""
 

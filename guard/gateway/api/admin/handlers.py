@@ -43,6 +43,9 @@ T = TypeVar("T")
 _OWNERS_ONLY: Final = {directory.create_key, directory.rotate_key, directory.revoke_key}
 """What a person does who decides who may."""
 
+ASKS_MAX: Final = 1000
+"""Calls that wait for a raise, as many as are looked at."""
+
 
 @attrs.frozen(eq=False)
 class AdminHandlers:
@@ -155,6 +158,17 @@ class AdminHandlers:
             call, asks.raise_budget, call.own, call.path["budget_id"],
             by_nanousd=by, raise_key=body.key, counted_in=unit,
         )  # fmt: skip
+
+    async def refuse_raise(self, call: AdminCall) -> list[records.BudgetAsk]:
+        body: bodies.RefusalBody = call.body
+        call.require("operator")
+        budget_id = call.path["budget_id"]
+        waiting = [
+            ask
+            for ask in await self._storage.budget_asks(call.own, ASKS_MAX)
+            if ask.budget_id == budget_id and body.call_id in (None, ask.call_id)
+        ]
+        return await self._write(call, asks.refuse_all, call.own, budget_id, waiting, body.reason)
 
     async def budget_raises(self, call: AdminCall) -> list[records.BudgetRaise]:
         query: bodies.RaisesQuery = call.query
@@ -328,7 +342,8 @@ class AdminHandlers:
 
     async def audit(self, call: AdminCall) -> list[records.AuditEntry]:
         query: bodies.NumberedPage = call.query
-        return await self._storage.audit(call.own, query.after, query.limit)
+        is_wide = call.actor.organisation_id is None
+        return await self._storage.audit(call.own, query.after, query.limit, with_gateway=is_wide)
 
     async def audit_head(self, _: AdminCall) -> bodies.AuditHead:
         seq, digest = await self._storage.audit_head()

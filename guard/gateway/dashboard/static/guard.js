@@ -187,6 +187,17 @@
     }
   }, 1000);
 
+  // -- Moments in the viewer's own time, in the title ------------------------------------------
+  function showOwnTime(event) {
+    const time = event.target instanceof Element ? event.target.closest("time[datetime]") || event.target.querySelector?.("time[datetime]") : null;
+    if (!time || time.dataset.own || event.target.querySelectorAll("time").length > 1) return;
+    time.dataset.own = "1";
+    const own = new Date(time.dateTime).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+    time.title += `, ${own} your time`;
+  }
+  document.addEventListener("pointerover", showOwnTime);
+  document.addEventListener("focusin", showOwnTime);
+
   // -- Confirmations -------------------------------------------------------------------------
   const dialog = byId("dialog");
   let opener = null;

@@ -278,12 +278,20 @@ def deliveries(reading: Connection, organisation_id: str, limit: int) -> list[re
 
 
 def audit(
-    reading: Connection, organisation_id: str | None, after: int, limit: int
-) -> list[records.AuditEntry]:
-    """Return audit entries in order, of one organisation or of all."""
+    reading: Connection, organisation_id: str | None, after: int, limit: int, *,
+    with_gateway: bool = False,
+) -> list[records.AuditEntry]:  # fmt: skip
+    """Return audit entries in order, of one organisation or of all.
+
+    ``with_gateway`` adds to those of an organisation the entries of none.
+    """
     where, arguments = equals(organisation_id=organisation_id)
-    sql = f"{SELECT_AUDIT} WHERE {where or 'true'} AND seq > ? ORDER BY seq LIMIT ?"
-    return [audit_entry_from_row(row) for row in reading.rows(sql, *arguments, after, limit)]
+    end = "AND seq > ? ORDER BY seq LIMIT ?"
+    rows = reading.rows(f"{SELECT_AUDIT} WHERE {where or 'true'} {end}", *arguments, after, limit)
+    if with_gateway:  # a query of its own, so that both read their index
+        of_none = f"{SELECT_AUDIT} WHERE organisation_id IS NULL {end}"
+        rows = sorted([*rows, *reading.rows(of_none, after, limit)], key=lambda row: int(row[0]))
+    return [audit_entry_from_row(row) for row in rows[:limit]]
 
 
 def audit_head(reading: Connection) -> tuple[int, str]:

@@ -308,13 +308,15 @@ CREATE TABLE alert_facts (
 ) {keyed};
 CREATE INDEX alert_facts_told ON alert_facts (told_ms);
 ALTER TABLE approvals ADD COLUMN arguments_digest TEXT;
+ALTER TABLE refusals ADD COLUMN refused_by TEXT NOT NULL DEFAULT '';
+CREATE INDEX refusals_call ON refusals (organisation_id, call_id);
 CREATE TABLE channel_pace (
   channel_id TEXT PRIMARY KEY, pace_from_ms {int} NOT NULL, pace_told {int} NOT NULL,
   digest_id TEXT NOT NULL, digest_due_ms {int} NOT NULL
 ) {keyed};
 """
-"""A later step: kinds of channels, rules of alerts, what was told, and how fast; and of which
-arguments an approval is."""
+"""A later step: kinds of channels, rules of alerts, what was told, and how fast; of which
+arguments an approval is; and which budget or policy has refused a call."""
 
 LOOPS: Final = """
 CREATE TABLE repeats (

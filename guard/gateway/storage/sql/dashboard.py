@@ -17,11 +17,13 @@ from guard.gateway.storage.sql.rows import audit_entry_from_row
 from guard.gateway.storage.sql.uncertain import MODEL_USAGE, of_one, of_scopes
 from guard.gateway.storage.sql.views import (
     EVENT_COLUMNS,
+    REFUSAL_COLUMNS,
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
     SELECT_WORKFLOWS,
     balance_view_from_row,
     event_from_row,
+    refused_from_row,
     run_record,
     workflow_record,
 )
@@ -208,13 +210,11 @@ def refusals(
     """Return refused calls, newest first."""
     where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
     rows = reading.rows(
-        "SELECT refusal_seq, at_ms, workflow_id, run_id, agent, call_id, kind, function,"  # noqa: S608 (constant text)
-        f" tool_name, model, status, error_code, reason, user_id FROM refusals WHERE {where}"
+        f"SELECT {REFUSAL_COLUMNS} FROM refusals WHERE {where}"  # noqa: S608 (constant text)
         " AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",
         *arguments, before, limit,
     )  # fmt: skip
-    names = usage.Refused.__struct_fields__
-    return [usage.Refused(**dict(zip(names, row, strict=True))) for row in rows]
+    return [refused_from_row(row) for row in rows]
 
 
 def newest_runs(

@@ -42,6 +42,10 @@ SNAPSHOT_BUDGETS_MAX: Final = 1000
 """Exhausted budgets in a snapshot, the newest ones; the gate knows of all."""
 
 
+_ASKS_MAX: Final = 1000
+"""Calls that wait for a raise, as many as are counted to see whether there is a new one."""
+
+
 class SqlQueries(ReadingStore):
     """Keys, control messages, the catalogue, operators and sessions."""
 
@@ -184,7 +188,7 @@ class SqlQueries(ReadingStore):
             " ORDER BY asking_call LIMIT ?",
             organisation_id, self.clock_ms() - LAPSE_MS, limit,
         )  # fmt: skip
-        found = _decoded(rows, records.BudgetAsk)
+        found = [ask for ask in _decoded(rows, records.BudgetAsk) if not ask.refused_by]
         return sorted(found, key=lambda ask: (ask.asked_at_ms, ask.call_id))
 
     async def find_budget_ask(self, balance_id: int, call_id: str) -> records.BudgetAsk | None:
@@ -324,6 +328,11 @@ def _watermark(reading: Connection, organisation_id: str, seen: usage.Watermark)
     control = reading.rows(
         "SELECT control_seq FROM organisations WHERE organisation_id = ?", organisation_id
     )
+    asks = reading.rows(
+        "SELECT count(*), max(asking_call) FROM (SELECT asking_call FROM budget_asks"
+        " WHERE organisation_id = ? ORDER BY asking_call DESC LIMIT ?) newest",
+        organisation_id, _ASKS_MAX,
+    )[0]  # fmt: skip
     return usage.Watermark(
         event_seq=newest("events", "event_seq", seen.event_seq),
         reservation_id=newest("reservations", "reservation_id", seen.reservation_id),
@@ -331,6 +340,7 @@ def _watermark(reading: Connection, organisation_id: str, seen: usage.Watermark)
         approval_id=newest("approvals", "approval_id", seen.approval_id),
         control_seq=control[0][0] if control else 0,
         audit_seq=newest("audit", "seq", seen.audit_seq),
+        asks=f"{asks[0]} {asks[1] or ''}",
     )
 
 

@@ -14,7 +14,9 @@ from guard.gateway.domain import records
 from guard.gateway.storage.sql import (
     alert_reports,
     analytics,
+    call_details,
     dashboard,
+    pace,
     repeat_tables,
     spend,
     usage_report,
@@ -80,6 +82,10 @@ class SqlReports(ReadingStore):
     newest_runs = _report_at(dashboard.newest_runs)
     newest_events = _report(dashboard.newest_events)
     refusals = _report(dashboard.refusals)
+    refusal = _report(call_details.refusal)
+    refusals_of_call = _report(call_details.refusals_of_call)
+    event_details = _report(call_details.event_details)
+    used_lately = _report_at(pace.used_lately)
     newest_audit = _report(dashboard.newest_audit)
     newest_charges = _report(dashboard.newest_charges)
     fullest_balances = _report_at(dashboard.fullest_balances)

@@ -78,7 +78,7 @@ class UsageRollups:
             (request.organisation_id, self._tables.now_ms, call.workflow_id, call.run_id,
              call.agent, call.call_id, call.kind, call.function,
              why.tool_name or call.tool_name, model, why.status, why.error_code,
-             why.reason[:_REASON_MAX], call.user)
+             why.reason[:_REASON_MAX], call.user, why.refused_by()[:_REASON_MAX])
         )  # fmt: skip
         self._tables.on_undo(self._undo_refusal)
 
@@ -97,8 +97,8 @@ class UsageRollups:
         if self._refusals:
             many(
                 "INSERT INTO refusals (organisation_id, at_ms, workflow_id, run_id, agent, call_id,"
-                " kind, function, tool_name, model, status, error_code, reason, user_id)"
-                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                " kind, function, tool_name, model, status, error_code, reason, user_id,"
+                " refused_by) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 self._refusals,
             )
             self._refusals.clear()

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 from guard.core import wire
-from guard.gateway.domain import records
+from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import Directives, TargetState
 from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
@@ -21,6 +21,12 @@ EVENT_COLUMNS: Final = (
 )
 """The columns of an event that operators see, in the order of :func:`event_from_row`."""
 
+
+REFUSAL_COLUMNS: Final = (
+    "refusal_seq, at_ms, workflow_id, run_id, agent, call_id, kind, function, tool_name, model,"
+    " status, error_code, reason, user_id, refused_by"
+)
+"""The columns of a refusal, in the order of :func:`refused_from_row`."""
 
 SELECT_WORKFLOWS: Final = (
     "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events,"  # noqa: S608 (constant text)
@@ -48,6 +54,12 @@ def event_from_row(row: tuple[Any, ...]) -> records.StoredEvent:
         span_id=row[18], parent_span_id=row[19], user=row[20],
         tags={} if row[21] is None else json.loads(row[21]),
     )  # fmt: skip
+
+
+def refused_from_row(row: tuple[Any, ...]) -> usage.Refused:
+    """Build a refusal from ``REFUSAL_COLUMNS``."""
+    names = usage.Refused.__struct_fields__
+    return usage.Refused(**dict(zip(names, row, strict=True)))
 
 
 def balance_view_from_row(row: tuple[Any, ...]) -> records.BalanceView:

@@ -1,0 +1,84 @@
+"""The details of an audit entry in words: money in dollars, moments as dates. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from guard.core.wire import amount_in, dollars
+from guard.core.written_numbers import written_duration
+from guard.gateway.dashboard.formatting import dated
+
+_SILENT: Final = {
+    "organisation_id", "created_at_ms", "updated_at_ms", "budget_id", "policy_id", "price_id",
+    "unit",
+}  # fmt: skip
+"""What says nothing to a reader: it is the entry's own, or the column beside it."""
+
+_MOMENT_MIN_MS: Final = 10**11
+"""A number of milliseconds from here on is a moment, below it a length of time."""
+
+_TEXT_MAX: Final = 300
+
+
+def audit_details(details: Mapping[str, Any], now_ms: int) -> list[tuple[str, str]]:
+    """Return an entry's details as names and texts.
+
+    >>> audit_details({"limit_nanousd": 2_000_000_000, "ask_ms": 300_000, "epsilon_nanousd": 0}, 0)
+    [('limit', '$2'), ('ask', '5m')]
+    >>> audit_details({"limit_nanousd": 20_000, "unit": "tokens", "created_at_ms": 1}, 0)
+    [('limit', '20,000 tokens')]
+    """
+    unit = details.get("unit")
+    return list(_each("", details, unit if unit in ("tokens", "calls") else "usd", now_ms))
+
+
+def _each(
+    prefix: str, details: Mapping[str, Any], unit: str, now_ms: int
+) -> Iterator[tuple[str, str]]:
+    for key, value in details.items():
+        if value in (None, "", False, [], {}, 0) or key in _SILENT:
+            continue
+        if (key, value) == ("version", 1):
+            continue
+        name = f"{prefix} {_named(key)}".strip()
+        if isinstance(value, Mapping):
+            yield from _each(name, value, unit, now_ms)
+        else:
+            yield name, _said(key, value, unit, now_ms)
+
+
+def _named(key: str) -> str:
+    for ending in ("_nanousd", "_at_ms", "_ms", "_per_mtok"):
+        key = key.removesuffix(ending)
+    return key.replace("_", " ")
+
+
+def _said(key: str, value: Any, unit: str, now_ms: int) -> str:
+    if value is True:
+        return "yes"
+    if isinstance(value, int):
+        if key.endswith("_nanousd"):
+            return amount_in(unit, value)
+        if key.endswith("_per_mtok"):
+            return f"{dollars(value)} per million tokens"
+        if key.endswith("_ms"):
+            return f"{dated(value, now_ms)} UTC" if value >= _MOMENT_MIN_MS else (
+                written_duration(value)
+            )  # fmt: skip
+        return f"{value:,}"
+    if isinstance(value, list) and key == "thresholds":
+        return ", ".join(f"{each:.0%}" for each in value)
+    if isinstance(value, list):
+        return _short(", ".join(_item(each, unit, now_ms) for each in value))
+    return _short(str(value))
+
+
+def _item(value: Any, unit: str, now_ms: int) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {text}" for name, text in _each("", value, unit, now_ms))
+    return str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _TEXT_MAX else f"{text[: _TEXT_MAX - 1]}…"

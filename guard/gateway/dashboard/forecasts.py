@@ -1,0 +1,85 @@
+"""When a budget will be used up at its present pace. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from guard.gateway.domain.records import BalanceView
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS, UsedLately
+
+LEAST_HOUR_MS: Final = 10 * 60_000
+LEAST_DAY_MS: Final = HOUR_MS
+"""Less time than this with usage tells nothing of a pace by the hour, or by the day."""
+
+HORIZON_MS: Final = 366 * DAY_MS
+"""What is used up later than this is not worth a date."""
+
+Pace = Literal["last hour", "last day", "window so far"]
+
+
+class Forecast(Struct):
+    """What a budget heads for.
+
+    Args:
+        at_ms: when it will be used up; ``None``: it lasts until its window ends.
+        pace: by what that is reckoned.
+    """
+
+    at_ms: int | None
+    pace: Pace
+
+
+def forecast(balance: BalanceView, lately: Sequence[UsedLately], now_ms: int) -> Forecast | None:
+    """Return what a budget heads for; ``None`` where there is too little to tell.
+
+    A budget by the hour goes by what the window has used so far, others by what was used in the
+    last day. Where that is not summed (tags, keys, calls of some tools only), it is the window so
+    far.
+
+    Args:
+        balance: of the budget, in its present window.
+        lately: what its scope has used in each hour of the last day, oldest first.
+        now_ms: the time.
+    """
+    left = balance.limit_nanousd - balance.committed_nanousd
+    if balance.exhausted or left <= 0 or not balance.limit_nanousd:
+        return None
+    is_summed = bool(lately) and balance.window != "hour" and not balance.counts
+    found = _of_day(balance, lately, now_ms) if is_summed else _of_window(balance, now_ms)
+    if found is None:
+        return None
+    used, passed_ms, pace = found
+    at_ms = now_ms + left * passed_ms // used
+    if balance.ends_ms is not None and at_ms >= balance.ends_ms:
+        return Forecast(None, pace)
+    return Forecast(at_ms, pace) if at_ms - now_ms <= HORIZON_MS else None
+
+
+def _of_day(
+    balance: BalanceView, lately: Sequence[UsedLately], now_ms: int
+) -> tuple[int, int, Pace] | None:
+    hours = [each for each in lately if _used(balance, each)]
+    if not hours:
+        return None
+    # A program that began an hour ago goes on at the pace of that hour.
+    passed_ms = now_ms - max(hours[0].since_ms, now_ms - DAY_MS)
+    if passed_ms < LEAST_DAY_MS:
+        return None
+    return sum(_used(balance, each) for each in hours), passed_ms, "last day"
+
+
+def _of_window(balance: BalanceView, now_ms: int) -> tuple[int, int, Pace] | None:
+    if balance.ends_ms is None or balance.committed_nanousd <= 0:
+        return None
+    passed_ms = now_ms - balance.epoch_ms
+    is_hour = balance.window == "hour"
+    if passed_ms < (LEAST_HOUR_MS if is_hour else LEAST_DAY_MS):
+        return None
+    return balance.committed_nanousd, passed_ms, "last hour" if is_hour else "window so far"
+
+
+def _used(balance: BalanceView, each: UsedLately) -> int:
+    return {"usd": each.cost_nanousd, "tokens": each.tokens, "calls": each.calls}[balance.unit]
