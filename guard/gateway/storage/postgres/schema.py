@@ -156,6 +156,11 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("roles and removed organisations", baseline.PEOPLE.format(**_WORDS)),
     Migration("budgets by the week", baseline.WEEKS.format(**_WORDS)),
     Migration("alerts", baseline.ALERTS.format(**_WORDS)),
+    Migration(
+        "calls and users found",
+        indexes=tuple(baseline.FOUND.strip().removesuffix(";").split(";\n")),
+    ),
+    Migration("usage by tag", baseline.TAG_SUMS),
 )
 
 

@@ -134,10 +134,12 @@ def unpriced_models(
 
 def newest_events(
     reading: Connection, organisation_id: str, before: int, limit: int, workflow_id: str | None,
-    event_type: str | None, run_id: str | None,
+    event_type: str | None, run_id: str | None, call_id: str | None = None,
 ) -> list[records.StoredEvent]:  # fmt: skip
     """Return events, newest first; types and runs are searched among the newest ``SCAN_MAX``."""
-    where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
+    where, arguments = equals(
+        organisation_id=organisation_id, workflow_id=workflow_id, call_id=call_id
+    )
     where, arguments = f"{where} AND event_seq < ?", [*arguments, before]
     filters = [
         (column, value)
