@@ -20,7 +20,7 @@ _LONG: Final = Scopes(weight=10_000)
 _EVENTS: Final = (
     "INSERT INTO events (event_seq, organisation_id, event_id, type, at_ms, received_at_ms,"
     " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, provider, model, input_tokens,"
-    " output_tokens, cost_nanousd, price_source, flags, balance_ids, data, user_id)"
+    " output_tokens, cost_nanousd, price_source, flags, balance_ids, data, user_id, call_id, tags)"
     " WITH RECURSIVE n (n) AS (SELECT CAST(0 AS BIGINT) UNION ALL SELECT n + 1 FROM n"
     " WHERE n + 1 < {events}) SELECT n + 1, '{own}', 'e' || n,"
     " CASE n % 5 WHEN 0 THEN 'tool' WHEN 1 THEN 'span'"

@@ -50,7 +50,25 @@ def pages() -> dict[str, str]:
     found |= {f"workflow {span}": f"/workflow?id=w7&range={span}" for span in ("1h", "30d")}
     names = ("users", "events", "events?type=tool", "events?workflow=w7", "events?show=refused",
              "approvals", "audit", "budgets", "policies", "keys")  # fmt: skip
-    return found | {f"page {name}": f"/{name}" for name in names}
+    found |= {f"page {name}": f"/{name}" for name in names}
+    divisions = ("model", "workflow", "user", "agent", "tag:team", "tag:request")
+    found |= {
+        f"spend by {by} {span}": f"/spend?by={by}&range={span}"
+        for by in divisions
+        for span in ("24h", "7d", "90d")
+    }
+    for by, address in (("user", "user?id=u77"), ("agent", "agent?id=a7"), ("model", "model?id=m7"),
+                        ("tag", "tag?name=team&id=t3")):  # fmt: skip
+        found |= {f"spend of one {by} {s}": f"/{address}&range={s}" for s in ("24h", "90d")}
+    found |= {f"search {text}": f"/search?q={text}" for text in ("w", "r19", "e77", "call7", "u49")}
+    return (
+        found
+        | {"page latency": "/latency", "call": "/events?call=call7777"}
+        | {
+            f"export {name}": f"/export/{name}.csv"
+            for name in ("spend", "users", "workflows", "events", "budgets", "audit")
+        }
+    )
 
 
 def lists(now_ms: int) -> dict[str, str]:
@@ -78,6 +96,7 @@ def lists(now_ms: int) -> dict[str, str]:
 def signed_in(gateway: Gateway) -> Iterator[httpx.Client]:
     """Return a client with a session of the dashboard."""
     with httpx.Client(base_url=gateway.base_url, trust_env=False, timeout=120) as http:
+        http.cookies.set("guard_zone", "America/New_York")  # whose days are no days of UTC
         form = re.search(r'name="csrf" value="([^"]+)"', http.get("/sign-in").text)
         assert form is not None
         answer = http.post(

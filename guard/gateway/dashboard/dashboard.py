@@ -8,11 +8,15 @@ from guard.gateway.dashboard.actions import Actions
 from guard.gateway.dashboard.alerts import Alerts
 from guard.gateway.dashboard.answering import Answering
 from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
+from guard.gateway.dashboard.exports import Exports
 from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
 from guard.gateway.dashboard.people import People
+from guard.gateway.dashboard.scopes import Scopes
+from guard.gateway.dashboard.search import Search
 from guard.gateway.dashboard.sign_in import SignIn
 from guard.gateway.dashboard.site import Parts, Site
+from guard.gateway.dashboard.spend import Spend
 
 
 def dashboard_routes(parts: Parts) -> list[BaseRoute]:
@@ -23,6 +27,10 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *SignIn(site).routes(),
         *Live(site).routes(),
         *Pages(site).routes(),
+        *Spend(site).routes(),
+        *Scopes(site).routes(),
+        *Search(site).routes(),
+        *Exports(site).routes(),
         *Actions(site).routes(),
         *BudgetsAndPolicies(site).routes(),
         *People(site).routes(),

@@ -119,8 +119,8 @@ class _Scopes:
             f" UNION ALL SELECT at_ms + {sums.size_ms} FROM times"
             f" WHERE at_ms + {sums.size_ms} < ?), {named}"
             f" SELECT u.scope_id, u.{sums.begin}, u.cost_nanousd, u.llm_calls"
-            f" FROM times CROSS JOIN named ON true CROSS JOIN {sums.table} u ON u.organisation_id = ?"
-            f" AND u.scope_kind = ? AND u.{sums.begin} = times.at_ms"
+            f" FROM times CROSS JOIN named ON true CROSS JOIN {sums.table} u"
+            f" ON u.organisation_id = ? AND u.scope_kind = ? AND u.{sums.begin} = times.at_ms"
             " AND u.scope_id = named.scope_id",
             steps.since_ms, steps.until_ms, *scope_ids, self._own, self.kind,
         )  # fmt: skip
