@@ -1,7 +1,7 @@
-"""What an operator waits for when a million events came in one day.
+"""What an operator waits for when a million events came in one day, or in several.
 
-Run: ``python -m benchmarks.operator_pages [--events 1000000] [--rounds 10] [--engines sqlite
-postgres]`` ``[--postgres URI] [--only TEXT] [--results FOLDER]``
+Run: ``python -m benchmarks.operator_pages [--events 1000000] [--days 1] [--rounds 10] [--engines
+sqlite postgres]`` ``[--postgres URI] [--only TEXT] [--results FOLDER]``
 
 The events are written straight into the store of each engine, with all the sums that a gateway
 keeps of them: 50 workflows, 5,000 users, 20,000 runs and 20 models over the last 24 hours. Then a
@@ -108,10 +108,19 @@ def signed_in(gateway: Gateway) -> Iterator[httpx.Client]:
         yield http
 
 
+def begun(http: httpx.Client, path: str) -> httpx.Response:
+    """Ask for a file, until its first bytes are there: the rest is sent as it is read."""
+    with http.stream("GET", path) as answer:
+        next(answer.iter_raw(), b"")
+    return answer
+
+
 PASSWORD: Final = "correct horse battery staple"
 
 
-def measure(database: str, events: int, rounds: int, only: str) -> dict[str, list[float]]:
+def measure(
+    database: str, events: int, rounds: int, only: str, days: int = 1
+) -> dict[str, list[float]]:
     """Fill a database, serve it, and return the milliseconds of each page."""
     with run_gateway(database) as gateway:
         gateway.admin.set_password("bench", PASSWORD)
@@ -123,7 +132,7 @@ def measure(database: str, events: int, rounds: int, only: str) -> dict[str, lis
             )
     now_ms = time.time_ns() // 1_000_000
     started = time.perf_counter()
-    fill(database, organisation, events, now_ms)
+    fill(database, organisation, events, now_ms, days)
     print(f"filled in {time.perf_counter() - started:.0f} s", file=sys.stderr)
     taken: dict[str, list[float]] = {}
     with run_gateway(database) as gateway, signed_in(gateway) as http:
@@ -131,6 +140,8 @@ def measure(database: str, events: int, rounds: int, only: str) -> dict[str, lis
         asked: dict[str, Callable[[], httpx.Response]] = {
             name: lambda path=path: http.get(path) for name, path in pages().items()
         }
+        for name in ("spend", "users", "workflows", "events", "budgets", "audit"):
+            asked[f"export {name}, begun"] = lambda name=name: begun(http, f"/export/{name}.csv")
         for name, path in lists(now_ms).items():
             asked[name] = lambda path=path: http.get(f"/api/v1/admin{path}", headers=admin)
         asked = {name: ask for name, ask in asked.items() if only in name}
@@ -167,6 +178,7 @@ def main() -> None:
     """Measure both engines."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--days", type=int, default=1, help="over which the events are spread")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--engines", nargs="+", default=["sqlite", "postgres"])
     parser.add_argument("--postgres", default=POSTGRES, help="a server to make a database on")
@@ -181,12 +193,18 @@ def main() -> None:
             else:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 database = str(Path(folder) / "gateway.sqlite3")
-            taken = measure(database, options.events, options.rounds, options.only)
+            taken = measure(database, options.events, options.rounds, options.only, options.days)
         found[engine] = report(engine, taken)
     if options.results is not None:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         machine = {"machine": platform.machine(), "python": platform.python_version()}
-        content = {"date": today, **machine, "events": options.events, "pages": found}
+        content = {
+            "date": today,
+            **machine,
+            "events": options.events,
+            "days": options.days,
+            "pages": found,
+        }
         options.results.mkdir(parents=True, exist_ok=True)
         path = options.results / f"operator-pages-{today}.json"
         path.write_text(json.dumps(content, indent=1) + "\n")

@@ -25,6 +25,8 @@ NOON = 1_800_000_000_000 - 1_800_000_000_000 % DAY_MS + 5 * DAY_MS + 12 * HOUR_M
 LOCAL_DAYS = [NOON - 12 * HOUR_MS - 5 * HOUR_MS + at * DAY_MS for at in range(-3, 2)]
 UTC_DAYS = [NOON - 12 * HOUR_MS + at * DAY_MS for at in range(-3, 2)]
 HOURS = [NOON - 24 * HOUR_MS + at * HOUR_MS for at in range(26)]
+LATE_HOURS = [NOON - 40 * HOUR_MS + at * HOUR_MS for at in range(31)]
+MORNING = [NOON - 31 * HOUR_MS + at * HOUR_MS for at in range(5)]
 HOSTILE = 'a": "b\\", "team'
 
 
@@ -82,7 +84,11 @@ def scope_of(event: wire.Event, priced: PricedEvent, group_by: str) -> str | Non
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("edges", [LOCAL_DAYS, UTC_DAYS, HOURS], ids=["local", "utc", "hours"])
+@pytest.mark.parametrize(
+    "edges",
+    [LOCAL_DAYS, UTC_DAYS, HOURS, LATE_HOURS, MORNING],
+    ids=["local", "utc", "hours", "late", "morning"],
+)
 async def test_every_division_agrees_with_the_events(store: Store, edges: list[int]) -> None:
     """Before they are summed, while half of them are, and afterwards."""
     made = await fill(store, 400)

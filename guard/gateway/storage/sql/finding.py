@@ -103,26 +103,21 @@ def events_of_scope(
     A user's are found by an index; those of others among the newest ``SCAN_MAX`` events.
     """
     where, arguments = _where(organisation_id, group_by, scope_id)
-    uses = [
-        Use(*row)
-        for row in reading.rows(
-            "SELECT workflow_id, model, sum(cost_nanousd) AS cost,"  # noqa: S608 (constants of this module)
-            " sum(CASE type WHEN 'llm' THEN 1 ELSE 0 END)"
-            f" FROM (SELECT * FROM {where} {_NEWEST}) newest"
-            " GROUP BY workflow_id, model ORDER BY cost DESC, workflow_id, model",
-            *arguments, USES_MAX,
-        )
-    ]  # fmt: skip
-    counted, since_ms = reading.rows(
-        "SELECT count(*), min(received_at_ms)"  # noqa: S608 (constants of this module)
-        f" FROM (SELECT received_at_ms FROM {where} {_NEWEST}) newest",
+    groups = reading.rows(
+        "SELECT workflow_id, model, sum(cost_nanousd) AS cost,"  # noqa: S608 (constants of this module)
+        " sum(CASE type WHEN 'llm' THEN 1 ELSE 0 END), count(*), min(received_at_ms)"
+        " FROM (SELECT workflow_id, model, cost_nanousd, type, received_at_ms"
+        f" FROM {where} {_NEWEST}) newest"
+        " GROUP BY workflow_id, model ORDER BY cost DESC, workflow_id, model",
         *arguments, USES_MAX,
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    counted = sum(row[4] for row in groups)
     rows = reading.rows(f"SELECT {EVENT_COLUMNS} FROM {where} {_NEWEST}", *arguments, limit)  # noqa: S608 (constants of this module)
     scanned = group_by != "user" and _has_more(reading, organisation_id)
     return ScopeEvents(
-        events=[event_from_row(row) for row in rows], uses=uses, counted=counted,
-        since_ms=since_ms, is_cut=counted == USES_MAX or scanned,
+        events=[event_from_row(row) for row in rows], uses=[Use(*row[:4]) for row in groups],
+        counted=counted, since_ms=min((row[5] for row in groups), default=None),
+        is_cut=counted == USES_MAX or scanned,
     )  # fmt: skip
 
 

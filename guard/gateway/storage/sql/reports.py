@@ -86,7 +86,7 @@ class SqlReports(ReadingStore):
     newest_audit = _report(dashboard.newest_audit)
     newest_charges = _report(dashboard.newest_charges)
     fullest_balances = _report_at(dashboard.fullest_balances)
-    spend_by = _report(spend_series.spend_by)
+    spend_by = _report_at(spend_series.spend_by)
     spend_of = _report(spend_series.spend_of)
     tag_names = _report(tag_sums.tag_names)
     find = _report(finding.find)

@@ -65,6 +65,22 @@ class _Steps:
         return SpendSeries(scope_id=scope_id, costs_nanousd=costs, llm_calls=calls)
 
 
+def _parts(since_ms: int, until_ms: int, now_ms: int) -> Iterator[tuple[int, Sums, int, int]]:
+    """Divide a time so that few rows are read: a day has one where its hours have up to 24.
+
+    Returns:
+        Whether to add or to take away, which sums, and their beginning and end.
+    """
+    if until_ms > now_ms:  # after now there is nothing: the whole day has as much
+        until_ms = -(-until_ms // DAY_MS) * DAY_MS
+    day_ms = since_ms - since_ms % DAY_MS
+    if 0 < since_ms - day_ms < DAY_MS // 2 and day_ms + DAY_MS <= until_ms:
+        yield -1, HOURS, day_ms, since_ms
+        since_ms = day_ms
+    for size_ms, start_ms, end_ms in pieces(since_ms, until_ms, (DAY_MS, HOUR_MS)):
+        yield 1, _SUMS[size_ms], start_ms, end_ms
+
+
 class _Scopes:
     """Where the spend of one kind of scope is read.
 
@@ -91,20 +107,20 @@ class _Scopes:
         sql = f"SELECT coalesce((SELECT max(event_seq) FROM events), 0) - {self._facts[sums]}"  # noqa: S608 (constants of this module)
         return int(self._reading.rows(sql)[0][0])
 
-    def dearest(self, steps: _Steps, limit: int) -> list[str]:
+    def dearest(self, steps: _Steps, limit: int, now_ms: int) -> list[str]:
         """Return the ids of the dearest scopes."""
         costs: Counter[str] = Counter()
-        for size_ms, start_ms, end_ms in pieces(steps.since_ms, steps.until_ms, (DAY_MS, HOUR_MS)):
-            sums = _SUMS[size_ms]
+        for sign, sums, start_ms, end_ms in _parts(steps.since_ms, steps.until_ms, now_ms):
             rows = self._reading.rows(
                 f"SELECT scope_id, sum(cost_nanousd) FROM {sums.table} WHERE organisation_id = ?"  # noqa: S608 (constants of this module)
                 f" AND scope_kind = ? AND {sums.begin} >= ? AND {sums.begin} < ? GROUP BY scope_id",
                 self._own, self.kind, start_ms, end_ms,
             )  # fmt: skip
-            costs.update(dict(rows))
+            for scope_id, cost in rows:
+                costs[scope_id] += sign * cost
             for cell in self._tail(sums, start_ms, end_ms):
-                costs[cell.scope_id] += cell.cost_nanousd
-        ranked = sorted((-cost, scope_id) for scope_id, cost in costs.items() if cost)
+                costs[cell.scope_id] += sign * cell.cost_nanousd
+        ranked = sorted((-cost, scope_id) for scope_id, cost in costs.items() if cost > 0)
         return [scope_id for _, scope_id in ranked[:limit]]
 
     def cells(self, steps: _Steps, scope_ids: Sequence[str]) -> list[_Cell]:
@@ -149,12 +165,14 @@ class _Scopes:
 
 
 def spend_by(
-    reading: Connection, organisation_id: str, group_by: str, edges_ms: Sequence[int], limit: int
-) -> SpendOverTime:
+    reading: Connection, now_ms: int, organisation_id: str, group_by: str,
+    edges_ms: Sequence[int], limit: int,
+) -> SpendOverTime:  # fmt: skip
     """Return spend over time, divided by the dearest scopes of one kind and all others.
 
     Args:
         reading: where to read.
+        now_ms: the time.
         organisation_id: the tenant.
         group_by: one of ``GROUPS``, or a tag.
         edges_ms: where steps begin, and the last one ends; whole hours.
@@ -171,7 +189,7 @@ def spend_by(
         else:
             total = _total(steps, _models(reading, organisation_id, steps).values())
             scopes = _Scopes(reading, organisation_id, group_by)
-            names = scopes.dearest(steps, limit)
+            names = scopes.dearest(steps, limit, now_ms)
             series, waiting = _of_scopes(scopes, steps, names), scopes.waiting_events
         _add_doubts(reading, organisation_id, group_by, steps, series)
         total.uncertain_nanousd = of_one(
