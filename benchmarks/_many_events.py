@@ -1,4 +1,4 @@
-"""Many events of one day, written straight into a store with all the sums that are kept of them."""
+"""Many events of a day or more, written straight into a store with all sums of them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ _LONG: Final = Scopes(weight=10_000)
 _EVENTS: Final = (
     "INSERT INTO events (event_seq, organisation_id, event_id, type, at_ms, received_at_ms,"
     " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, provider, model, input_tokens,"
-    " output_tokens, cost_nanousd, price_source, flags, balance_ids, data, user_id)"
+    " output_tokens, cost_nanousd, price_source, flags, balance_ids, data, user_id, call_id, tags)"
     " WITH RECURSIVE n (n) AS (SELECT CAST(0 AS BIGINT) UNION ALL SELECT n + 1 FROM n"
     " WHERE n + 1 < {events}) SELECT n + 1, '{own}', 'e' || n,"
     " CASE n % 5 WHEN 0 THEN 'tool' WHEN 1 THEN 'span'"
     " ELSE 'llm' END, at_ms, at_ms, at_ms, 'k' || (n % 3), 'w' || (run % 50), 'r' || run,"
     " CASE WHEN n % 11 = 0 THEN 'c' || (n / 110) END, 'a' || (n % 20), 'openai',"
     " 'm' || ((n * 7919) % 20), 100, 50, CASE WHEN n % 5 > 1 THEN 1000 + n % 977 ELSE 0 END,"
-    " 'published', CASE WHEN n % 400 = 2 THEN 'unpriced' ELSE '' END, '[]', '{{}}',"
-    " 'u' || ((n * 104729) % 5000) FROM (SELECT n, {start} + n * 86400000 / {events} AS at_ms,"
+    " 'published', CASE WHEN n % 400 = 2 THEN 'unpriced' ELSE '' END, '[]',"
+    " '{{\"latency_ms\": ' || (n % 9000) || '}}', 'u' || ((n * 104729) % 5000), 'call' || (n / 3),"
+    ' \'{{"team": "t\' || (n % 12) || \'", "request": "q\' || (n % 5000) || \'"}}\''
+    " FROM (SELECT n, {start} + n * {days} * 86400000 / {events} AS at_ms,"
     " (n / 1000) * 20 + n % 20 AS run FROM n) e"
 )
 _UNPRICED: Final = "sum(CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END)"
@@ -79,20 +81,20 @@ _DERIVED: Final = (
 )  # fmt: skip
 
 
-def fill(database: str, organisation_id: str, events: int, now_ms: int) -> None:
-    """Write so many events of the last 24 hours into a database that no gateway uses."""
-    asyncio.run(_fill(database, organisation_id, events, now_ms))
+def fill(database: str, organisation_id: str, events: int, now_ms: int, days: int = 1) -> None:
+    """Write so many events of the last days into a database that no gateway uses."""
+    asyncio.run(_fill(database, organisation_id, events, now_ms, days))
 
 
-async def _fill(database: str, organisation_id: str, events: int, now_ms: int) -> None:
+async def _fill(database: str, organisation_id: str, events: int, now_ms: int, days: int) -> None:
     if "://" in database:
         storage: Any = PostgresStorage(database)
     else:
         storage = SqliteStorage(os.fspath(database))
     await storage.open(lambda _: None)
     try:
-        words = {"own": organisation_id, "events": events, "start": now_ms - DAY,
-                 "today": now_ms - now_ms % DAY}  # fmt: skip
+        words = {"own": organisation_id, "events": events, "start": now_ms - days * DAY,
+                 "days": days, "today": now_ms - now_ms % DAY}  # fmt: skip
         texts = [sql.format(**words) if "{" in sql else sql for sql in (_EVENTS, *_DERIVED)]
         if "://" in database:
             _execute(database, texts)

@@ -1,7 +1,7 @@
-"""What an operator waits for when a million events came in one day.
+"""What an operator waits for when a million events came in one day, or in several.
 
-Run: ``python -m benchmarks.operator_pages [--events 1000000] [--rounds 10] [--engines sqlite
-postgres]`` ``[--postgres URI] [--only TEXT] [--results FOLDER]``
+Run: ``python -m benchmarks.operator_pages [--events 1000000] [--days 1] [--rounds 10] [--engines
+sqlite postgres]`` ``[--postgres URI] [--only TEXT] [--results FOLDER]``
 
 The events are written straight into the store of each engine, with all the sums that a gateway
 keeps of them: 50 workflows, 5,000 users, 20,000 runs and 20 models over the last 24 hours. Then a
@@ -52,7 +52,25 @@ def pages() -> dict[str, str]:
              "approvals", "audit", "budgets", "policies", "keys", "settings/prices",
              "settings/prices?q=gpt", "settings/gateway", "events/event?id=500",
              "events/refusal?id=50", "control?action=kill&workflow=*")  # fmt: skip
-    return found | {f"page {name}": f"/{name}" for name in names}
+    found |= {f"page {name}": f"/{name}" for name in names}
+    divisions = ("model", "workflow", "user", "agent", "tag:team", "tag:request")
+    found |= {
+        f"spend by {by} {span}": f"/spend?by={by}&range={span}"
+        for by in divisions
+        for span in ("24h", "7d", "90d")
+    }
+    for by, address in (("user", "user?id=u77"), ("agent", "agent?id=a7"), ("model", "model?id=m7"),
+                        ("tag", "tag?name=team&id=t3")):  # fmt: skip
+        found |= {f"spend of one {by} {s}": f"/{address}&range={s}" for s in ("24h", "90d")}
+    found |= {f"search {text}": f"/search?q={text}" for text in ("w", "r19", "e77", "call7", "u49")}
+    return (
+        found
+        | {"page latency": "/latency", "call": "/events?call=call7777"}
+        | {
+            f"export {name}": f"/export/{name}.csv"
+            for name in ("spend", "users", "workflows", "events", "budgets", "audit")
+        }
+    )
 
 
 def lists(now_ms: int) -> dict[str, str]:
@@ -80,6 +98,7 @@ def lists(now_ms: int) -> dict[str, str]:
 def signed_in(gateway: Gateway) -> Iterator[httpx.Client]:
     """Return a client with a session of the dashboard."""
     with httpx.Client(base_url=gateway.base_url, trust_env=False, timeout=120) as http:
+        http.cookies.set("guard_zone", "America/New_York")  # whose days are no days of UTC
         form = re.search(r'name="csrf" value="([^"]+)"', http.get("/sign-in").text)
         assert form is not None
         answer = http.post(
@@ -91,10 +110,19 @@ def signed_in(gateway: Gateway) -> Iterator[httpx.Client]:
         yield http
 
 
+def begun(http: httpx.Client, path: str) -> httpx.Response:
+    """Ask for a file, until its first bytes are there: the rest is sent as it is read."""
+    with http.stream("GET", path) as answer:
+        next(answer.iter_raw(), b"")
+    return answer
+
+
 PASSWORD: Final = "correct horse battery staple"
 
 
-def measure(database: str, events: int, rounds: int, only: str) -> dict[str, list[float]]:
+def measure(
+    database: str, events: int, rounds: int, only: str, days: int = 1
+) -> dict[str, list[float]]:
     """Fill a database, serve it, and return the milliseconds of each page."""
     with run_gateway(database) as gateway:
         gateway.admin.set_password("bench", PASSWORD)
@@ -106,7 +134,7 @@ def measure(database: str, events: int, rounds: int, only: str) -> dict[str, lis
             )
     now_ms = time.time_ns() // 1_000_000
     started = time.perf_counter()
-    fill(database, organisation, events, now_ms)
+    fill(database, organisation, events, now_ms, days)
     print(f"filled in {time.perf_counter() - started:.0f} s", file=sys.stderr)
     taken: dict[str, list[float]] = {}
     with run_gateway(database) as gateway, signed_in(gateway) as http:
@@ -114,6 +142,8 @@ def measure(database: str, events: int, rounds: int, only: str) -> dict[str, lis
         asked: dict[str, Callable[[], httpx.Response]] = {
             name: lambda path=path: http.get(path) for name, path in pages().items()
         }
+        for name in ("spend", "users", "workflows", "events", "budgets", "audit"):
+            asked[f"export {name}, begun"] = lambda name=name: begun(http, f"/export/{name}.csv")
         for name, path in lists(now_ms).items():
             asked[name] = lambda path=path: http.get(f"/api/v1/admin{path}", headers=admin)
         asked = {name: ask for name, ask in asked.items() if only in name}
@@ -150,6 +180,7 @@ def main() -> None:
     """Measure both engines."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--days", type=int, default=1, help="over which the events are spread")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--engines", nargs="+", default=["sqlite", "postgres"])
     parser.add_argument("--postgres", default=POSTGRES, help="a server to make a database on")
@@ -164,12 +195,18 @@ def main() -> None:
             else:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 database = str(Path(folder) / "gateway.sqlite3")
-            taken = measure(database, options.events, options.rounds, options.only)
+            taken = measure(database, options.events, options.rounds, options.only, options.days)
         found[engine] = report(engine, taken)
     if options.results is not None:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         machine = {"machine": platform.machine(), "python": platform.python_version()}
-        content = {"date": today, **machine, "events": options.events, "pages": found}
+        content = {
+            "date": today,
+            **machine,
+            "events": options.events,
+            "days": options.days,
+            "pages": found,
+        }
         options.results.mkdir(parents=True, exist_ok=True)
         path = options.results / f"operator-pages-{today}.json"
         path.write_text(json.dumps(content, indent=1) + "\n")

@@ -15,7 +15,9 @@ PAGES: Final = [
     "/budgets/edit", "/policies", "/policies/edit", "/alerts", "/alerts/channel?kind=slack",
     "/alerts/channel?kind=email", "/keys", "/people", "/people/change?name=admin&change=role",
     "/settings", "/audit",
-    "/control?action=kill&workflow=auditor",
+    "/control?action=kill&workflow=auditor", "/spend?range=24h", "/spend?by=user", "/latency",
+    "/spend?by=tag:team&from=2026-01-01&to=2026-01-09", "/user?id=ana", "/agent?id=one&range=24h",
+    "/model?id=gpt-4o", "/tag?name=team&id=search", "/search?q=a", "/search", "/events?call=call",
 ]  # fmt: skip
 CHECKS: Final = (Path(__file__).parent / "accessibility.js").read_text()
 
@@ -34,6 +36,9 @@ def fill(tenant: Any) -> None:
     tenant.gate("auditor", tool_name="shell_exec")
     tenant.gate("auditor", tool_name="delete_all")
     tenant.spend("auditor", 10**9)
+    common = {"user": "ana", "agent": "one", "tags": {"team": "search"}, "call_id": "call"}
+    tenant.send("auditor", {"type": "llm", "data": {"model": "gpt-4o", "cost_nanousd": 10**8},
+                            **common})  # fmt: skip
     span = {"name": "work", "kind": "call", "duration_ms": 20, "outcome": "error"}
     tenant.send(
         "auditor",

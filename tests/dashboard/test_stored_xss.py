@@ -49,6 +49,8 @@ def plant(tenant: Any) -> None:
             "agent": text,
             "user": text,
             "run_id": f"r{at}",
+            "tags": {text: text, "team": text},
+            "call_id": text,
             "chain_id": text,
             "span_id": f"s{at}",
         }
@@ -80,6 +82,15 @@ def test_no_name_becomes_markup(signed_in: Callable[..., Any], tenant: Any) -> N
         (path, {}) for path in ("/", "/workflows", "/users", "/events", "/approvals", "/budgets",
                                 "/policies", "/keys", "/people", "/audit")
     ]  # fmt: skip
+    for at, text in enumerate(CORPUS):
+        paths.append(("/search", {"q": text}))
+        page_of = ("/user", "/agent", "/model", "/tag")[at % 4]
+        paths.append((page_of, {"id": text, "name": text}))
+    paths += [
+        ("/spend", {"by": by, "range": "24h"})
+        for by in ("model", "workflow", "user", "agent", "tag:team", f"tag:{CORPUS[0]}")
+    ]
+    paths += [("/latency", {}), ("/events", {"call": CORPUS[1], "type": CORPUS[0]})]
     paths += [("/events", {"show": "refused"}), ("/workflows", {"q": CORPUS[0]})]
     paths += [("/workflow", {"id": CORPUS[at % len(CORPUS)], "tab": tab or "calls"})
               for at, tab in enumerate(calls * 3)]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html.parser
-import importlib.resources
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.support.axe import axe
 from tests.support.browser import chromium
 
 ROOT: Final = Path(__file__).parents[2]
@@ -147,20 +147,9 @@ def test_blocks_can_be_copied_without_their_prompt(site: Path) -> None:
     assert r"\\$ " in (site / "_static" / "copybutton.js").read_text("utf-8")
 
 
-@pytest.fixture(scope="module")
-def axe() -> Callable[[Any], set[tuple[str, str]]]:
-    """Return a function that says what axe finds in an open page: the rules, and where."""
-    source = (importlib.resources.files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
-
-    def find(page: Any) -> set[tuple[str, str]]:
-        page.evaluate(source)
-        return {
-            (each["id"], " ".join(map(str, node["target"])))
-            for each in page.evaluate("axe.run()")["violations"]
-            for node in each["nodes"]
-        }
-
-    return find
+@pytest.fixture(scope="module", name="axe")
+def _axe() -> Callable[[Any], set[tuple[str, str]]]:
+    return axe()
 
 
 @pytest.mark.browser

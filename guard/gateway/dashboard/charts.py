@@ -116,7 +116,7 @@ def spend_bars(
     summary = f"{money(total)} in the last {chosen.label}", in_doubt(min(uncertain_nanousd, total))
     return Chart(
         bars=bars,
-        y_ticks=_money_ticks(top, parts),
+        y_ticks=money_ticks(top, parts),
         x_ticks=_time_ticks(starts, chosen.step_ms),
         summary=", ".join(filter(None, summary)),
         empty=total == 0,
@@ -151,7 +151,7 @@ def spend_against_limit(
                         step_label(start, step_ms), money(running), share))  # fmt: skip
     return Chart(
         bars=bars,
-        y_ticks=_money_ticks(top, parts),
+        y_ticks=money_ticks(top, parts),
         x_ticks=_time_ticks(starts, step_ms),
         summary=f"{money(committed_nanousd)} spent of {money(limit_nanousd)}",
         empty=False,
@@ -174,7 +174,8 @@ def _y(nanousd: int, top: float) -> float:
     return min(100.0, max(0.0, 100 - 100 * nanousd / 1e9 / top))
 
 
-def _money_ticks(top: float, parts: int) -> list[Tick]:
+def money_ticks(top: float, parts: int) -> list[Tick]:
+    """Return labels of an axis of dollars that ends at a round number."""
     decimals = 0 if top / parts >= 1 and top % parts == 0 else 2
     if top / parts < 0.05:
         decimals = max(2, 2 - math.floor(math.log10(top / parts)))

@@ -9,12 +9,16 @@ from guard.gateway.dashboard.alerts import Alerts
 from guard.gateway.dashboard.answering import Answering
 from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
 from guard.gateway.dashboard.call_pages import CallPages
+from guard.gateway.dashboard.exports import Exports
 from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
 from guard.gateway.dashboard.people import People
 from guard.gateway.dashboard.prices import PricesAndSettings
+from guard.gateway.dashboard.scopes import Scopes
+from guard.gateway.dashboard.search import Search
 from guard.gateway.dashboard.sign_in import SignIn
 from guard.gateway.dashboard.site import Parts, Site
+from guard.gateway.dashboard.spend import Spend
 
 
 def dashboard_routes(parts: Parts) -> list[BaseRoute]:
@@ -26,6 +30,10 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *Live(site).routes(),
         *Pages(site).routes(),
         *CallPages(site).routes(),
+        *Spend(site).routes(),
+        *Scopes(site).routes(),
+        *Search(site).routes(),
+        *Exports(site).routes(),
         *Actions(site).routes(),
         *BudgetsAndPolicies(site).routes(),
         *PricesAndSettings(site).routes(),

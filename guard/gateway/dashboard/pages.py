@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import charts, spans
 from guard.gateway.dashboard.audit_text import audit_details
+from guard.gateway.dashboard.event_filter import NEWEST, TYPES, event_filter
 from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.refusal_groups import grouped
@@ -22,10 +23,9 @@ from guard.gateway.domain.windows import period_of
 PAGE: Final = 50
 REFUSALS: Final = 1000
 """Refused calls that are looked at for a page, where those that are alike are one row."""
-NEWEST: Final = 2**62
 OVERVIEW_ROWS: Final = 8
 ACTIVE_MS: Final = 15 * 60_000
-BALANCES_MAX: Final = 200
+BALANCES_MAX: Final = 4
 COUNT_MAX: Final = 100
 RUN_EVENTS_MAX: Final = 500
 _TABS: Final = ("calls", "spans", "models", "decisions", "errors")
@@ -192,12 +192,9 @@ class Pages:
         chart = await self._spend(own, chosen, now_ms, workflow_id)
         runs = await self._storage.newest_runs(own, workflow_id, "", 20)
         shown = await self._tab(context, tab, workflow_id, [run.run_id for run in runs], now_ms)
-        balances = [
-            balance
-            for balance in await self._storage.fullest_balances(own, BALANCES_MAX)
-            if (balance.scope_kind, balance.scope_id)
-            in (("workflow", workflow_id), ("organisation", ""))
-        ][:4]
+        balances = await self._storage.balances_of(
+            own, [("workflow", workflow_id), ("organisation", "")], BALANCES_MAX
+        )
         return await self._site.render(
             context,
             "workflow.html",
@@ -260,27 +257,21 @@ class Pages:
 
     async def events(self, context: RequestContext) -> Response:
         """Show events as they arrive, or refused calls, newest first."""
-        own, before = context.org(), context.number("before", NEWEST)
-        workflow_id, kind = context.query("workflow"), context.query("type")
-        show = "refused" if context.query("show") == "refused" else "events"
+        own, wanted = context.org(), event_filter(context)
         events: list[StoredEvent] = []
         refused: list[Refused] = []
-        if show == "events":
-            events = await self._storage.newest_events(
-                own, before, PAGE + 1, workflow_id or None, kind or None, None
-            )
-        else:
-            refused = await self._storage.refusals(own, workflow_id or None, before, REFUSALS + 1)
+        if wanted.show == "events":
+            events = await wanted.events(self._storage, own, wanted.before, PAGE + 1)
+        if wanted.show == "refused" or wanted.call_id:
+            refused = await wanted.refused(self._storage, own, wanted.before, REFUSALS + 1)
         return await self._site.render(
             context,
             "events.html",
             events=events[:PAGE],
             refused=grouped(refused[:REFUSALS]),
             last_refusal=refused[:REFUSALS][-1].refusal_seq if refused else 0,
-            show=show,
-            workflow_id=workflow_id,
-            kind=kind,
-            is_newest=before == NEWEST,
+            wanted=wanted,
+            types=TYPES,
             has_more=len(events) > PAGE or len(refused) > REFUSALS,
         )
 

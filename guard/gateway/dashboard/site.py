@@ -81,11 +81,16 @@ NOTICES: Final = {
 """Texts of notices after an action; the URL carries only the name, so a link cannot plant text."""
 
 NAVIGATION: Final = (
-    ("/", "Overview"), ("/workflows", "Workflows"), ("/events", "Events"),
+    ("/", "Overview"), ("/spend", "Spend"), ("/workflows", "Workflows"), ("/events", "Events"),
     ("/approvals", "Approvals"), ("/budgets", "Budgets"), ("/policies", "Policies"),
     ("/alerts", "Alerts"), ("/keys", "Keys"), ("/people", "People"), ("/settings", "Settings"),
     ("/audit", "Audit"),
 )  # fmt: skip
+SECTIONS: Final = {
+    "/workflow": "/workflows", "/latency": "/spend", "/users": "/spend", "/user": "/spend",
+    "/agent": "/spend", "/model": "/spend", "/tag": "/spend",
+}  # fmt: skip
+"""Pages that the navigation does not name, and the one that leads to them."""
 
 
 class RequestContext(Struct):
@@ -288,6 +293,7 @@ class Site:
             "operator": context.session.operator,
             "csrf": security.csrf_of(context.token),
             "here": context.request.url.path,
+            "section": SECTIONS.get(context.request.url.path, context.request.url.path),
             "return_to": _address(context.request),
             "waiting": len(waiting),
             "notice": NOTICES.get(context.query("notice"), ""),

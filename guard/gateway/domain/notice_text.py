@@ -181,8 +181,8 @@ def _loop(data: Mapping[str, Any]) -> Said:
         minutes = max(1, data["within_ms"] // 60_000)
         title = f"Spends faster and faster: {_text(workflow or run)}"
         lines += _lines(
-            (f"In {minutes} min", money(data["recent_nanousd"])),
-            ("Before", f"{money(data['usual_nanousd'])} in as long"),
+            (f"In {minutes} min", wire.dollars(data["recent_nanousd"])),
+            ("Before", f"{wire.dollars(data['usual_nanousd'])} in as long"),
         )
     else:
         same = "with the same arguments" if data["kind"] == "tool" else "with the same prompt"

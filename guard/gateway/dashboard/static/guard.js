@@ -22,6 +22,14 @@
     });
   }
 
+  // -- The viewer's time zone: pages of spend show their days -----------------------------------
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+  const hasZone = () => document.cookie.split("; ").includes(`guard_zone=${zone}`);
+  if (document.body.dataset.live && !hasZone()) {
+    document.cookie = `guard_zone=${zone}; path=/; max-age=31536000; samesite=strict`;
+    if (document.querySelector("[data-zoned]") && hasZone()) location.reload();
+  }
+
   // -- Parts of the page that follow the gateway ---------------------------------------------
   const notice = byId("notice");
   let paused = false;

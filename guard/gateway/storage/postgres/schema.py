@@ -157,6 +157,11 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("budgets by the week", baseline.WEEKS.format(**_WORDS)),
     Migration("alerts", baseline.ALERTS.format(**_WORDS)),
     Migration("repeats within runs", baseline.LOOPS.format(**_WORDS)),
+    Migration(
+        "calls and users found",
+        indexes=tuple(baseline.FOUND.strip().removesuffix(";").split(";\n")),
+    ),
+    Migration("usage by tag", baseline.TAG_SUMS),
 )
 
 

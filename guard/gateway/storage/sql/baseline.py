@@ -342,3 +342,15 @@ CREATE INDEX deliveries_webhook ON deliveries (webhook_id)
 CREATE INDEX events_flagged ON events (organisation_id, event_seq) WHERE flags <> '';
 """
 """A later step: indexes by which no command goes through all rows of its organisation."""
+
+FOUND: Final = """
+CREATE INDEX events_call ON events (organisation_id, call_id, event_seq)
+  WHERE call_id IS NOT NULL;
+CREATE INDEX events_user ON events (organisation_id, user_id, event_seq)
+  WHERE user_id IS NOT NULL;
+CREATE INDEX refusals_call ON refusals (organisation_id, call_id);
+"""
+"""A later step: indexes by which a call, and a user's newest events, are found."""
+
+TAG_SUMS: Final = "INSERT INTO facts VALUES ('summed_tags_seq', '0');"
+"""A later step: tags are summed in the tables of scopes, also those of events that are there."""

@@ -136,10 +136,14 @@ def unpriced_models(
 
 def newest_events(
     reading: Connection, organisation_id: str, before: int, limit: int, workflow_id: str | None,
-    event_type: str | None, run_id: str | None,
+    event_type: str | None, run_id: str | None, call_id: str | None = None,
+    event_id: str | None = None,
 ) -> list[records.StoredEvent]:  # fmt: skip
     """Return events, newest first; types and runs are searched among the newest ``SCAN_MAX``."""
-    where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
+    where, arguments = equals(
+        organisation_id=organisation_id, workflow_id=workflow_id, call_id=call_id,
+        event_id=event_id,
+    )  # fmt: skip
     where, arguments = f"{where} AND event_seq < ?", [*arguments, before]
     filters = [
         (column, value)
@@ -205,10 +209,13 @@ def workflow_page(
 
 
 def refusals(
-    reading: Connection, organisation_id: str, workflow_id: str | None, before: int, limit: int
-) -> list[usage.Refused]:
+    reading: Connection, organisation_id: str, workflow_id: str | None, before: int, limit: int,
+    call_id: str | None = None,
+) -> list[usage.Refused]:  # fmt: skip
     """Return refused calls, newest first."""
-    where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
+    where, arguments = equals(
+        organisation_id=organisation_id, workflow_id=workflow_id, call_id=call_id
+    )
     rows = reading.rows(
         f"SELECT {REFUSAL_COLUMNS} FROM refusals WHERE {where}"  # noqa: S608 (constant text)
         " AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",

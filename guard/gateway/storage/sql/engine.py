@@ -20,7 +20,7 @@ from guard.gateway.storage.sql.connection import ReadingStore
 from guard.gateway.storage.sql.failures import store_error, summary
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
-from guard.gateway.storage.sql.scope_days import ScopeSums
+from guard.gateway.storage.sql.scope_days import EventSums
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ REPORT_CONNECTIONS: Final = 2
 REPORT_WAIT_S: Final = 900.0
 SAMPLE_WAIT_S: Final = 30.0
 SUM_STEPS_MAX: Final = 8
-"""Steps of one sweep that sum events by scope, for days and hours: up to a third of the writer's
-time."""
+"""Steps of one sweep that sum events by scope, for days, hours and tags: up to a third of the
+writer's time."""
 
 _ROOM_BYTES: Final = 65_536
 """What is written to see whether a disk that was full has room again."""
@@ -46,7 +46,7 @@ _LONG: Final = Scopes(weight=INLINE_WEIGHT_MAX + 1)
 """The scopes of a step that is not run on the loop."""
 
 
-def _sum(sums: ScopeSums, _: SqlUnitOfWork) -> None:
+def _sum(sums: EventSums, _: SqlUnitOfWork) -> None:
     sums.step()
 
 
@@ -176,7 +176,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         """Empty the older table of stored answers and use it, if it is time."""
 
     async def sum_scopes(self) -> None:
-        """Sum events by scope, day and hour, in short steps like retention."""
+        """Sum events by scope, tag, day and hour, in short steps like retention."""
         for _ in range(SUM_STEPS_MAX):
             due = [] if self._unit is None else [s for s in self._unit.scope_sums if s.is_due]
             if not due:

@@ -16,9 +16,13 @@ from guard.gateway.storage.sql import (
     analytics,
     call_details,
     dashboard,
+    finding,
+    latency,
     pace,
     repeat_tables,
     spend,
+    spend_series,
+    tag_sums,
     usage_report,
     verify,
 )
@@ -89,6 +93,13 @@ class SqlReports(ReadingStore):
     newest_audit = _report(dashboard.newest_audit)
     newest_charges = _report(dashboard.newest_charges)
     fullest_balances = _report_at(dashboard.fullest_balances)
+    spend_by = _report_at(spend_series.spend_by)
+    spend_of = _report(spend_series.spend_of)
+    tag_names = _report(tag_sums.tag_names)
+    find = _report(finding.find)
+    events_of_scope = _report(finding.events_of_scope)
+    balances_of = _report_at(finding.balances_of)
+    latency = _report(latency.latency)
     heading_for = _report_at(alert_reports.heading_for)
     newest_refusals = _report(alert_reports.newest_refusals)
     fallback_models = _report_at(alert_reports.fallback_models)

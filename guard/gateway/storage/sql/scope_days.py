@@ -8,6 +8,7 @@ for each scope and hour, and not each event.
 
 from __future__ import annotations
 
+import abc
 import functools
 from typing import Any, Final, LiteralString
 
@@ -27,7 +28,7 @@ WAITING_MAX: Final = 4000
 
 KINDS: Final = ("workflow", "run", "agent", "chain", "user", "key")
 
-_NUMBERS: Final = ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens",
+NUMBERS: Final = ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens",
                    "output_tokens", "unpriced")  # fmt: skip
 _PLACES: Final = "<places>"
 """Where a report names scopes: one argument for each, because the engines read JSON differently."""
@@ -53,14 +54,19 @@ class Sums(Struct, frozen=True):
 
     def summed(self) -> str:
         """Return SQL for the number of the newest event that is summed."""
-        return f"(SELECT CAST(value AS BIGINT) FROM facts WHERE name = '{self.fact}')"  # noqa: S608 (constants of this module)
+        return summed(self.fact)
+
+
+def summed(fact: LiteralString) -> str:
+    """Return SQL for the number of the newest event that some sums have."""
+    return f"(SELECT CAST(value AS BIGINT) FROM facts WHERE name = '{fact}')"  # noqa: S608 (names of constants)
 
 
 DAYS: Final = Sums("scope_days", "day_ms", DAY_MS, "summed_event_seq")
 HOURS: Final = Sums("scope_hours", "hour_ms", HOUR_MS, "summed_hours_seq")
 _TABLES: Final = {each.size_ms: each for each in (DAYS, HOURS)}
 
-_OF_EVENTS: Final = (
+OF_EVENTS: Final = (
     "cost_nanousd, 1 AS events, CASE type WHEN 'llm' THEN 1 ELSE 0 END AS llm_calls,"
     " CASE type WHEN 'tool' THEN 1 ELSE 0 END AS tool_calls, input_tokens, output_tokens,"
     " CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END AS unpriced"
@@ -69,40 +75,45 @@ _SUMS_SHOWN: Final = (
     "sum(events), sum(llm_calls), sum(tool_calls), sum(input_tokens), sum(output_tokens),"
     " sum(cost_nanousd) AS cost, sum(unpriced)"
 )
-_SUMS: Final = ", ".join(f"sum({name})" for name in _NUMBERS)
-_SUMS_AS: Final = ", ".join(f"sum({name}) AS {name}" for name in _NUMBERS)
+_SUMS: Final = ", ".join(f"sum({name})" for name in NUMBERS)
+_SUMS_AS: Final = ", ".join(f"sum({name}) AS {name}" for name in NUMBERS)
 
 
 def _step_sql(sums: Sums, kind: str) -> str:
     column, size_ms = COLUMNS[kind], sums.size_ms
     names = "organisation_id, scope_kind, scope_id"
-    added = ", ".join(
-        f"{n} = min({sums.table}.{n} + excluded.{n}, {NANOUSD_MAX})" for n in _NUMBERS
-    )
+    added = ", ".join(f"{n} = min({sums.table}.{n} + excluded.{n}, {NANOUSD_MAX})" for n in NUMBERS)
     # `+` hides the column from the planner, which would walk the table in its order otherwise.
     return (
-        f"INSERT INTO {sums.table} ({names}, {sums.begin}, {', '.join(_NUMBERS)})"  # noqa: S608 (constants of this module)
+        f"INSERT INTO {sums.table} ({names}, {sums.begin}, {', '.join(NUMBERS)})"  # noqa: S608 (constants of this module)
         f" SELECT organisation_id, CASE WHEN {column} IS NULL THEN 'no {kind}' ELSE '{kind}' END,"
         f" coalesce({column}, ''), charged_at_ms - charged_at_ms % {size_ms} AS period, {_SUMS}"
-        f" FROM (SELECT organisation_id, {column}, charged_at_ms, {_OF_EVENTS} FROM events"
+        f" FROM (SELECT organisation_id, {column}, charged_at_ms, {OF_EVENTS} FROM events"
         " WHERE event_seq > ? AND event_seq <= ?) e"
         f" GROUP BY +organisation_id, +{column}, period"
         f" ON CONFLICT ({names}, {sums.begin}) DO UPDATE SET {added}"
     )
 
 
-class ScopeSums:
-    """Keeps one table of sums; used by the unit of work, inside its transactions.
+class EventSums(abc.ABC):
+    """Keeps sums of events; used by the unit of work, inside its transactions.
+
+    Args:
+        tables: where events and sums are.
+        fact: where it is kept up to which event is summed.
 
     Attributes:
         is_due: whether enough events wait for a step.
     """
 
-    def __init__(self, tables: Tables, sums: Sums) -> None:
+    def __init__(self, tables: Tables, fact: LiteralString) -> None:
         self._tables = tables
-        self._sums = sums
-        self._steps = [_step_sql(sums, kind) for kind in KINDS]
+        self._fact: LiteralString = fact
         self.is_due = False
+
+    @abc.abstractmethod
+    def add(self, after: int, end: int) -> None:
+        """Sum the events whose numbers are above ``after``, up to ``end``."""
 
     def look(self) -> None:
         """See whether a step is due."""
@@ -113,17 +124,29 @@ class ScopeSums:
         """Sum the next events, and note how far the sums go."""
         summed, newest = self._progress()
         end = min(summed + events, newest)
-        for sql in self._steps:
-            self._tables.write(sql, (summed, end))
-        self._tables.save_fact(self._sums.fact, str(end))
+        self.add(summed, end)
+        self._tables.save_fact(self._fact, str(end))
         self.is_due = newest - end > STEP_EVENTS
 
     def _progress(self) -> tuple[int, int]:
         row = self._tables.row(
-            f"SELECT {self._sums.summed()}, coalesce((SELECT min(event_seq) FROM events), 1) - 1,"  # noqa: S608 (constants of this module)
+            f"SELECT {summed(self._fact)}, coalesce((SELECT min(event_seq) FROM events), 1) - 1,"  # noqa: S608 (constants of this module)
             " coalesce((SELECT max(event_seq) FROM events), 0)"
         )
         return max(row[0], row[1]), row[2]
+
+
+class ScopeSums(EventSums):
+    """Sums of each scope, in one table."""
+
+    def __init__(self, tables: Tables, sums: Sums) -> None:
+        super().__init__(tables, sums.fact)
+        self._steps = [_step_sql(sums, kind) for kind in KINDS]
+
+    def add(self, after: int, end: int) -> None:
+        """Sum the events whose numbers are above ``after``, up to ``end``."""
+        for sql in self._steps:
+            self._tables.write(sql, (after, end))
 
 
 def usage_between(
@@ -199,8 +222,8 @@ def _report_sql(kind: str, sizes: tuple[int, ...]) -> tuple[str, str, str]:
         )
 
     costs = all_of("sum(cost_nanousd) AS cost", "cost_nanousd AS cost", "")
-    everything = all_of(_SUMS_AS, _OF_EVENTS, "")
-    of_named = all_of(_SUMS_AS, _OF_EVENTS, "IN (SELECT value FROM named)")
+    everything = all_of(_SUMS_AS, OF_EVENTS, "")
+    of_named = all_of(_SUMS_AS, OF_EVENTS, "IN (SELECT value FROM named)")
     once = (
         f"SELECT grp, {_SUMS_SHOWN} FROM ({everything}) parts GROUP BY grp"  # noqa: S608 (constants of this module)
         " ORDER BY cost DESC, grp NULLS FIRST LIMIT ?"

@@ -15,7 +15,8 @@ from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.directory_tables import DirectoryTables
 from guard.gateway.storage.sql.money import MoneyTables
 from guard.gateway.storage.sql.repeat_tables import RepeatTables
-from guard.gateway.storage.sql.scope_days import DAYS, HOURS, ScopeSums
+from guard.gateway.storage.sql.scope_days import DAYS, HOURS, EventSums, ScopeSums
+from guard.gateway.storage.sql.tag_sums import TagSums
 
 
 class SqlUnitOfWork(
@@ -31,7 +32,9 @@ class SqlUnitOfWork(
         super().__init__(connection)
         self.ids = IdFactory()
         self.incarnation = secrets.token_hex(8)
-        self.scope_sums = [ScopeSums(self, DAYS), ScopeSums(self, HOURS)]
+        self.scope_sums: list[EventSums] = [
+            ScopeSums(self, DAYS), ScopeSums(self, HOURS), TagSums(self),
+        ]  # fmt: skip
         self.events: list[PostCommitEvent] = []
 
     @abc.abstractmethod

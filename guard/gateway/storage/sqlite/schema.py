@@ -55,6 +55,7 @@ MIGRATIONS: tuple[str, ...] = (
     baseline.WEEKS.format(**_WORDS),
     baseline.ALERTS.format(**_WORDS),
     baseline.LOOPS.format(**_WORDS),
+    baseline.FOUND + baseline.TAG_SUMS,
 )
 """Steps after the baseline, in order; one that was released is never changed."""
 

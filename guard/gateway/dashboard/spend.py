@@ -1,0 +1,117 @@
+"""Spend over time, divided by a choice; and what newest events know of models' durations."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.stacks import stacked
+from guard.gateway.dashboard.time_ranges import COOKIE, PRESETS, TimeRange, time_range, zone_of
+from guard.gateway.domain.spend_series import GROUPS, TAG, SpendOverTime
+from guard.gateway.storage.port import Storage
+
+SHOWN_MAX: Final = 7
+"""Scopes that have a colour of their own; all others share one."""
+
+TAGS_MAX: Final = 50
+_OTHERS: Final = {
+    "model": "others", "workflow": "others, or in no workflow", "user": "others, or for no user",
+    "agent": "others, or by no named agent",
+}  # fmt: skip
+
+
+class Asked(Struct):
+    """What the query of a page of spend asks for."""
+
+    group_by: str
+    shown: TimeRange
+
+    def query(self) -> dict[str, str]:
+        """Return what a link needs to ask the same."""
+        return {"by": self.group_by, **self.shown.query()}
+
+    async def spend(self, storage: Storage, organisation_id: str) -> SpendOverTime:
+        """Read what was spent."""
+        return await storage.spend_by(organisation_id, self.group_by, self.shown.edges(), SHOWN_MAX)
+
+
+def asked_range(context: RequestContext, now_ms: int, default: str = "7d") -> TimeRange:
+    """Return the range that a page's query asks for, in the viewer's time zone."""
+    zone = zone_of(context.request.cookies.get(COOKIE))
+    return time_range(
+        context.query("range"), context.query("from"), context.query("to"), zone, now_ms, default
+    )
+
+
+def asked(context: RequestContext, now_ms: int) -> Asked:
+    """Return what a query asks for: models of the last seven days, if it does not say."""
+    group_by = context.query("by", "model")
+    if group_by not in GROUPS and not (group_by.startswith(TAG) and group_by != TAG):
+        group_by = "model"
+    return Asked(group_by, asked_range(context, now_ms))
+
+
+def scope_link(context: RequestContext, group_by: str, scope_id: str, **query: Any) -> str:
+    """Return the address of the page of one workflow, user, model, agent or value of a tag."""
+    if group_by == "workflow":
+        return context.link("/workflow", id=scope_id)
+    if group_by.startswith(TAG):
+        return context.link("/tag", name=group_by.removeprefix(TAG), id=scope_id, **query)
+    return context.link(f"/{group_by}", id=scope_id, **query)
+
+
+def others(group_by: str) -> str:
+    """Return how all that has no name of its own is called."""
+    return _OTHERS.get(group_by, "others, or without this tag")
+
+
+class Spend:
+    """Serves ``/spend`` and ``/latency``."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._storage = site.parts.storage
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        page = self._site.page
+        return [
+            Route("/spend", page(self.spend), methods=["GET"]),
+            Route("/latency", page(self.latency), methods=["GET"]),
+        ]
+
+    async def spend(self, context: RequestContext) -> Response:
+        """Show what was spent in a range of time."""
+        now_ms, own = self._site.parts.clock_ms(), context.org()
+        wanted = asked(context, now_ms)
+        found = await wanted.spend(self._storage, own)
+        tags = [f"{TAG}{name}" for name in await self._storage.tag_names(own, TAGS_MAX)]
+        if wanted.group_by.startswith(TAG) and wanted.group_by not in tags:
+            tags.append(wanted.group_by)
+        return await self._site.render(
+            context,
+            "spend.html",
+            asked=wanted,
+            shown=wanted.shown,
+            presets=PRESETS,
+            groups=GROUPS,
+            tags=tags,
+            chart=stacked(found, wanted.shown, others(wanted.group_by)),
+            waiting_events=found.waiting_events,
+            scope_link=lambda scope_id: scope_link(
+                context, wanted.group_by, scope_id, **wanted.shown.query()
+            ),
+            retention_days=self._site.parts.settings.retention_days,
+        )
+
+    async def latency(self, context: RequestContext) -> Response:
+        """Show how long models took, and how often calls that used them failed."""
+        report = await self._storage.latency(context.org())
+        return await self._site.render(
+            context, "latency.html", report=report,
+            scope_link=lambda model: scope_link(context, "model", model),
+        )  # fmt: skip

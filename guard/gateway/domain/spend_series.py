@@ -1,0 +1,66 @@
+"""What was spent over time, divided by one thing: the answer of a store to the page on spend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+GROUPS: Final = ("model", "workflow", "user", "agent")
+"""What spend can be divided by, besides a tag."""
+
+TAG: Final = "tag:"
+"""Before the name of a tag that spend is divided by."""
+
+
+class SpendSeries(Struct, kw_only=True):
+    """What one scope, or all that is not named, has cost in each step of time.
+
+    Attributes:
+        scope_id: ``None`` for all others together.
+        costs_nanousd: by step.
+        llm_calls: by step.
+        uncertain_nanousd: of all steps together, what was charged in doubt.
+    """
+
+    scope_id: str | None
+    costs_nanousd: list[int]
+    llm_calls: list[int]
+    uncertain_nanousd: int = 0
+
+    @property
+    def cost_nanousd(self) -> int:
+        """Return the sum."""
+        return sum(self.costs_nanousd)
+
+
+class SpendOverTime(Struct, kw_only=True):
+    """Spend in steps of time.
+
+    Attributes:
+        series: the dearest scopes first, all others last.
+        total: of the organisation.
+        waiting_events: that are not in the sums of scopes, because there are too many of them to
+            read now, as after an update; what they have cost is in the total, and among the others.
+    """
+
+    series: list[SpendSeries]
+    total: SpendSeries
+    waiting_events: int = 0
+
+
+def rest(total: SpendSeries, named: Iterable[SpendSeries]) -> SpendSeries:
+    """Return what is left of a total without some scopes; never less than nothing."""
+    left = SpendSeries(
+        scope_id=None, costs_nanousd=list(total.costs_nanousd), llm_calls=list(total.llm_calls),
+        uncertain_nanousd=total.uncertain_nanousd,
+    )  # fmt: skip
+    for each in named:
+        for of_all, of_one in (
+            (left.costs_nanousd, each.costs_nanousd), (left.llm_calls, each.llm_calls),
+        ):  # fmt: skip
+            for at, number in enumerate(of_one):
+                of_all[at] = max(0, of_all[at] - number)
+        left.uncertain_nanousd = max(0, left.uncertain_nanousd - each.uncertain_nanousd)
+    return left

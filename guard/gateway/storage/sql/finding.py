@@ -1,0 +1,168 @@
+"""What the search box finds, and what is known of one scope. Every query is bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, get_args
+
+from guard.gateway.domain import records
+from guard.gateway.domain.found import Found, ScopeEvents, Use
+from guard.gateway.domain.spend_series import TAG
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.dashboard import LAST_ID, SCAN_MAX
+from guard.gateway.storage.sql.rows import stored_kind
+from guard.gateway.storage.sql.scope_totals import COLUMNS
+from guard.gateway.storage.sql.views import (
+    EVENT_COLUMNS,
+    SELECT_BALANCE_VIEWS,
+    balance_view_from_row,
+    event_from_row,
+)
+
+USES_MAX: Final = 5000
+"""How many of a scope's newest events are summed by workflow and model."""
+
+_NEWEST: Final = "ORDER BY event_seq DESC LIMIT ?"
+
+_CALLS: Final = (
+    "SELECT call_id, max(workflow_id), max(run_id), max(received_at_ms), sum(cost_nanousd)"
+    " FROM events WHERE organisation_id = ? AND call_id >= ? AND call_id < ?"
+    " GROUP BY call_id ORDER BY call_id LIMIT ?"
+)
+_REFUSED_CALLS: Final = (
+    "SELECT call_id, max(workflow_id), max(run_id), max(at_ms), 0"
+    " FROM refusals WHERE organisation_id = ? AND call_id >= ? AND call_id < ?"
+    " GROUP BY call_id ORDER BY call_id LIMIT ?"
+)
+
+
+def find(reading: Connection, organisation_id: str, text: str, limit: int) -> list[Found]:
+    """Return what has an id that begins with a text: so many of each kind, in the order of ids."""
+    if not text:
+        return []
+    within = organisation_id, text, text + LAST_ID
+    found = [
+        Found(kind="workflow", id=row[0], seen_ms=row[1], cost_nanousd=row[2])
+        for row in reading.rows(
+            "SELECT workflow_id, last_seen_ms, spent_nanousd FROM workflows"
+            " WHERE organisation_id = ? AND workflow_id >= ? AND workflow_id < ?"
+            " ORDER BY workflow_id LIMIT ?",
+            *within, limit,
+        )
+    ]  # fmt: skip
+    found += [
+        Found(kind="run", id=row[0], workflow_id=row[1], seen_ms=row[2], cost_nanousd=row[3])
+        for row in reading.rows(
+            "SELECT run_id, workflow_id, last_seen_ms, spent_nanousd FROM runs"
+            " WHERE organisation_id = ? AND run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?",
+            *within, limit,
+        )
+    ]  # fmt: skip
+    found += _calls(reading, within, limit)
+    kinds: tuple[Any, ...] = ("user", "agent", "model")
+    for kind in kinds:
+        found += [
+            Found(kind=kind, id=scope_id, cost_nanousd=cost)
+            for scope_id, cost in reading.rows(
+                "SELECT scope_id, cost_nanousd FROM scope_totals WHERE organisation_id = ?"
+                " AND scope_kind = ? AND scope_id >= ? AND scope_id < ? ORDER BY scope_id LIMIT ?",
+                organisation_id, kind, *within[1:], limit,
+            )
+        ]  # fmt: skip
+    return found
+
+
+def _calls(reading: Connection, within: tuple[str, ...], limit: int) -> list[Found]:
+    """Return calls by their own ids, also refused ones; and events by theirs."""
+    calls: dict[str, Found] = {}
+    for sql in (_CALLS, _REFUSED_CALLS):
+        for row in reading.rows(sql, *within, limit):
+            calls.setdefault(row[0], _call("call", row))
+    events = reading.rows(
+        "SELECT event_id, workflow_id, run_id, received_at_ms, cost_nanousd FROM events"
+        " WHERE organisation_id = ? AND event_id >= ? AND event_id < ? ORDER BY event_id LIMIT ?",
+        *within, limit,
+    )  # fmt: skip
+    return [
+        *sorted(calls.values(), key=lambda each: each.id)[:limit],
+        *(_call("event", row) for row in events),
+    ]
+
+
+def _call(kind: Any, row: Any) -> Found:
+    return Found(kind=kind, id=row[0], workflow_id=row[1], run_id=row[2], seen_ms=row[3],
+                 cost_nanousd=row[4])  # fmt: skip
+
+
+def events_of_scope(
+    reading: Connection, organisation_id: str, group_by: str, scope_id: str, limit: int
+) -> ScopeEvents:
+    """Return the newest events of one scope, and what they were for.
+
+    A user's are found by an index; those of others among the newest ``SCAN_MAX`` events.
+    """
+    where, arguments = _where(organisation_id, group_by, scope_id)
+    groups = reading.rows(
+        "SELECT workflow_id, model, sum(cost_nanousd) AS cost,"  # noqa: S608 (constants of this module)
+        " sum(CASE type WHEN 'llm' THEN 1 ELSE 0 END), count(*), min(received_at_ms)"
+        " FROM (SELECT workflow_id, model, cost_nanousd, type, received_at_ms"
+        f" FROM {where} {_NEWEST}) newest"
+        " GROUP BY workflow_id, model ORDER BY cost DESC, workflow_id, model",
+        *arguments, USES_MAX,
+    )  # fmt: skip
+    counted = sum(row[4] for row in groups)
+    rows = reading.rows(f"SELECT {EVENT_COLUMNS} FROM {where} {_NEWEST}", *arguments, limit)  # noqa: S608 (constants of this module)
+    scanned = group_by != "user" and _has_more(reading, organisation_id)
+    return ScopeEvents(
+        events=[event_from_row(row) for row in rows], uses=[Use(*row[:4]) for row in groups],
+        counted=counted, since_ms=min((row[5] for row in groups), default=None),
+        is_cut=counted == USES_MAX or scanned,
+    )  # fmt: skip
+
+
+def _where(organisation_id: str, group_by: str, scope_id: str) -> tuple[str, list[Any]]:
+    """Return the events of a scope as a source for a query, and its arguments."""
+    if group_by == "user":
+        return "events WHERE organisation_id = ? AND user_id = ?", [organisation_id, scope_id]
+    newest = "(SELECT * FROM events WHERE organisation_id = ? ORDER BY event_seq DESC LIMIT ?) e"
+    if not group_by.startswith(TAG):
+        return (
+            f"{newest} WHERE {COLUMNS[group_by]} = ?",
+            [organisation_id, SCAN_MAX, scope_id],
+        )
+    # Tags are stored as JSON in which a quote within a text has a backslash before it, so that
+    # this is only found where a pair begins.
+    pair = json.dumps({group_by.removeprefix(TAG): scope_id}, ensure_ascii=False)[1:-1]
+    return (
+        f"{newest} WHERE (instr(tags, ?) = 1 OR instr(tags, ?) > 0)",
+        [organisation_id, SCAN_MAX, "{" + pair, ", " + pair],
+    )
+
+
+def _has_more(reading: Connection, organisation_id: str) -> bool:
+    rows = reading.rows(
+        "SELECT 1 FROM events WHERE organisation_id = ? ORDER BY event_seq DESC LIMIT 1 OFFSET ?",
+        organisation_id, SCAN_MAX,
+    )  # fmt: skip
+    return bool(rows)
+
+
+def balances_of(
+    reading: Connection, now_ms: int, organisation_id: str,
+    scopes: Sequence[tuple[records.ScopeKind, str]], limit: int,
+) -> list[records.BalanceView]:  # fmt: skip
+    """Return the balances that scopes have in the current windows, the fullest first."""
+    found: list[records.BalanceView] = []
+    units: tuple[records.BudgetUnit, ...] = get_args(records.BudgetUnit)
+    for kind, scope_id in scopes:
+        kinds = [stored_kind(unit, kind) for unit in units]
+        rows = reading.rows(
+            f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
+            f" WHERE u.organisation_id = ? AND u.scope_kind IN ({', '.join('?' * len(kinds))})"
+            " AND b.scope_id = ? AND coalesce(b.ends_ms, ?) > ? LIMIT ?",
+            organisation_id, *kinds, scope_id, 2**62, now_ms, limit,
+        )  # fmt: skip
+        found += [balance_view_from_row(row) for row in rows]
+    found.sort(key=lambda b: -(b.committed_nanousd + b.reserved_nanousd) / max(b.limit_nanousd, 1))
+    return found[:limit]

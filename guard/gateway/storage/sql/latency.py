@@ -1,0 +1,33 @@
+"""Durations and failures by model, of the newest events."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from guard.gateway.domain.model_latency import LatencyReport, SeenEvent, by_model
+from guard.gateway.storage.sql.connection import Connection
+
+LOOKED_AT_MAX: Final = 10_000
+"""Events whose data is read: what they know is in no column."""
+
+
+def latency(reading: Connection, organisation_id: str) -> LatencyReport:
+    """Return what the newest ``LOOKED_AT_MAX`` events know of models."""
+    newest = (
+        "(SELECT type, received_at_ms, model, flags, run_id, span_id, data FROM events"
+        " WHERE organisation_id = ? ORDER BY event_seq DESC LIMIT ?) newest"
+    )
+    with reading.snapshot():
+        looked_at, since_ms = reading.rows(
+            f"SELECT count(*), min(received_at_ms) FROM {newest}",  # noqa: S608 (constant text)
+            organisation_id, LOOKED_AT_MAX,
+        )[0]  # fmt: skip
+        rows = reading.rows(
+            "SELECT type, model, flags, run_id, span_id, data"  # noqa: S608 (constant text)
+            f" FROM {newest} WHERE type IN ('llm', 'span')",
+            organisation_id, LOOKED_AT_MAX,
+        )  # fmt: skip
+    return LatencyReport(
+        models=by_model(SeenEvent(*row) for row in rows), looked_at=looked_at, since_ms=since_ms,
+        is_cut=looked_at == LOOKED_AT_MAX,
+    )  # fmt: skip
