@@ -348,7 +348,6 @@ CREATE INDEX events_call ON events (organisation_id, call_id, event_seq)
   WHERE call_id IS NOT NULL;
 CREATE INDEX events_user ON events (organisation_id, user_id, event_seq)
   WHERE user_id IS NOT NULL;
-CREATE INDEX refusals_call ON refusals (organisation_id, call_id);
 """
 """A later step: indexes by which a call, and a user's newest events, are found."""
 
