@@ -418,6 +418,8 @@ class ProtectedCall(Edge):
         if self._admitted:
             what = f"call {self._target.tool_name}"
             decision_log.fell_back(what, self._call_scope.workflow_id)
+        elif self.tool_call is not None and self._target.watcher.surrounds:
+            self._runtime.tools.calls.left(self.tool_call, self._target.watcher)
         return self._admitted
 
     # -- the body -----------------------------------------------------------------------------

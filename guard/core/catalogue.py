@@ -164,7 +164,8 @@ CATALOGUE: Final[dict[str, CatalogueEntry]] = {
     "GD-X001": CatalogueEntry(
         "Blocked by policy",
         "This action is not allowed here. Please contact the application's operator.",
-        "A policy of the gateway refused the call; reason and details say which.",
+        "A policy of the gateway refused the call; reason and details say which. Where action is "
+        "repeat, the run has sent the same prompt as often as a rule allows.",
     ),
     "GD-X002": CatalogueEntry(
         "Refused by decision",
@@ -175,7 +176,8 @@ CATALOGUE: Final[dict[str, CatalogueEntry]] = {
         "Tool blocked",
         "This tool is not allowed here. Please contact the application's operator.",
         "The tool, or one of the tools offered to the model, is in a block list; tool_name says "
-        "which.",
+        "which. Where action is repeat, the run has called it with the same arguments as often as "
+        "a rule allows.",
     ),
     "GD-CH001": CatalogueEntry(
         "Chain ceiling reached",

@@ -342,6 +342,7 @@ JUST_BELOW: Final[Mapping[str, str]] = {
     "guard_gateway_approvals_pending": "0+0x120",
     'guard_gateway_refusals_total{code="GD-B004"}': "4+0x120",
     'guard_gateway_refusals_total{code="GD-T001"}': "0+9x120",
+    'guard_gateway_loops_total{kind="tool"}': "3+0x120",
     "guard_gateway_waiting_calls": "100+0x120",
     'guard_proxy_refusals_total{vendor="openai",code="GD-B004",instance="p"}': "0+5x120",
     'guard_proxy_refusals_total{vendor="openai",code="GD-B001",instance="p"}': "3+0x120",
@@ -380,6 +381,7 @@ ILL: Final[Mapping[str, Mapping[str, str]]] = {
     "GuardBudgetAsks": {"guard_gateway_budget_asks": "1+0x120"},
     "GuardApprovalsWait": {"guard_gateway_approvals_pending": "1+0x120"},
     "GuardCallsRefused": {'guard_gateway_refusals_total{code="GD-B004"}': "0+1x120"},
+    "GuardRunsLoop": {'guard_gateway_loops_total{kind="tool"}': "0+1x120"},
     "GuardCallsWaitInLine": {"guard_gateway_waiting_calls": "101+0x120"},
     "GuardChargedInDoubt": {
         'guard_gateway_budget_uncertain{organisation="a",budget="b",unit="usd"}': "19+0x120"

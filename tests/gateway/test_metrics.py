@@ -89,7 +89,7 @@ def page_of(gateway: Gateway) -> str:
 
 
 def happen(tenant: Tenant) -> str:
-    """Have a call decided, a refusal, a kill, an approval and a raise; return the budget."""
+    """Have a call decided, a refusal, a kill, an approval, a raise, a loop; return the budget."""
     budget = tenant.admin.set_budget(limit_tokens=1000, on_exhausted="ask", wind_down_percent=20)
     tenant.admin.raise_budget(budget["budget_id"], 500, unit="tokens")
     tenant.allowed()
@@ -98,6 +98,9 @@ def happen(tenant: Tenant) -> str:
     assert tenant.gate(tool_name="pay").json()["decision"] == "pending"
     tenant.gate(kind="llm", model="m", max_input_tokens=100, max_output_tokens=500)
     tenant.admin.directive("kill", "other")
+    tenant.admin.set_policy("loops", repeat_caps=[{"times": 1, "tools": ["again"]}])
+    again = {"tool_name": "again", "run_id": "r", "digest": "d"}
+    assert [tenant.gate(**again).status_code for _ in range(2)] == [200, 403]
     return str(budget["budget_id"])
 
 
@@ -333,7 +336,8 @@ def test_money_and_decisions(engine: str, tmp_path: Path) -> None:
     assert (of("spent", 'unit="usd"'), of("limit", 'unit="usd"')) == (0.45, 0.5), "the fullest"
     assert found["guard_gateway_budgets"] == 2
     assert found[f'guard_gateway_llm_requests_total{{organisation="{own}"}}'] == 2
-    assert found['guard_gateway_refusals_total{code="GD-T001"}'] == 1
+    assert found['guard_gateway_refusals_total{code="GD-T001"}'] == 2
+    assert found['guard_gateway_loops_total{kind="tool"}'] == 1
     assert found['guard_gateway_directives_total{action="kill"}'] == 1
     assert found['guard_gateway_approvals_total{status="requested"}'] == 1
     assert found['guard_gateway_budget_raises_total{unit="tokens"}'] == 1

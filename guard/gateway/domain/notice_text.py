@@ -187,7 +187,8 @@ def _loop(data: Mapping[str, Any]) -> Said:
     else:
         same = "with the same arguments" if data["kind"] == "tool" else "with the same prompt"
         done = _DONE.get(data["action"])
-        title = f"{_text(data['subject'])}, {data['count']} times {same}"
+        times = "once" if data["count"] == 1 else f"{data['count']} times"
+        title = f"{_text(data['subject'])}, {times} {same}"
         title = f"{title}: {done}" if done else title
     path = f"/workflow?{urlencode({'id': workflow, 'tab': 'spans', 'run': data['run_id']})}"
     return Said(

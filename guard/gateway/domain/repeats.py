@@ -100,9 +100,10 @@ def what(kind: str, subject: str, count: int) -> str:
     >>> what("tool", "search", 5)
     'search was called 5 times with the same arguments in this run'
     """
+    times = "once" if count == 1 else f"{count} times"
     if kind == "tool":
-        return f"{subject} was called {count} times with the same arguments in this run"
-    return f"{subject} was asked {count} times with the same prompt in this run"
+        return f"{subject} was called {times} with the same arguments in this run"
+    return f"{subject} was asked {times} with the same prompt in this run"
 
 
 def refusal(use: RepeatUse, call: wire.GateRequest, count: int) -> CallRefusal:
