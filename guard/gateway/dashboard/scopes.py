@@ -7,6 +7,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.dashboard.spend import asked_range
 from guard.gateway.dashboard.stacks import stacked
@@ -62,7 +63,8 @@ class ScopePages:
         budgets: list[tuple[ScopeKind, str]],
     ) -> Response:  # fmt: skip
         own, storage = context.org(), self._storage
-        shown = asked_range(context, self._site.parts.clock_ms(), default="30d")
+        now_ms = self._site.parts.clock_ms()
+        shown = asked_range(context, now_ms, default="30d")
         spend = await storage.spend_of(own, group_by, scope_id, shown.edges())
         events = await storage.events_of_scope(own, group_by, scope_id, EVENTS_MAX)
         balances = await storage.balances_of(own, [*budgets, ("organisation", "")], BALANCES_MAX)
@@ -80,6 +82,7 @@ class ScopePages:
             workflows=_summed(events, "workflow_id"),
             models=[] if group_by == "model" else _summed(events, "model"),
             balances=balances,
+            forecasts=await outlooks(storage, own, balances, now_ms),
             path=f"/{'tag' if group_by.startswith(TAG) else group_by}",
         )
 
