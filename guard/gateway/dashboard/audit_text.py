@@ -41,7 +41,7 @@ def _each(
             continue
         if (key, value) == ("version", 1):
             continue
-        name = f"{prefix} {_named(key)}".strip()
+        name = prefix if key == "document" else f"{prefix} {_named(key)}".strip()
         if isinstance(value, Mapping):
             yield from _each(name, value, unit, now_ms)
         else:
