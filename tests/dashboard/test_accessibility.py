@@ -14,7 +14,8 @@ PAGES: Final = [
     "/workflow?id=auditor&tab=errors", "/events", "/events?show=refused", "/approvals", "/budgets",
     "/budgets/edit", "/policies", "/policies/edit", "/alerts", "/alerts/channel?kind=slack",
     "/alerts/channel?kind=email", "/keys", "/people", "/people/change?name=admin&change=role",
-    "/settings", "/audit",
+    "/settings", "/settings/prices", "/settings/prices?q=gpt-4o", "/settings/gateway", "/audit",
+    "/control?action=kill&workflow=*",
     "/control?action=kill&workflow=auditor",
 ]  # fmt: skip
 CHECKS: Final = (Path(__file__).parent / "accessibility.js").read_text()

@@ -78,7 +78,7 @@ def test_no_name_becomes_markup(signed_in: Callable[..., Any], tenant: Any) -> N
     calls = [None, "spans", "models", "decisions", "errors"]
     paths: list[tuple[str, dict[str, str]]] = [
         (path, {}) for path in ("/", "/workflows", "/users", "/events", "/approvals", "/budgets",
-                                "/policies", "/keys", "/people", "/audit")
+                                "/policies", "/keys", "/people", "/audit", "/settings/prices")
     ]  # fmt: skip
     paths += [("/events", {"show": "refused"}), ("/workflows", {"q": CORPUS[0]})]
     paths += [("/workflow", {"id": CORPUS[at % len(CORPUS)], "tab": tab or "calls"})
