@@ -14,10 +14,11 @@ PAGES: Final = [
     "/workflow?id=auditor&tab=errors", "/events", "/events?show=refused", "/approvals", "/budgets",
     "/budgets/edit", "/policies", "/policies/edit", "/alerts", "/alerts/channel?kind=slack",
     "/alerts/channel?kind=email", "/keys", "/people", "/people/change?name=admin&change=role",
-    "/settings", "/audit",
-    "/control?action=kill&workflow=auditor", "/spend?range=24h", "/spend?by=user", "/latency",
+    "/spend?range=24h", "/spend?by=user", "/latency",
     "/spend?by=tag:team&from=2026-01-01&to=2026-01-09", "/user?id=ana", "/agent?id=one&range=24h",
     "/model?id=gpt-4o", "/tag?name=team&id=search", "/search?q=a", "/search", "/events?call=call",
+    "/settings", "/settings/prices", "/settings/prices?q=gpt-4o", "/settings/gateway", "/audit",
+    "/control?action=kill&workflow=*", "/control?action=kill&workflow=auditor",
 ]  # fmt: skip
 CHECKS: Final = (Path(__file__).parent / "accessibility.js").read_text()
 

@@ -92,7 +92,8 @@ def test_each_form_asks_for_a_role(house: House) -> None:
 
 
 _CHANGES: Final[list[tuple[str, dict[str, str]]]] = [
-    ("/control", {"action": "kill", "workflow": "*"}),
+    ("/control", {"action": "kill", "workflow": "*", "word": "everything"}),
+    ("/settings/prices", {"model": "m", "input": "1", "output": "1"}),
     ("/settings", {"strict": "1", "was_strict": "false"}),
     ("/budgets", {"scope_kind": "organisation", "limit": "1", "window": "day"}),
     ("/policies", {"name": "p", "is_new": "1", "tools_block": "*"}),
@@ -123,7 +124,8 @@ def test_nobody_does_what_the_role_does_not_allow(
 def test_pages_are_for_all_and_change_nothing(house: House, role: str) -> None:
     before = dump(house.database, but=("sessions",))
     for path in ("/", "/workflows", "/events", "/approvals", "/budgets", "/budgets/edit",
-                 "/policies", "/policies/edit", "/keys", "/people", "/settings", "/audit",
+                 "/policies", "/policies/edit", "/keys", "/people", "/settings",
+                 "/settings/prices", "/settings/gateway", "/audit",
                  "/people/change?name=viewer&change=remove"):  # fmt: skip
         assert house.people[role].get(path).status_code == 200, path
     shown = house.people[role].get("/people").text

@@ -21,8 +21,11 @@ from guard.tls import client_context
 PAGES: Final = ["/", "/workflows", "/users", "/workflow?id=x", "/events", "/approvals", "/budgets",
                 "/budgets/edit", "/policies", "/policies/edit", "/alerts",
                 "/alerts/channel", "/alerts/delete?what=rule&name=x", "/keys", "/people",
-                "/settings", "/audit", "/live", "/control?action=kill&workflow=x"]  # fmt: skip
-FORMS: Final = ["/control", "/approvals", "/settings", "/budgets", "/budgets/raise",
+                "/settings", "/settings/prices", "/settings/prices/remove?id=x",
+                "/settings/gateway", "/events/event?id=1", "/events/refusal?id=1", "/audit",
+                "/live", "/control?action=kill&workflow=x"]  # fmt: skip
+FORMS: Final = ["/control", "/approvals", "/settings", "/settings/prices",
+                "/settings/prices/remove", "/budgets", "/budgets/raise", "/budgets/refuse",
                 "/budgets/delete", "/policies",
                 "/policies/delete", "/alerts/rules", "/alerts/channels", "/alerts/test",
                 "/alerts/delete", "/keys", "/keys/change", "/people", "/people/change",
@@ -119,6 +122,13 @@ def test_only_forms_are_read(visitor: Any) -> None:
     [
         ("/control", {"action": "explode", "workflow": "x"}),
         ("/control", {"action": "kill"}),
+        ("/control", {"action": "kill", "workflow": "*"}),
+        ("/control", {"action": "kill", "workflow": "*", "word": "all"}),
+        ("/settings/prices", {"model": "", "input": "1", "output": "1"}),
+        ("/settings/prices", {"model": "m", "input": "NaN", "output": "1"}),
+        ("/settings/prices", {"model": "m", "input": "1"}),
+        ("/settings/prices", {"model": "a\0b", "input": "1", "output": "1"}),
+        ("/budgets/refuse", {"budget_id": "x", "reason": "r" * 513}),
         ("/control", {"action": "kill", "workflow": "x" * 300}),
         ("/control", {"action": "pause", "workflow": "x", "minutes": "-1"}),
         ("/budgets", {"limit": "NaN"}),

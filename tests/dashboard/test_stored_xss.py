@@ -80,7 +80,7 @@ def test_no_name_becomes_markup(signed_in: Callable[..., Any], tenant: Any) -> N
     calls = [None, "spans", "models", "decisions", "errors"]
     paths: list[tuple[str, dict[str, str]]] = [
         (path, {}) for path in ("/", "/workflows", "/users", "/events", "/approvals", "/budgets",
-                                "/policies", "/keys", "/people", "/audit")
+                                "/policies", "/keys", "/people", "/audit", "/settings/prices")
     ]  # fmt: skip
     for at, text in enumerate(CORPUS):
         paths.append(("/search", {"q": text}))

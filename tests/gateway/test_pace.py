@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from guard.gateway.domain.records import ScopeKind
 from guard.gateway.domain.usage import HOUR_MS
 from guard.gateway.storage.port import Storage
 from tests.support.store import Store, opened_store
@@ -30,10 +31,11 @@ async def test_each_kind_of_scope_tells_what_it_has_used(store: Store) -> None:
     store.clock.now += 2 * HOUR_MS
     await store.charge("two", 20, **keys)
     await store.charge("three", 5, workflow_id="other")
-    for kind, scope_id, expected in (
+    cases: list[tuple[ScopeKind, str, list[int]]] = [
         ("organisation", "", [10, 25]), ("workflow", "w", [10, 20]), ("agent", "a", [10, 20]),
         ("user", "u", [10, 20]), ("user", "nobody", []), ("tag", "team=x", []), ("key", "k", []),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for kind, scope_id, expected in cases:
         found = await store.storage.used_lately(store.org, kind, scope_id)
         assert [each.cost_nanousd for each in found] == expected, (kind, scope_id)
         assert all(each.since_ms > start_ms and each.since_ms % HOUR_MS == 0 for each in found)

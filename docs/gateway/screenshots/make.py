@@ -233,7 +233,7 @@ def pictures(browser: Browser, base_url: str, folder: Path) -> None:
         ("desktop", "light"): {
             "overview": "/", "workflow": "/workflow?id=invoice-matching&tab=spans",
             "approvals": "/approvals", "budgets": "/budgets", "policies": "/policies",
-            "events": "/events",
+            "events": "/events", "prices": "/settings/prices",
         },
         ("desktop", "dark"): {"overview": "/", "workflows": "/workflows"},
         ("phone", "light"): {"overview": "/"},
