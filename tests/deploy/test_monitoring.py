@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,14 +24,12 @@ from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import new_tenant
 from tests.gateway.test_metrics import documented, happen, page_of
 from tests.guard.instrumentation.standin.server import StandIn
-from tests.support.programs import killed_at_last
+from tests.support.prometheus import RULES, SCRAPES, prometheus
 from tests.support.run_proxy import run_proxy
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "guard.json"
-RULES = ROOT / "deploy" / "prometheus" / "guard.rules.yaml"
-SCRAPES = ROOT / "deploy" / "prometheus" / "prometheus.yaml"
 RUNBOOK = ROOT / "docs" / "gateway" / "runbook.md"
 
 ADDED: Final = frozenset({"job", "instance"})
@@ -422,36 +419,9 @@ def test_each_alert_fires_when_it_has_to_and_no_other(tmp_path: Path) -> None:
     promtool("test", "rules", "tests.yaml", cwd=tmp_path)
 
 
-@contextlib.contextmanager
-def prometheus(folder: Path, served: Served) -> Iterator[httpx.Client]:
-    """Run a Prometheus with the project's files, which scrapes each second."""
-    config = yaml.safe_load(SCRAPES.read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    assert config["rule_files"] == [RULES.name]
-    config["rule_files"] = [str(RULES)]
-    urls = {"guard-gateway": served.gateway, "guard-proxy": served.proxy}
-    for each in config["scrape_configs"]:
-        each["static_configs"] = [{"targets": [urls[each["job_name"]].removeprefix("http://")]}]
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
-             f"--web.listen-address={address}"],
-            cwd=folder, stdout=log, stderr=log, text=True,
-        )  # fmt: skip
-        with (
-            killed_at_last(process),
-            httpx.Client(base_url=f"http://{address}/api/v1", trust_env=False) as client,
-        ):
-            yield client
-
-
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no Prometheus is installed")
 def test_a_prometheus_answers_each_query_of_the_dashboard(served: Served, tmp_path: Path) -> None:
-    with prometheus(tmp_path, served) as client:
+    with prometheus(tmp_path, [served.gateway], [served.proxy]) as client:
 
         def empty() -> list[str]:
             found = []

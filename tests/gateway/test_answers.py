@@ -256,6 +256,21 @@ def test_a_link_in_mail_decides_when_its_form_is_sent_and_once(
                  tool_name="pay", workflow_id="w", agent="clerk", user="u-17")  # fmt: skip
 
 
+def test_a_link_whose_call_has_gone_on_says_that_it_is_over(team: Tenant, mailbox: Mailbox) -> None:
+    mail(team, mailbox)
+    budget = team.admin.set_budget(10, on_exhausted="ask")
+    team.send(team.llm(100_000_000))
+    asking = {"kind": "call", "wait_ms": 60_000, "call_id": "asks"}
+    assert team.gate(**asking).json()["asks"]
+    path = link_in(mailbox)
+    team.admin.raise_budget(budget["budget_id"], 50_000_000)
+    assert team.gate(**asking).json()["decision"] == "allow"
+    reply = httpx.get(team.gateway.base_url + path)
+    assert reply.status_code == 200
+    assert "This question is over" in reply.text
+    assert "<button" not in reply.text
+
+
 def test_a_link_ends_with_its_channel(team: Tenant, mailbox: Mailbox) -> None:
     mail(team, mailbox)
     ask(team)

@@ -18,7 +18,7 @@ from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.ledger import answers
 from guard.gateway.ledger.state import within
-from guard.gateway.services.questions import OpenQuestion, Questions
+from guard.gateway.services.questions import Questions, over
 
 _GONE: Final = "no such question: the link is not complete, or its channel was removed"
 
@@ -41,8 +41,8 @@ class Answering:
         try:
             self._site.origin_checks.check_host(request)
             token = request.query_params.get("token", "")
-            _, link = await self._link(token)
-            return await self._page(request, token, link)
+            channel, link = await self._link(token)
+            return await self._page(request, token, channel, link)
         except (ForbiddenError, NotFoundError, StoreError) as exc:
             return self._site.problem(request, exc)
 
@@ -65,7 +65,7 @@ class Answering:
                 within(own), answers.take, actor, own, channel.channel_id, link.subject, verdict,
                 token, link.ends_ms,
             )  # fmt: skip
-            return await self._page(request, token, link, done=done)
+            return await self._page(request, token, channel, link, done=done)
         except (ForbiddenError, NotFoundError, ConflictError, ValueError, ProblemError,
                 StoreError) as exc:  # fmt: skip
             return self._site.problem(request, exc)
@@ -89,14 +89,15 @@ class Answering:
         return channel, link
 
     async def _page(
-        self, request: Request, token: str, link: AnswerLink, **values: Any
+        self,
+        request: Request,
+        token: str,
+        channel: alerts.Channel,
+        link: AnswerLink,
+        **values: Any,
     ) -> Response:
-        channel = await self._site.parts.storage.find_channel(link.channel_id)
-        asked: OpenQuestion | None = None
-        if channel is not None:
-            asked = await self._questions.find(link.subject, channel[0].organisation_id)
-        if asked is None:
-            raise NotFoundError(_GONE)
+        own = channel.organisation_id
+        asked = await self._questions.find(link.subject, own) or over(link.subject, own)
         return self._site.html(
             request, "answer.html", 200, asked=asked, token=token, **({"done": ""} | values)
         )

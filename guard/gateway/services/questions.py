@@ -43,6 +43,18 @@ class OpenQuestion(Struct, frozen=True):
     state: str = ""
 
 
+_OVER: Final = "This question is over."
+
+
+def over(subject: Subject, organisation_id: str) -> OpenQuestion:
+    """Return a question that nobody waits for any more: what asked has gone on, or given up."""
+    return OpenQuestion(
+        organisation_id=organisation_id, subject=subject,
+        title="Raise a budget?" if subject.kind == "asks" else "Approve a call?",
+        lines=[], shown=[], approve="", deadline_ms=0, state=_OVER,
+    )  # fmt: skip
+
+
 class Questions:
     """Looks questions up.
 
@@ -66,7 +78,7 @@ class Questions:
             return ShownQuestion()
         asked = await self.find(_subject(due), due.organisation_id)
         if asked is None:
-            return ShownQuestion(state="This question is over.")
+            return ShownQuestion(state=_OVER)
         if asked.state:
             return ShownQuestion(shown=asked.shown, state=asked.state)
         if due.kind == "email":
