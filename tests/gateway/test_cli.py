@@ -199,6 +199,7 @@ def test_the_example_of_a_file_of_rules(invoke: Invoke, tenant: Any, tmp_path: P
     (policy,) = tenant.admin.policies()
     assert policy["document"]["approval_timeout_ms"] == 300_000
     assert policy["document"]["rate_caps"][0]["per_ms"] == 60_000
+    assert policy["document"]["repeat_caps"][0]["on_repeat"] == "pause"
     for wrong, said in (
         ('[[budgets]]\nlimit = "two"', "budgets, number 1, limit: 'two' is no amount"),
         ("[[budgets]]\nlimit = true", 'budgets, number 1, limit takes a text such as "$0.50"'),

@@ -18,6 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
+from tests.support import postgres
+from tests.support.waiting import until
 
 SEARCH = {"tool_name": "search", "workflow_id": "w", "run_id": "r", "digest": "d1"}
 PROMPT = {"kind": "llm", "function": "openai", "model": "gpt-4o-2024-08-06", "workflow_id": "w",
@@ -103,6 +105,19 @@ def test_a_paused_run_is_resumed_and_counts_anew(tenant: Tenant) -> None:
     assert {(entry["actor"], entry["target"]) for entry in audit} == {("policy loops", "r")}
 
 
+def test_a_key_for_another_workflow_pauses_and_flags_no_run(tenant: Tenant) -> None:
+    limited(tenant, "pause")
+    tenant.allowed(**SEARCH)
+    key = tenant.admin.create_key("other", workflow_id="mine")
+    headers = {"X-API-Key": key}
+    foreign = {**SEARCH, "workflow_id": "mine", "digest": "theirs", "headers": headers}
+    codes = [tenant.gate(**foreign).status_code for _ in range(3)]
+    assert codes == [200, 200, 403]
+    assert tenant.gate(**foreign).json()["error_code"] == "GD-T001", "it is refused, not paused"
+    tenant.allowed(**SEARCH)
+    assert flags(tenant) == []
+
+
 def test_a_named_call_is_only_counted(tenant: Tenant) -> None:
     """A model has named the tool: a person was asked, and its money set aside, then."""
     limited(tenant)
@@ -167,7 +182,7 @@ def flags(tenant: Tenant, run_id: str = "r") -> list[tuple[str, str, int, str]]:
     server, loop = tenant.gateway._server, tenant.gateway._loop
     assert server is not None
     assert loop is not None
-    asked = server.app.storage.loops(tenant.organisation_id, run_id)
+    asked = server.app.storage.loops(tenant.organisation_id, "w", run_id)
     found = asyncio.run_coroutine_threadsafe(asked, loop).result(60)
     return [(each.kind, each.subject, each.times, each.action) for each in found]
 
@@ -265,3 +280,33 @@ def test_any_sequence_of_calls_counts_like_a_dict() -> None:
     Loops.TestCase.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
     case = Loops.TestCase()
     case.runTest()
+
+
+# -- replicas --------------------------------------------------------------------------------------
+
+
+def test_replicas_count_together_and_a_resume_is_for_all(tmp_path: Path) -> None:
+    database = postgres.url_of(tmp_path)
+    with run_gateway(database) as one, run_gateway(database) as other:
+        first = new_tenant(one)
+        second = Tenant(
+            other, first.organisation_id, first.admin, first.api_key,
+            httpx.Client(base_url=other.base_url, headers=first.http.headers, trust_env=False),
+        )  # fmt: skip
+        limited(first, "pause", times=7)
+        both = (first, second)
+        # The other one learns of the policy by a notice.
+        probe = {**SEARCH, "run_id": "probe"}
+        until(lambda: second.gate(**probe).status_code == 403)
+
+        def calls() -> list[int]:
+            with ThreadPoolExecutor(8) as pool:
+                asked = pool.map(lambda number: both[number % 2].gate(**SEARCH), range(30))
+                return sorted(each.status_code for each in asked)
+
+        assert calls() == [200] * 7 + [403] * 23
+        first.admin.request("POST", "/control", {"action": "resume", "run_id": "r"})
+        assert calls() == [200] * 7 + [403] * 23
+        for tenant in both:
+            tenant.http.close()
+        first.admin.close()

@@ -223,7 +223,7 @@ class Pages:
                 else []
             )
             return {"lines": spans.lines(spans.tree(events)), "run_id": run_id,
-                    "loops": await storage.loops(own, run_id),
+                    "loops": await storage.loops(own, workflow_id, run_id),
                     "is_cut": len(events) == RUN_EVENTS_MAX}  # fmt: skip
         if tab == "models":
             models = await storage.usage_by_model(

@@ -39,6 +39,9 @@ class RepeatStore(Protocol):
     def save_repeat(self, place: RepeatPlace, count: RepeatCount) -> None:
         """Write how often a call was made."""
 
+    def is_foreign_run(self, place: RepeatPlace) -> bool:
+        """Tell whether a run is known as another workflow's."""
+
     def count_loop(self, kind: LoopKind) -> None:
         """Count a run that was flagged, for the metrics."""
 

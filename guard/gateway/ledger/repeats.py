@@ -46,8 +46,11 @@ def judge(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> Cal
         count = _current(unit, org, place)
         if count.allowed < use.times:
             continue
-        _notice(unit, place, count, use.action, policy=use.policy, limit=use.times)
-        if use.action == "refuse":
+        # A run's id is no secret: who names another workflow's run must not pause that.
+        refuses = use.action == "refuse" or unit.is_foreign_run(place)
+        action = "refuse" if refuses else use.action
+        _notice(unit, place, count, action, policy=use.policy, limit=use.times)
+        if refuses:
             return repeats.refusal(use, call, count.allowed)
         what = repeats.what(use.kind, use.subject, count.allowed)
         actor = Actor(f"policy {use.policy}", org.organisation_id)

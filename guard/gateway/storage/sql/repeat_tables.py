@@ -43,6 +43,14 @@ class RepeatTables(Tables):
              count.noticed_ms, count.action),
         )  # fmt: skip
 
+    def is_foreign_run(self, place: RepeatPlace) -> bool:
+        """Tell whether a run is known as another workflow's."""
+        row = self.row(
+            "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
+            place.organisation_id, place.run_id,
+        )  # fmt: skip
+        return row is not None and row[0] != place.workflow_id
+
     def count_loop(self, kind: LoopKind) -> None:
         """Count a run that was flagged, for the metrics."""
         self.tally.add("loop", kind)
@@ -77,12 +85,14 @@ def _count_from(row: tuple[Any, ...]) -> RepeatCount:
 # -- reports ---------------------------------------------------------------------------------------
 
 
-def loops(reading: Connection, organisation_id: str, run_id: str) -> list[RepeatCount]:
-    """Return what a run was flagged for, newest first."""
+def loops(
+    reading: Connection, organisation_id: str, workflow_id: str, run_id: str
+) -> list[RepeatCount]:
+    """Return what a run of a workflow was flagged for, newest first."""
     rows = reading.rows(
-        f"{_SELECT} WHERE organisation_id = ? AND run_id = ? AND noticed_ms IS NOT NULL"
-        " ORDER BY noticed_ms DESC, subject LIMIT ?",
-        organisation_id, run_id, LOOPS_MAX,
+        f"{_SELECT} WHERE organisation_id = ? AND run_id = ? AND workflow_id = ?"
+        " AND noticed_ms IS NOT NULL ORDER BY noticed_ms DESC, subject LIMIT ?",
+        organisation_id, run_id, workflow_id, LOOPS_MAX,
     )  # fmt: skip
     return [_count_from(row) for row in rows]
 
