@@ -12,11 +12,11 @@ from guard.gateway.dashboard.exports import Exports
 from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
 from guard.gateway.dashboard.people import People
-from guard.gateway.dashboard.scopes import Scopes
+from guard.gateway.dashboard.scopes import ScopePages
 from guard.gateway.dashboard.search import Search
 from guard.gateway.dashboard.sign_in import SignIn
 from guard.gateway.dashboard.site import Parts, Site
-from guard.gateway.dashboard.spend import Spend
+from guard.gateway.dashboard.spend import SpendPages
 
 
 def dashboard_routes(parts: Parts) -> list[BaseRoute]:
@@ -27,8 +27,8 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *SignIn(site).routes(),
         *Live(site).routes(),
         *Pages(site).routes(),
-        *Spend(site).routes(),
-        *Scopes(site).routes(),
+        *SpendPages(site).routes(),
+        *ScopePages(site).routes(),
         *Search(site).routes(),
         *Exports(site).routes(),
         *Actions(site).routes(),

@@ -22,7 +22,7 @@ USES_MAX: Final = 10
 BALANCES_MAX: Final = 8
 
 
-class Scopes:
+class ScopePages:
     """Serves ``/user``, ``/agent``, ``/model`` and ``/tag``."""
 
     def __init__(self, site: Site) -> None:

@@ -24,7 +24,7 @@ _OTHERS: Final = {
 }  # fmt: skip
 
 
-class Asked(Struct):
+class SpendQuery(Struct):
     """What the query of a page of spend asks for."""
 
     group_by: str
@@ -47,12 +47,12 @@ def asked_range(context: RequestContext, now_ms: int, default: str = "7d") -> Ti
     )
 
 
-def asked(context: RequestContext, now_ms: int) -> Asked:
+def asked(context: RequestContext, now_ms: int) -> SpendQuery:
     """Return what a query asks for: models of the last seven days, if it does not say."""
     group_by = context.query("by", "model")
     if group_by not in GROUPS and not (group_by.startswith(TAG) and group_by != TAG):
         group_by = "model"
-    return Asked(group_by, asked_range(context, now_ms))
+    return SpendQuery(group_by, asked_range(context, now_ms))
 
 
 def scope_link(context: RequestContext, group_by: str, scope_id: str, **query: Any) -> str:
@@ -69,7 +69,7 @@ def others(group_by: str) -> str:
     return _OTHERS.get(group_by, "others, or without this tag")
 
 
-class Spend:
+class SpendPages:
     """Serves ``/spend`` and ``/latency``."""
 
     def __init__(self, site: Site) -> None:
