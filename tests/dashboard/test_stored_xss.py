@@ -49,7 +49,7 @@ def plant(tenant: Any) -> None:
             "agent": text,
             "user": text,
             "run_id": f"r{at}",
-            "tags": {text: text, "team": text},
+            "tags": {text[:64]: text, "team": text},
             "call_id": text,
             "chain_id": text,
             "span_id": f"s{at}",
@@ -85,10 +85,10 @@ def test_no_name_becomes_markup(signed_in: Callable[..., Any], tenant: Any) -> N
     for at, text in enumerate(CORPUS):
         paths.append(("/search", {"q": text}))
         page_of = ("/user", "/agent", "/model", "/tag")[at % 4]
-        paths.append((page_of, {"id": text, "name": text}))
+        paths.append((page_of, {"id": text, "name": text[:64]}))
     paths += [
         ("/spend", {"by": by, "range": "24h"})
-        for by in ("model", "workflow", "user", "agent", "tag:team", f"tag:{CORPUS[0]}")
+        for by in ("model", "workflow", "user", "agent", "tag:team", f"tag:{CORPUS[5][:64]}")
     ]
     paths += [("/latency", {}), ("/events", {"call": CORPUS[1], "type": CORPUS[0]})]
     paths += [("/events", {"show": "refused"}), ("/workflows", {"q": CORPUS[0]})]
