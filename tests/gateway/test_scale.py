@@ -228,7 +228,22 @@ def _pages(storage: SqliteStorage) -> dict[str, Any]:
         "approvals": storage.approvals("o", None, 100),
         "deliveries": storage.deliveries("o", 100),
         "charges": storage.newest_charges("o", "model", 1000),
+        "find": storage.find("o", "r1", 11),
+        "latency": storage.latency("o"),
+        "tags": storage.tag_names("o", 50),
+        "balances of one": storage.balances_of("o", [("workflow", "w5")], 8),
+    } | {
+        f"{what} {group}": read
+        for group in ("model", "workflow", "agent", "user", "tag:team")
+        for what, read in (
+            ("spend by", storage.spend_by("o", group, _NEW_YORK_DAYS, 7)),
+            ("spend of one", storage.spend_of("o", group, "w5", _NEW_YORK_DAYS)),
+            ("events of one", storage.events_of_scope("o", group, "w5", 50)),
+        )
     }  # fmt: skip
+
+
+_NEW_YORK_DAYS = [NOW - NOW % DAY + 5 * HOUR + at * DAY for at in range(-90, 2)]
 
 
 @pytest.mark.asyncio

@@ -16,6 +16,7 @@ NEWEST: Final = 2**62
 TYPES: Final = {
     "llm": "LLM requests", "tool": "tool calls", "span": "spans", "chain": "chains",
     "sdk.loss": "events lost by a program", "sdk.unseen": "hosts that cannot be metered",
+    "sdk.observed": "refusals in observe mode",
     "adjustment": "corrections by a vendor's bill",
 }  # fmt: skip
 """The types that the project's own programs send, and what they are called."""

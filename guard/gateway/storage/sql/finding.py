@@ -125,7 +125,7 @@ def _where(organisation_id: str, group_by: str, scope_id: str) -> tuple[str, lis
     """Return the events of a scope as a source for a query, and its arguments."""
     if group_by == "user":
         return "events WHERE organisation_id = ? AND user_id = ?", [organisation_id, scope_id]
-    newest = "(SELECT * FROM events WHERE organisation_id = ? ORDER BY event_seq DESC LIMIT ?) e"
+    newest = f"(SELECT * FROM events WHERE organisation_id = ? {_NEWEST}) newest"  # noqa: S608 (constant text)
     if not group_by.startswith(TAG):
         return (
             f"{newest} WHERE {COLUMNS[group_by]} = ?",
