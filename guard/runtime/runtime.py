@@ -354,7 +354,7 @@ class GuardRuntime(KeyAccount):
         set_process_scope(None, None)
         self._leave_local_gateway()
         self._ended.set()
-        debug_log.stop()
+        self._stop_telling()
         active.uninstall(self)
 
     def _opening_error(self) -> GuardError:
@@ -429,9 +429,13 @@ class GuardRuntime(KeyAccount):
             if self.settings.mode == "off":
                 active.uninstall(self)
             hooks.wait(min(_HOOKS_WAIT_S, max(0.0, ends_s - time.monotonic())))
-            debug_log.stop()
+            self._stop_telling()
         if failure is not None:
             raise failure
+
+    def _stop_telling(self) -> None:
+        spans.switch(__version__, is_on=False)
+        debug_log.stop()
 
     def _leave_local_gateway(self) -> None:
         if self._local_gateway is not None:
