@@ -434,7 +434,8 @@ class GuardRuntime(KeyAccount):
             raise failure
 
     def _stop_telling(self) -> None:
-        spans.switch(__version__, is_on=False)
+        if active.current in (None, self):  # else the next one has begun already
+            spans.switch(__version__, is_on=False)
         debug_log.stop()
 
     def _leave_local_gateway(self) -> None:
