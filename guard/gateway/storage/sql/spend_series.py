@@ -8,6 +8,7 @@ and the events that are not summed yet: first the dearest are found, then only t
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -120,8 +121,8 @@ class _Scopes:
                 costs[scope_id] += sign * cost
             for cell in self._tail(sums, start_ms, end_ms):
                 costs[cell.scope_id] += sign * cell.cost_nanousd
-        ranked = sorted((-cost, scope_id) for scope_id, cost in costs.items() if cost > 0)
-        return [scope_id for _, scope_id in ranked[:limit]]
+        spent = ((-cost, scope_id) for scope_id, cost in costs.items() if cost > 0)
+        return [scope_id for _, scope_id in heapq.nsmallest(limit, spent)]
 
     def cells(self, steps: _Steps, scope_ids: Sequence[str]) -> list[_Cell]:
         """Return what some scopes have cost, by hour or day."""
