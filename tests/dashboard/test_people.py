@@ -41,12 +41,14 @@ class House:
     gateway: Gateway
     database: str
     people: dict[str, httpx.Client]
+    organisation_id: str
 
     def post(self, who: str, path: str, /, **fields: str) -> httpx.Response:
         http = self.people[who]
         csrf = csrf_in(http.get("/").text)
         headers = {"Origin": self.gateway.base_url}
-        return http.post(path, data={"csrf": csrf, **fields}, headers=headers)
+        data = {"csrf": csrf, "organisation": self.organisation_id, **fields}
+        return http.post(path, data=data, headers=headers)
 
     def forms(self) -> list[str]:
         """Return where forms of the dashboard are sent."""
@@ -71,7 +73,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             reply = http.post("/sign-in", data=body, headers={"Origin": gateway.base_url})
             assert reply.status_code == 303
             people[role] = http
-        yield House(gateway, database, people)
+        [default] = gateway.admin.organisations()
+        yield House(gateway, database, people, default["organisation_id"])
         for http in people.values():
             http.close()
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from guard.cli import cli
-from guard.gateway.embedded import run_gateway
+from guard.gateway.embedded import Gateway, run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support.receivers import Receiver, mail_server
 from tests.support.waiting import until
@@ -20,12 +20,17 @@ CANARY = "s3cret-canary"
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Tenant]:
-    with run_gateway(sweep_interval_ms=50, private_webhooks=True) as gateway:
-        tenant = new_tenant(gateway)
-        yield tenant
-        tenant.http.close()
-        tenant.admin.close()
+def gateway() -> Iterator[Gateway]:
+    with run_gateway(sweep_interval_ms=50, private_webhooks=True) as running:
+        yield running
+
+
+@pytest.fixture
+def team(gateway: Gateway) -> Iterator[Tenant]:
+    tenant = new_tenant(gateway)
+    yield tenant
+    tenant.http.close()
+    tenant.admin.close()
 
 
 @pytest.fixture

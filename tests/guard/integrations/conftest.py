@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,3 +65,16 @@ def model(caller_server: ToolCaller) -> ToolCaller:
     caller_server.reset()
     caller_server.tool = "delete_files"
     return caller_server
+
+
+@pytest.fixture(autouse=True)
+def _loop_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A loop for frameworks that run one without a running one; they would leave theirs open."""
+    if inspect.iscoroutinefunction(request.function):
+        yield
+        return
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()

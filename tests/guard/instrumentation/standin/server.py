@@ -19,7 +19,7 @@ from guard.core.usage import Usage
 from tests.guard.instrumentation.standin import anthropic, bedrock, cohere, google, ollama, openai
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 
-_HOLD_S = 20.0
+_HOLD_S = 120.0
 
 
 class StandIn:
