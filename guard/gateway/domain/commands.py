@@ -185,7 +185,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         call = self.call
         if call.model == wire.UNKNOWN_MODEL or not (call.kind == "llm" or call.gates_requests):
             return None
-        return models.answers(call.model)
+        return models.answers(call.model, self.request.key_id)
 
 
 class IngestCommand(Struct, kw_only=True, frozen=True):

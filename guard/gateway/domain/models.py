@@ -27,10 +27,12 @@ def names(*models: str | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def answers(model: str) -> str:
-    """Return the name under which the model is learned that answers requests for another.
+def answers(model: str, key_id: str) -> str:
+    """Return the name under which the model is learned that answers a key's requests for another.
 
-    >>> answers("gpt-4o")
-    'answers for gpt-4o'
+    By key, since what is behind a name is its program's to choose, and no other's.
+
+    >>> answers("gpt-4o", "k1")
+    'answers k1 for gpt-4o'
     """
-    return f"answers for {model}"
+    return f"answers {key_id} for {model}"

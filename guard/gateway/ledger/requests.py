@@ -289,13 +289,10 @@ def learn(
         learned.learn(unit, organisation_id, _subject("request_cost", model), priced.cost)
     if priced.observed and priced.model:
         asked = priced.requested_model or reservation.model
-        if asked is not None:
-            learned.learn_model(unit, organisation_id, models.answers(asked), priced.model)
-        else:  # in a lease, the one that was asked for; another one answers no more
-            function = models.answers(priced.model)
-            last = learned.last_model(unit, organisation_id, function, None)
-            if last not in (None, priced.model):
-                learned.learn_model(unit, organisation_id, function, priced.model)
+        # In a lease, an event that names no other model is of the one that was asked for.
+        function = models.answers(asked or priced.model, reservation.key_id)
+        if asked is not None or learned.last_model(unit, organisation_id, function, None):
+            learned.learn_model(unit, organisation_id, function, priced.model)
     for name, tokens, start in (
         ("output_tokens", priced.output_tokens, request_cost.ASSUMED_OUTPUT_TOKENS),
         ("input_tokens", priced.input_tokens, request_cost.ASSUMED_INPUT_TOKENS),
