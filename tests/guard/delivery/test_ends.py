@@ -220,7 +220,10 @@ class TestSignals:
             "    def find_spec(self, name, path=None, target=None):\n"
             "        if name == 'guard.session.session' and not done.is_set():\n"
             "            assert threading.current_thread() is not threading.main_thread()\n"
-            "            done.set(); os.kill(os.getpid(), signal.SIGINT); time.sleep(0.3)\n"
+            "            done.set(); os.kill(os.getpid(), signal.SIGINT)\n"
+            # Python may take a signal only after the wait that the main thread is about to begin.
+            "            again = threading.Timer(15, os.kill, (os.getpid(), signal.SIGINT))\n"
+            "            again.daemon = True; again.start(); time.sleep(0.3)\n"
             "done = threading.Event(); sys.meta_path.insert(0, Slow())\n"
             "try:\n"
             "    guard.init()\n"
