@@ -51,7 +51,7 @@ def pages() -> dict[str, str]:
     names = ("users", "events", "events?type=tool", "events?workflow=w7", "events?show=refused",
              "approvals", "audit", "budgets", "policies", "keys", "settings/prices",
              "settings/prices?q=gpt", "settings/gateway", "events/event?id=500",
-             "events/refusal?id=50", "control?action=kill&workflow=*")  # fmt: skip
+             "events/refusal?id=1", "control?action=kill&workflow=*")  # fmt: skip
     found |= {f"page {name}": f"/{name}" for name in names}
     divisions = ("model", "workflow", "user", "agent", "tag:team", "tag:request")
     found |= {
