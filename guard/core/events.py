@@ -53,7 +53,7 @@ class InstrumentedCall(Struct, gc=False):
         reservation_id: the lease or reservation that pays for it; None means that of its scope.
         entry: its place in the journal; None where it has none.
         local: whether the request went to this machine, and to no proxy there.
-        requested_model: the model that was asked for; None where the request does not say.
+        requested_model: the model that was asked for, where another has answered, or did last.
         digest: of its prompt, where repeats are counted.
     """
 
@@ -150,7 +150,6 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
     usage = usage_of(observed)
     if usage is None:
         return None
-    asked = observed.requested_model
     return wire.LlmData(
         model=usage.model or wire.UNKNOWN_MODEL,
         provider=observed.provider,
@@ -176,7 +175,7 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
         metadata=dict(usage.units),
         fees=dict(usage.fees) if usage.fees else {},
         text_tokens=usage.text_tokens,
-        requested_model=None if asked == usage.model else asked,
+        requested_model=observed.requested_model,
         digest=observed.digest,
     )
 

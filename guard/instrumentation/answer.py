@@ -78,7 +78,7 @@ def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) ->
     """
     usage, event.streamed = _usage(call)
     bound, hold = call.bound, call.hold
-    event.requested_model = None if bound is None else bound.model
+    event.requested_model = None if bound is None else bound.model  # of what goes on
     is_exact = usage is not None and not usage.later and not usage.estimated
     if usage is not None and not usage.later:
         if usage.fees is None:
@@ -100,6 +100,15 @@ def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) ->
         hold.give_back()
     if call.limited and event.usage is not None:
         event.usage = _seen_to_its_end(call, event.usage, reports)
+    if event.usage is not None:
+        event.requested_model = _requested_model(call, event.usage)
+
+
+def _requested_model(call: AnsweredCall, usage: Usage) -> str | None:
+    """Return the model that was asked for, where another has answered, or did last."""
+    asked = None if call.bound is None else call.bound.model
+    is_itself = usage.model == asked and (call.hold is None or call.hold.prices(asked))
+    return None if is_itself else asked
 
 
 def _usage(call: AnsweredCall) -> tuple[Usage | None, bool]:

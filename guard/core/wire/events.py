@@ -64,8 +64,8 @@ class LlmData(Struct, omit_defaults=True):
     lowered, because its money paid for no more. ``local`` says that the request went to the
     caller's own machine, where a model without a known price is free.
 
-    ``requested_model`` is the one that was asked for, where another name answers: the price of an
-    answer from a model without a known price is its.
+    ``requested_model`` is the one that was asked for, where another name answers, or did last: the
+    price of an answer from a model without a known price is its.
 
     ``fees`` is what is charged besides tokens: units by line of ``guard.core.fees``.
     ``text_tokens`` is what the prompt's text was bounded by, where it had more tokens than that.

@@ -287,12 +287,10 @@ def learn(
         _learn_ratio(unit, org, model, priced)
     if org.settings.in_doubt == "likely":  # another row to write, which few need
         learned.learn(unit, organisation_id, _subject("request_cost", model), priced.cost)
-    if priced.observed and priced.model:
-        asked = priced.requested_model or reservation.model
-        # In a lease, an event that names no other model is of the one that was asked for.
-        function = models.answers(asked or priced.model, reservation.key_id)
-        if asked is not None or learned.last_model(unit, organisation_id, function, None):
-            learned.learn_model(unit, organisation_id, function, priced.model)
+    asked = priced.requested_model or reservation.model
+    if priced.observed and asked and priced.model:
+        function = models.answers(asked, reservation.key_id)
+        learned.learn_model(unit, organisation_id, function, priced.model)
     for name, tokens, start in (
         ("output_tokens", priced.output_tokens, request_cost.ASSUMED_OUTPUT_TOKENS),
         ("input_tokens", priced.input_tokens, request_cost.ASSUMED_INPUT_TOKENS),
