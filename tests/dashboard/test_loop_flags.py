@@ -67,6 +67,26 @@ def test_a_run_that_loops_has_a_flag(tenant: Tenant, visit: Callable[..., Visito
     assert "x was called once with the same arguments, and the run was paused" in shown
 
 
+def test_a_rule_about_accelerating_spend_is_previewed_set_shown_and_kept(
+    tenant: Tenant, visit: Callable[..., Visitor]
+) -> None:
+    visitor = visit(tenant.organisation_id)
+    form = {**FORM, "repeat_times": "", "on_accelerating_spend": "pause"}
+    nothing = text_of(visitor.post("/policies", do="preview", **form).text)
+    assert "No run has spent anything in the last seven days" in nothing
+    tenant.send("w", {"type": "llm", "run_id": "r", "data": {"model": "x", "cost_nanousd": 10**9}})
+    found = text_of(visitor.post("/policies", do="preview", **form).text)
+    assert "Of 1 run that has spent since" in found
+    assert "0 would have been found to spend faster and faster." in found
+    visitor.post("/policies", do="save", **form)
+    assert tenant.admin.policies()[0]["document"]["on_accelerating_spend"] == "pause"
+    assert "Accelerating spend the run is paused" in text_of(visitor.get("/policies").text)
+    edit = visitor.get("/policies/edit", name="loops").text
+    assert '<option value="pause" selected>pause the run' in edit
+    visitor.post("/policies", do="save", **{**form, "is_new": "0", "on_accelerating_spend": ""})
+    assert tenant.admin.policies()[0]["document"]["on_accelerating_spend"] is None
+
+
 def test_the_kind_of_alert_can_be_chosen(tenant: Tenant, visit: Callable[..., Visitor]) -> None:
     page = visit(tenant.organisation_id).get("/alerts").text
     assert '<option value="loop">A run repeats the same call or prompt' in page

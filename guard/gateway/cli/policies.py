@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from guard.core import wire
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.files import FILE, read_rules
@@ -88,6 +89,11 @@ def _rules(document: dict[str, Any]) -> str:
     type=OneOf(["notice", "pause", "refuse"]),
     help="What happens to one more: refused (default), its run paused, or only flagged.",
 )
+@click.option(
+    "--on-accelerating-spend",
+    type=OneOf(["notice", "pause", "kill"]),
+    help="What happens to a run that spends faster and faster.",
+)
 @click.option("--preview", is_flag=True, help="Only print what it would have done to recent calls.")
 @admin_options
 def policies_set(
@@ -99,6 +105,7 @@ def policies_set(
     repeat: tuple[tuple[str, int], ...],
     repeat_model: tuple[tuple[str, int], ...],
     on_repeat: str | None,
+    on_accelerating_spend: str | None,
     preview: bool,
     **options: Any,
 ) -> None:
@@ -109,6 +116,7 @@ def policies_set(
       guard gateway policies set no-deletes --block-tool 'delete_*'
       guard gateway policies set tools tools.toml --preview
       guard gateway policies set loops --repeat 'search=5' --on-repeat pause
+      guard gateway policies set loops --on-accelerating-spend pause --preview
     """
     body = {} if file is None else read_rules(file)
     document = body.pop("document", {})
@@ -130,6 +138,8 @@ def policies_set(
         if not isinstance(named, list):
             raise click.ClickException("repeat_caps is a list of tables")
         document["repeat_caps"] = [*named, *caps]
+    if on_accelerating_spend is not None:
+        document["on_accelerating_spend"] = on_accelerating_spend
     if not document:
         raise click.UsageError("no rules: give a file, or an option such as --block-tool")
     with client_of(options) as client:
@@ -144,7 +154,8 @@ def policies_set(
                 f" {found['newly_refused']} refused, {found['newly_pending']} to be approved,"
                 f" {found['newly_allowed']} allowed"
             )
-            note("\n".join([text, *_repeats_said(found["repeats"])]), found)
+            lines = [*_repeats_said(found["repeats"]), *_acceleration_said(found["acceleration"])]
+            note("\n".join([text, *lines]), found)
             return
         made = client.set_policy(name, **body, **document)
         note(f"policy {name} version {made['version']} on {where()}", made)
@@ -178,6 +189,27 @@ def _repeats_said(found: dict[str, Any] | None) -> list[str]:
     worst = (
         f"  {each['subject']}: {each['times']} times the same in run {each['run_id']}"
         f" of {each['workflow_id'] or 'no workflow'}"
+        for each in found["worst"]
+    )
+    return [total, *map(safe, worst)]
+
+
+def _acceleration_said(found: dict[str, Any] | None) -> list[str]:
+    """Return in lines which runs a rule about accelerating spend would have found."""
+    if found is None:
+        return []
+    if found["since_ms"] is None:
+        return ["accelerating spend: no run has spent anything in the last seven days"]
+    total = (
+        f"accelerating spend: {found['accelerated']} of {found['runs']} runs since"
+        f" {moment(found['since_ms'])} would have been found;"
+        f" {wire.dollars(found['after_nanousd'])} was spent after that"
+    )
+    worst = (
+        f"  run {each['run_id']} of {each['workflow_id'] or 'no workflow'},"
+        f" {moment(each['at_ms'])}: {wire.dollars(each['recent_nanousd'])} in 5 minutes,"
+        f" usually {wire.dollars(each['usual_nanousd'])};"
+        f" {wire.dollars(each['after_nanousd'])} after that"
         for each in found["worst"]
     )
     return [total, *map(safe, worst)]

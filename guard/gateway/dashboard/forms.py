@@ -167,6 +167,7 @@ def policy(form: Form) -> bodies.PolicyBody:
                 "approval_timeout_ms": timeout_s * 1000,
                 "rate_caps": caps,
                 "repeat_caps": repeats,
+                "on_accelerating_spend": form.text("on_accelerating_spend") or None,
             },
         },
         bodies.PolicyBody,

@@ -106,15 +106,12 @@ class Directives:
         is_glob = globs.is_pattern(target)
         return not is_glob and self.state_of(target, None, now_ms).state != "active"
 
-    def resumed_seq(self, workflow_id: str | None, run_id: str | None) -> int:
-        """Return the number of what has resumed or revived a run last; 0 where nothing has.
-
-        It may have been resumed with its workflow.
-        """
+    def resumed(self, workflow_id: str | None, run_id: str | None) -> ControlMessage | None:
+        """Return what has resumed or revived a run last, perhaps with its workflow."""
         flow = None
         for slots in self._matching(workflow_id, run_id):
             flow = newest(flow, slots.flow)
-        return 0 if flow is None or flow.type == "pause" else flow.seq
+        return None if flow is None or flow.type == "pause" else flow
 
     def targets(self) -> list[str]:
         """Return the exact workflow ids and patterns that have directives."""

@@ -171,7 +171,11 @@ def _fallback(data: Mapping[str, Any]) -> Said:
     )  # fmt: skip
 
 
-_DONE: Final = {"pause": "its run is paused", "refuse": "it is refused"}
+_DONE: Final = {
+    "pause": "its run is paused",
+    "kill": "its run is killed",
+    "refuse": "it is refused",
+}
 
 
 def _loop(data: Mapping[str, Any]) -> Said:
@@ -186,14 +190,14 @@ def _loop(data: Mapping[str, Any]) -> Said:
         )
     else:
         same = "with the same arguments" if data["kind"] == "tool" else "with the same prompt"
-        done = _DONE.get(data["action"])
         times = "once" if data["count"] == 1 else f"{data['count']} times"
         title = f"{_text(data['subject'])}, {times} {same}"
-        title = f"{title}: {done}" if done else title
+    done = _DONE.get(data["action"])
+    title = f"{title}: {done}" if done else title
     path = f"/workflow?{urlencode({'id': workflow, 'tab': 'spans', 'run': data['run_id']})}"
     return Said(
         title=title, lines=lines, path=path if workflow else "/workflows", key=f"loop:{run}",
-        severity="error" if data["action"] == "pause" else "warning",
+        severity="error" if data["action"] in ("pause", "kill") else "warning",
     )  # fmt: skip
 
 

@@ -244,6 +244,7 @@ class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
         approval_timeout_ms: how long the answer may take; none in time refuses.
         rate_caps: call rates (429).
         repeat_caps: how often a run may repeat the same call, or the same prompt of a model.
+        on_accelerating_spend: what happens to a run that spends faster and faster.
     """
 
     tools_block: Annotated[list[Glob], Meta(max_length=1000)] = []
@@ -257,6 +258,7 @@ class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     approval_timeout_ms: DurationMs = 300_000
     rate_caps: Annotated[list[RateCap], Meta(max_length=100)] = []
     repeat_caps: Annotated[list[RepeatCap], Meta(max_length=100)] = []
+    on_accelerating_spend: Literal["notice", "pause", "kill"] | None = None
 
 
 class Policy(Struct, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import wire
-from guard.gateway.domain import alerts, repeats
+from guard.gateway.domain import acceleration, alerts, repeats
 from guard.gateway.domain.commands import (
     Actor,
     CallRefusal,
@@ -53,9 +53,7 @@ def judge(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> Cal
         if refuses:
             return repeats.refusal(use, call, count.allowed)
         what = repeats.what(use.kind, use.subject, count.allowed)
-        actor = Actor(f"policy {use.policy}", org.organisation_id)
-        draft = wire.ControlMessage(seq=0, type="pause", run_id=call.run_id, reason=what)
-        control.issue_directive(unit, actor, org.organisation_id, draft)
+        _stop(unit, place, "pause", use.policy, what)
         return control.stopped(unit, org, call.workflow_id, call.run_id)
     return None
 
@@ -106,15 +104,14 @@ def _place_of(
 def _current(unit: UnitOfWork, org: OrganisationState, place: RepeatPlace) -> RepeatCount:
     """Return a count, which begins anew when an operator has resumed the run."""
     found = unit.repeat(place)
+    resumed = org.directives.resumed(place.workflow_id, place.run_id)
     # By numbers, not by time: two of these may happen in the same millisecond.
-    if found is None or found.began_seq < org.directives.resumed_seq(
-        place.workflow_id, place.run_id
-    ):
+    if found is None or (resumed is not None and found.began_seq < resumed.seq):
         return _new(unit, place, org.control_seq)
     return found
 
 
-def _new(unit: UnitOfWork, place: RepeatPlace, began_seq: int = 0) -> RepeatCount:
+def _new(unit: UnitOfWork, place: RepeatPlace, began_seq: int) -> RepeatCount:
     return RepeatCount(
         run_id=place.run_id, workflow_id=place.workflow_id, agent=place.agent,
         key_id=place.key_id, kind=place.kind, subject=place.subject, allowed=0, seen=0,
@@ -122,12 +119,23 @@ def _new(unit: UnitOfWork, place: RepeatPlace, began_seq: int = 0) -> RepeatCoun
     )  # fmt: skip
 
 
+def _stop(unit: UnitOfWork, place: RepeatPlace, action: str, policy: str, what: str) -> None:
+    """Pause or kill a run, in the name of a policy."""
+    actor = Actor(f"policy {policy}", place.organisation_id)
+    draft = wire.ControlMessage(seq=0, type=action, run_id=place.run_id, reason=what)
+    control.issue_directive(unit, actor, place.organisation_id, draft)
+
+
 def _notice(
     unit: UnitOfWork, place: RepeatPlace, count: RepeatCount, action: str, **told: Any
-) -> None:
-    """Flag a run, and tell it, once for each count and what is done."""
+) -> bool:
+    """Flag a run, and tell it, once for each count and what is done.
+
+    Returns:
+        Whether it was not flagged for this before.
+    """
     if count.noticed_ms is not None and count.action == action:
-        return
+        return False
     flagged = msgspec.structs.replace(count, noticed_ms=unit.now_ms, action=action)
     unit.save_repeat(place, flagged)
     unit.count_loop(place.kind)
@@ -140,42 +148,59 @@ def _notice(
     key = f"loop:{place.run_id}:{place.kind}:{place.digest}:{count.began_seq}"
     fact = alerts.Fact(type="run.loop", key=f"{key}:{action}", data=data)
     alerting.tell(unit, place.organisation_id, fact)
+    return True
 
 
 # -- spend -----------------------------------------------------------------------------------------
 
 
-class FasterRun(Struct, frozen=True):
+class FasterRun(Struct, frozen=True, kw_only=True):
     """A run whose spend accelerates.
 
     Attributes:
         run_id, workflow_id: which.
         recent_nanousd: what it has spent in the newest minutes.
         usual_nanousd: what it spent in as many minutes before.
-        within_ms: how many.
+        action, policy: what is done about it, and by which policy.
     """
 
     run_id: str
     workflow_id: str | None
     recent_nanousd: int
     usual_nanousd: int
-    within_ms: int
+    action: acceleration.Action = "notice"
+    policy: str | None = None
 
 
 def spend_accelerates(unit: UnitOfWork, organisation_id: str, runs: Sequence[FasterRun]) -> None:
-    """Flag runs whose spend accelerates, each once."""
-    if unit.organisation(organisation_id) is None:
+    """Flag runs whose spend accelerates, each once, and pause or kill those that a rule is for.
+
+    A run that an operator has resumed is looked at again when all of the newest minutes were after
+    that: then it must be faster still.
+    """
+    org = unit.organisation(organisation_id)
+    if org is None:
         return
     for run in runs:
+        resumed = org.directives.resumed(run.workflow_id, run.run_id)
+        if resumed is not None and unit.now_ms < resumed.at_ms + acceleration.STEP_MS:
+            continue
+        if control.stopped(unit, org, run.workflow_id, run.run_id) is not None:
+            continue
         place = RepeatPlace(
             organisation_id=organisation_id, run_id=run.run_id, kind="spend",
             workflow_id=run.workflow_id,
         )  # fmt: skip
-        count = unit.repeat(place) or _new(unit, place)
-        _notice(
-            unit, place, count, "notice", recent_nanousd=run.recent_nanousd,
-            usual_nanousd=run.usual_nanousd, within_ms=run.within_ms,
+        # As with repeats: naming another workflow's run must not stop that.
+        action = "notice" if unit.is_foreign_run(place) else run.action
+        named = {} if run.policy is None else {"policy": run.policy}
+        is_new = _notice(
+            unit, place, _current(unit, org, place), action, recent_nanousd=run.recent_nanousd,
+            usual_nanousd=run.usual_nanousd, within_ms=acceleration.STEP_MS, **named,
         )  # fmt: skip
+        if is_new and action != "notice" and run.policy is not None:
+            what = acceleration.what(run.recent_nanousd, run.usual_nanousd)
+            _stop(unit, place, action, run.policy, what)
 
 
 def lapse(unit: UnitOfWork) -> None:

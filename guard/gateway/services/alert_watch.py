@@ -11,22 +11,18 @@ import msgspec
 
 from guard.core import wire
 from guard.core.ids import IdFactory
-from guard.gateway.domain import acceleration
 from guard.gateway.domain.alerts import AlertRule, Fact
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import BalanceView, DueDelivery
-from guard.gateway.ledger import alerting, repeats
-from guard.gateway.ledger.repeats import FasterRun
+from guard.gateway.ledger import alerting
 from guard.gateway.ledger.state import within
+from guard.gateway.services.spend_watch import SpendWatch
 from guard.gateway.storage.port import Storage
 
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 15.0
 """How often it looks."""
-
-SPEND_S: Final = 60.0
-"""How often it looks at what runs spend."""
 
 FAILED_S: Final = 10.0
 """How long the store has failed before that is told: a restart of it is none."""
@@ -59,6 +55,7 @@ class AlertWatch:
         self._send = send
         self._clock_ms = clock_ms
         self._passed_s = passed_s
+        self._spend_watch = SpendWatch(storage, clock_ms, passed_s)
         self._ids = IdFactory()
         # To whom a failure is told: read while the store works.
         self._told_of_failures: list[DueDelivery] = []
@@ -67,8 +64,6 @@ class AlertWatch:
         self._has_told = False
         # Facts that were offered, so that they are not written again with each look.
         self._offered: dict[tuple[str, str], int] = {}
-        # When it looks at the spend of an organisation's runs again.
-        self._next_spend_s: dict[str, float] = {}
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -101,34 +96,8 @@ class AlertWatch:
             if recovered is not None:
                 facts.append(_recovered(recovered[1]))
             await self._tell(own, facts)
-            if any(rule.on == "loop" for rule in of_own):
-                await self._look_at_spend(own)
-
-    async def _look_at_spend(self, own: str) -> None:
-        """Flag runs that spend faster and faster; a look costs at most a twentieth of the time."""
-        began_s = self._passed_s()
-        if began_s < self._next_spend_s.get(own, began_s):
-            return
-        found = await self._storage.spend_by_run(
-            own,
-            self._clock_ms(),
-            acceleration.STEP_MS,
-            acceleration.STEPS,
-            acceleration.LEAST_NANOUSD,
-        )
-        faster = [
-            FasterRun(
-                run_id, workflow_id, spent[0], acceleration.usual(spent), acceleration.STEP_MS
-            )
-            for run_id, (workflow_id, spent) in found.items()
-            if acceleration.accelerates(spent) and (own, f"faster:{run_id}") not in self._offered
-        ]
-        if faster:
-            await self._storage.write(within(own), repeats.spend_accelerates, own, faster)
-            for run in faster:
-                self._offered[own, f"faster:{run.run_id}"] = self._clock_ms()
-        ended_s = self._passed_s()
-        self._next_spend_s[own] = ended_s + max(SPEND_S, 20 * (ended_s - began_s))
+        wants_loops = (own for own, of_own in rules.items() if any(r.on == "loop" for r in of_own))
+        await self._spend_watch.look(wants_loops)
 
     async def _tell(self, own: str, facts: list[Fact]) -> None:
         now_ms = self._clock_ms()

@@ -11,6 +11,7 @@ from guard.core import globs
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.api.admin.alert_bodies import ApplyAlert, ApplyChannel
 from guard.gateway.domain import records
+from guard.gateway.domain.acceleration import AccelerationPreview
 from guard.gateway.domain.operators import OperatorRole
 from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.repeats import RepeatPreview
@@ -228,6 +229,8 @@ class Preview(Struct, kw_only=True):
     Args:
         repeats: what its rules about repeats would have stopped in stored runs; only with such
             rules.
+        acceleration: which stored runs its rule about accelerating spend would have found; only
+            with one.
     """
 
     calls: int
@@ -237,6 +240,7 @@ class Preview(Struct, kw_only=True):
     newly_pending: int
     examples: list[PreviewedCall]
     repeats: RepeatPreview | None = None
+    acceleration: AccelerationPreview | None = None
 
 
 class PriceBody(Strict, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import secrets
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.api.http import fail
-from guard.gateway.domain import records, repeats
+from guard.gateway.domain import acceleration, records, repeats
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.lineage import owner_of
@@ -229,6 +230,11 @@ class AdminHandlers:
         current = await self._storage.policies(own)
         changed = as_policy(own, wanted.name, wanted.policy)
         found = compare(calls, current, replaced(current, changed))
+        accelerated = None
+        if changed.document.on_accelerating_spend is not None:
+            runs = await self._storage.spend_by_minute(own)
+            # Off the loop: it looks at each minute of each run.
+            accelerated = await asyncio.to_thread(acceleration.preview, changed, runs)
         return bodies.Preview(
             calls=len(calls),
             changed=len(found),
@@ -241,6 +247,7 @@ class AdminHandlers:
                 if changed.document.repeat_caps
                 else None
             ),
+            acceleration=accelerated,
         )
 
     async def apply(self, call: AdminCall) -> bodies.Plan:

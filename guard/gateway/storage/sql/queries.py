@@ -269,6 +269,19 @@ class SqlQueries(ReadingStore):
         rows = await self._rows("SELECT organisation_id, alert_rule FROM alert_rules")
         return [(own, wire.decode(text, alerts.AlertRule)) for own, text in rows]
 
+    async def acceleration_policies(self) -> dict[str, list[records.Policy]]:
+        """Return the policies about accelerating spend, by organisation."""
+        rows = await self._rows(
+            "SELECT organisation_id, record FROM policies WHERE current = 1 AND record LIKE ?",
+            '%"on_accelerating_spend":"%',
+        )
+        found: dict[str, list[records.Policy]] = {}
+        for own, text in rows:
+            policy = wire.decode(text, records.Policy)
+            if policy.enabled and policy.document.on_accelerating_spend is not None:
+                found.setdefault(own, []).append(policy)
+        return found
+
     # -- changes -------------------------------------------------------------------------------
 
     async def watermarks(

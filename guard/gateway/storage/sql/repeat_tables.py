@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from guard.gateway.domain import acceleration
+from guard.gateway.domain.acceleration import SpendOverTime
 from guard.gateway.domain.repeats import PREVIEWED_MAX, LoopKind, RepeatCount
 from guard.gateway.ledger.repeat_store import RepeatPlace
 from guard.gateway.storage.sql.connection import Connection
@@ -107,27 +109,39 @@ def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount
     return [_count_from(row) for row in rows]
 
 
-def spend_by_run(
-    reading: Connection, organisation_id: str, now_ms: int, step_ms: int, steps: int, least: int
-) -> dict[str, tuple[str | None, dict[int, int]]]:
+def spend_by_run(reading: Connection, organisation_id: str, now_ms: int) -> list[SpendOverTime]:
     """Return what runs have spent in each step before now, 0 the newest.
 
-    Args:
-        reading: a connection.
-        organisation_id: whose runs.
-        now_ms: the time.
-        step_ms, steps: how long a step is, and how many are looked at.
-        least: runs that have spent less in the newest step are left out.
+    Runs that have spent less in the newest step than is worth a message are left out.
     """
+    since_ms = now_ms - acceleration.STEPS * acceleration.STEP_MS
+    step = f"({now_ms:d} - charged_at_ms) / {acceleration.STEP_MS:d}"
+    runs = _spend(reading, step, organisation_id, since_ms, now_ms)
+    return [run for run in runs if run.spent.get(0, 0) >= acceleration.LEAST_NANOUSD]
+
+
+def spend_by_minute(reading: Connection, now_ms: int, organisation_id: str) -> list[SpendOverTime]:
+    """Return what the runs of the last days have spent in each minute, for a preview."""
+    minute = f"charged_at_ms / {acceleration.MINUTE_MS:d}"
+    return _spend(reading, minute, organisation_id, now_ms - acceleration.PREVIEWED_MS, now_ms)
+
+
+def _spend(
+    reading: Connection, when: str, organisation_id: str, since_ms: int, until_ms: int
+) -> list[SpendOverTime]:
     rows = reading.rows(
-        "SELECT run_id, min(workflow_id), (? - charged_at_ms) / ? AS step, sum(cost_nanousd)"
-        " FROM (SELECT run_id, workflow_id, charged_at_ms, cost_nanousd FROM events"
+        f"SELECT run_id, workflow_id, agent, key_id, {when} AS at, sum(cost_nanousd)"  # noqa: S608 (numbers and constants)
+        " FROM (SELECT run_id, workflow_id, agent, key_id, charged_at_ms, cost_nanousd FROM events"
         " INDEXED BY events_charged WHERE organisation_id = ? AND charged_at_ms > ?"
         " AND charged_at_ms <= ? ORDER BY charged_at_ms DESC LIMIT ?) newest"
-        " WHERE run_id IS NOT NULL AND cost_nanousd > 0 GROUP BY run_id, step",
-        now_ms, step_ms, organisation_id, now_ms - steps * step_ms, now_ms, SCANNED_MAX,
+        " WHERE run_id IS NOT NULL AND cost_nanousd > 0"
+        " GROUP BY run_id, workflow_id, agent, key_id, at",
+        organisation_id, since_ms, until_ms, SCANNED_MAX,
     )  # fmt: skip
-    found: dict[str, tuple[str | None, dict[int, int]]] = {}
-    for run_id, workflow_id, step, cost in rows:
-        found.setdefault(run_id, (workflow_id, {}))[1][int(step)] = int(cost)
-    return {run_id: each for run_id, each in found.items() if each[1].get(0, 0) >= least}
+    found: dict[tuple[str, str | None], SpendOverTime] = {}
+    for run_id, workflow_id, agent, key_id, at, cost in rows:
+        place = run_id, workflow_id
+        if place not in found:
+            found[place] = SpendOverTime(run_id=run_id, workflow_id=workflow_id)
+        found[place].add(int(at), int(cost), agent, key_id)
+    return list(found.values())

@@ -1,0 +1,64 @@
+"""Looks for runs that spend faster and faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from guard.gateway.domain import acceleration
+from guard.gateway.domain.records import Policy
+from guard.gateway.ledger import repeats
+from guard.gateway.ledger.repeats import FasterRun
+from guard.gateway.ledger.state import within
+from guard.gateway.storage.port import Storage
+
+SPEND_S: Final = 60.0
+"""How often it looks at what an organisation's runs spend."""
+
+
+class SpendWatch:
+    """Flags runs whose spend accelerates, and has those paused or killed that a policy is for.
+
+    Args:
+        storage: what is looked at, and where runs are flagged.
+        clock_ms: the gateway's clock.
+        passed_s: time that only passes, in seconds.
+    """
+
+    def __init__(
+        self, storage: Storage, clock_ms: Callable[[], int], passed_s: Callable[[], float]
+    ) -> None:
+        self._storage = storage
+        self._clock_ms = clock_ms
+        self._passed_s = passed_s
+        # When it looks at an organisation again.
+        self._next_s: dict[str, float] = {}
+
+    async def look(self, alerted: Iterable[str]) -> None:
+        """Look at the organisations with a rule of alerts for loops, and at those with a policy."""
+        alerted = set(alerted)
+        policies = await self._storage.acceleration_policies()
+        for own in alerted | set(policies):
+            began_s = self._passed_s()
+            if began_s < self._next_s.get(own, began_s):
+                continue
+            await self._look_at(own, policies.get(own, ()), is_alerted=own in alerted)
+            ended_s = self._passed_s()
+            # A look costs at most a twentieth of the time.
+            self._next_s[own] = ended_s + max(SPEND_S, 20 * (ended_s - began_s))
+
+    async def _look_at(self, own: str, policies: Sequence[Policy], *, is_alerted: bool) -> None:
+        faster = []
+        for run in await self._storage.spend_by_run(own, self._clock_ms()):
+            rule = acceleration.rule_for(policies, run)
+            if not (is_alerted or rule) or not acceleration.accelerates(run.spent):
+                continue
+            action, policy = rule or ("notice", None)
+            faster.append(
+                FasterRun(
+                    run_id=run.run_id, workflow_id=run.workflow_id, recent_nanousd=run.spent[0],
+                    usual_nanousd=acceleration.usual(run.spent), action=action, policy=policy,
+                )
+            )  # fmt: skip
+        if faster:
+            await self._storage.write(within(own), repeats.spend_accelerates, own, faster)
