@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from guard.gateway.cli.main import gateway as command
 from guard.gateway.domain import acceleration, repeats
-from guard.gateway.domain.acceleration import STEP_MS, SpendOverTime
+from guard.gateway.domain.acceleration import STEP_MS, SpendOfRun
 from guard.gateway.domain.notice_text import said
 from guard.gateway.domain.records import Policy, PolicyDocument, RepeatCap
 from guard.gateway.domain.repeats import RepeatCount
@@ -393,7 +393,7 @@ def test_a_larger_limit_never_stops_more(found: list[RepeatCount], times: int) -
 def test_a_preview_finds_a_run_when_the_watch_does(spent: dict[int, int], last: int) -> None:
     """The watch looks at the end of each minute, at what was spent until then."""
     minutes = {minute: cost for minute, cost in spent.items() if minute <= last}
-    run = SpendOverTime(run_id="r", workflow_id="w", spent=minutes)
+    run = SpendOfRun(run_id="r", workflow_id="w", spent=minutes)
     document = PolicyDocument(on_accelerating_spend="pause")
     rule = Policy(policy_id="p", organisation_id="o", name="p", document=document)
 

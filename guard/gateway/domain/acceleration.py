@@ -40,7 +40,7 @@ Action = Literal["notice", "pause", "kill"]
 _ACTIONS: Final[tuple[Action, ...]] = ("notice", "pause", "kill")
 
 
-class SpendOverTime(Struct, kw_only=True):
+class SpendOfRun(Struct, kw_only=True):
     """What a run of a workflow has spent over time.
 
     Args:
@@ -106,7 +106,7 @@ def what(recent_nanousd: int, usual_nanousd: int) -> str:
     )
 
 
-def rule_for(policies: Iterable[Policy], run: SpendOverTime) -> tuple[Action, str] | None:
+def rule_for(policies: Iterable[Policy], run: SpendOfRun) -> tuple[Action, str] | None:
     """Return what is done about a run, and by which policy: the strictest that concerns it."""
     found = None
     for policy in policies:
@@ -118,7 +118,7 @@ def rule_for(policies: Iterable[Policy], run: SpendOverTime) -> tuple[Action, st
     return found
 
 
-def _concerns(policy: Policy, run: SpendOverTime) -> bool:
+def _concerns(policy: Policy, run: SpendOfRun) -> bool:
     """Tell whether a policy is for a run: for one of those that have spent in it."""
     if policy.scope_kind == "organisation":
         return True
@@ -167,7 +167,7 @@ class AccelerationPreview(Struct, kw_only=True):
     worst: list[AcceleratedRun]
 
 
-def preview(policy: Policy, runs: Sequence[SpendOverTime]) -> AccelerationPreview:
+def preview(policy: Policy, runs: Sequence[SpendOfRun]) -> AccelerationPreview:
     """Apply a policy's rule to what runs have spent by minute."""
     concerned = [run for run in runs if _concerns(policy, run)]
     found = [each for run in concerned if (each := _first(run)) is not None]
@@ -182,7 +182,7 @@ def preview(policy: Policy, runs: Sequence[SpendOverTime]) -> AccelerationPrevie
     )
 
 
-def _first(run: SpendOverTime) -> AcceleratedRun | None:
+def _first(run: SpendOfRun) -> AcceleratedRun | None:
     """Return when a run would have been found first, looking at the end of each minute."""
     minutes = sorted(run.spent)
     totals = list(itertools.accumulate((run.spent[minute] for minute in minutes), initial=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from guard.gateway.domain import acceleration
-from guard.gateway.domain.acceleration import SpendOverTime
+from guard.gateway.domain.acceleration import SpendOfRun
 from guard.gateway.domain.repeats import PREVIEWED_MAX, LoopKind, RepeatCount
 from guard.gateway.ledger.repeat_store import RepeatPlace
 from guard.gateway.storage.sql.connection import Connection
@@ -109,7 +109,7 @@ def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount
     return [_count_from(row) for row in rows]
 
 
-def spend_by_run(reading: Connection, organisation_id: str, now_ms: int) -> list[SpendOverTime]:
+def spend_by_run(reading: Connection, organisation_id: str, now_ms: int) -> list[SpendOfRun]:
     """Return what runs have spent in each step before now, 0 the newest.
 
     Runs that have spent less in the newest step than is worth a message are left out.
@@ -120,7 +120,7 @@ def spend_by_run(reading: Connection, organisation_id: str, now_ms: int) -> list
     return [run for run in runs if run.spent.get(0, 0) >= acceleration.LEAST_NANOUSD]
 
 
-def spend_by_minute(reading: Connection, now_ms: int, organisation_id: str) -> list[SpendOverTime]:
+def spend_by_minute(reading: Connection, now_ms: int, organisation_id: str) -> list[SpendOfRun]:
     """Return what the runs of the last days have spent in each minute, for a preview."""
     minute = f"charged_at_ms / {acceleration.MINUTE_MS:d}"
     return _spend(reading, minute, organisation_id, now_ms - acceleration.PREVIEWED_MS, now_ms)
@@ -128,7 +128,7 @@ def spend_by_minute(reading: Connection, now_ms: int, organisation_id: str) -> l
 
 def _spend(
     reading: Connection, when: str, organisation_id: str, since_ms: int, until_ms: int
-) -> list[SpendOverTime]:
+) -> list[SpendOfRun]:
     rows = reading.rows(
         f"SELECT run_id, workflow_id, agent, key_id, {when} AS at, sum(cost_nanousd)"  # noqa: S608 (numbers and constants)
         " FROM (SELECT run_id, workflow_id, agent, key_id, charged_at_ms, cost_nanousd FROM events"
@@ -138,10 +138,10 @@ def _spend(
         " GROUP BY run_id, workflow_id, agent, key_id, at",
         organisation_id, since_ms, until_ms, SCANNED_MAX,
     )  # fmt: skip
-    found: dict[tuple[str, str | None], SpendOverTime] = {}
+    found: dict[tuple[str, str | None], SpendOfRun] = {}
     for run_id, workflow_id, agent, key_id, at, cost in rows:
         place = run_id, workflow_id
         if place not in found:
-            found[place] = SpendOverTime(run_id=run_id, workflow_id=workflow_id)
+            found[place] = SpendOfRun(run_id=run_id, workflow_id=workflow_id)
         found[place].add(int(at), int(cost), agent, key_id)
     return list(found.values())
