@@ -241,9 +241,14 @@ def test_metrics_count(tenant: Any) -> None:
     text = httpx.get(f"{tenant.gateway.base_url}/metrics").text
     assert 'guard_gateway_answers_total{route="/gate",status="200"}' in text
     assert "guard_gateway_store_healthy 1.0" in text
-    named = [line for line in text.splitlines() if tenant.organisation_id in line]
-    # The busiest are named where their commands are counted, and nowhere else.
-    assert all(line.startswith("guard_gateway_organisation_command") for line in named), named
+    families = [
+        line.partition("{")[0] for line in text.splitlines() if tenant.organisation_id in line
+    ]
+    # Some of them are named: the busiest where commands are counted, the oldest where spend is.
+    may_name = ("guard_gateway_organisation_command", "guard_gateway_spent_usd_total",
+                "guard_gateway_tokens_total", "guard_gateway_llm_requests_total")  # fmt: skip
+    assert all(family.startswith(may_name) for family in families), families
+    assert len(families) == len(set(families)), "one series of a family"
 
 
 def _nested(depth: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A gateway for the proxies of these tests."""
+"""A gateway for the proxies of each test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.raw_upstream import RawUpstream
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture
 def gateway() -> Iterator[Gateway]:
+    """Run a gateway of the test's own: one learns from answers what the next requests may cost."""
     with run_gateway() as running:
         yield running
 

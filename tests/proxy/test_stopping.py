@@ -229,10 +229,8 @@ def test_a_blocked_tool_is_withheld(
     shape: str, path: str, stream: bool,
 ) -> None:  # fmt: skip
     vendor.instead = tool_answers.answer(shape, ["look", "delete_all"], stream=stream)
+    gateway.admin.set_policy("tools", tools_block=["delete_*"])
     with run_proxy(gateway, tmp_path, to(vendor), workflow=workflow) as proxy:
-        gateway.admin.set_policy(
-            f"p-{proxy.key_id}", scope_kind="key", scope_id=proxy.key_id, tools_block=["delete_*"]
-        )
         if not stream:
             path = path.replace("streamGenerateContent?alt=sse", "generateContent")
         body = CHAT | {"stream": stream, "input": "hi", "contents": []}
@@ -404,11 +402,8 @@ def test_a_stream_is_kept_alive_while_a_person_decides(
     shape: str, path: str, pulse: bytes, approved: bool,
 ) -> None:  # fmt: skip
     vendor.instead = tool_answers.answer(shape, ["pay"], stream=True)
+    gateway.admin.set_policy("tools", approval_tools=["pay"])
     with run_proxy(gateway, tmp_path, to(vendor), workflow=workflow) as proxy:
-        gateway.admin.set_policy(
-            f"p-{proxy.key_id}", scope_kind="key", scope_id=proxy.key_id,
-            approval_tools=["pay"],
-        )  # fmt: skip
         body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", proxy.url + path, json=body, timeout=WAIT_S) as response:
             chunks = response.iter_raw()
@@ -449,11 +444,8 @@ def test_a_person_may_answer_after_the_program_has_given_up(
             await asyncio.wait([asking])
         await until_async(lambda: pending()[0].get("present_until_ms") is None, WAIT_S)
 
+    gateway.admin.set_policy("tools", approval_tools=["pay"])
     with run_proxy(gateway, tmp_path, to(vendor), workflow=workflow) as proxy:
-        gateway.admin.set_policy(
-            f"p-{proxy.key_id}", scope_kind="key", scope_id=proxy.key_id,
-            approval_tools=["pay"],
-        )  # fmt: skip
         url = f"{proxy.url}/openai/v1/chat/completions"
         asyncio.run(give_up(url))
         (question,) = pending()
