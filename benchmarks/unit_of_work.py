@@ -12,6 +12,7 @@ one organisation's budget, so that all meet at one row. Rows, in turns round aft
 - *store, as asked*: the same as an agent asks it: a request that can be repeated, with a workflow,
   a run and a model, of which the store keeps account.
 - *SQLite, as asked*: the same in the embedded store.
+- *store, events* and *SQLite, events*: a batch of as many events, each charged; in events a second.
 """
 
 from __future__ import annotations
@@ -37,9 +38,16 @@ from benchmarks.gateway import _BODY
 from benchmarks.scale import POSTGRES
 from guard.core import wire
 from guard.core.ids import IdFactory
-from guard.gateway.domain.commands import Actor, EncodedAnswer, GateCommand, RequestOrigin
+from guard.gateway.domain.commands import (
+    Actor,
+    EncodedAnswer,
+    GateCommand,
+    IngestCommand,
+    PricedEvent,
+    RequestOrigin,
+)
 from guard.gateway.domain.records import BudgetRule
-from guard.gateway.ledger import catalogue, directory, gate
+from guard.gateway.ledger import catalogue, charge, directory, gate
 from guard.gateway.ledger.state import NOTHING, scopes_of, within
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.store import PostgresStorage
@@ -149,17 +157,51 @@ def decided(store: Storage, command: GateCommand) -> Awaitable[EncodedAnswer]:
     return store.write(scopes_of(command), gate.gate, command)
 
 
-async def of_store(
-    make: Callable[[], Storage], command: Callable[[str], GateCommand], group: int, seconds: float
-) -> float:
-    """Ask a store in groups; return how many decisions it commits a second."""
+def batch(own: str, count: int) -> IngestCommand:
+    """Report as many LLM requests, each of a call, a run and a user of its own."""
+    now_ms = time.time_ns() // 1_000_000
+    events = []
+    for _ in range(count):
+        name = _IDS.uuid7(now_ms)
+        event = wire.Event(
+            event_id=name, type="llm", at_ms=now_ms, call_id=name, workflow_id="w", run_id=name,
+            agent="a", user=f"u{name[-3:]}", data={"latency_ms": 900},
+        )  # fmt: skip
+        events.append(
+            PricedEvent(
+                event=event, data_json=b'{"latency_ms": 900}', cost=AMOUNT,
+                price_source="published", provider="openai", model="gpt-4o",
+                input_tokens=100, output_tokens=50,
+            )
+        )  # fmt: skip
+    return IngestCommand(request=RequestOrigin(organisation_id=own, key_id="k"), events=events)
+
+
+async def ask(store: Storage, own: str, make: Callable[[str], GateCommand], group: int) -> None:
+    """Have a group of calls decided."""
+    answers = await asyncio.gather(*(decided(store, make(own)) for _ in range(group)))
+    if any(answer.status != 200 for answer in answers):
+        raise RuntimeError("a decision was refused")
+
+
+async def report(store: Storage, own: str, group: int) -> None:
+    """Have a batch of events charged."""
+    command = batch(own, group)
+    answer = await store.write(scopes_of(command), charge.ingest, command)
+    if json.loads(answer.body)["accepted"] != group:
+        raise RuntimeError("an event was not accepted")
+
+
+Group = Callable[[Storage, str, int], Awaitable[None]]
+
+
+async def of_store(make: Callable[[], Storage], once: Group, group: int, seconds: float) -> float:
+    """Give a store groups; return how many decisions or events it commits a second."""
     store = make()
     async with opened(store) as own:
         began, done = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
-            answers = await asyncio.gather(*(decided(store, command(own)) for _ in range(group)))
-            if any(answer.status != 200 for answer in answers):
-                raise RuntimeError("a decision was refused")
+            await once(store, own, group)
             done += group
         return done / (time.perf_counter() - began)
 
@@ -172,15 +214,18 @@ def rows_of(postgres: str) -> Iterator[dict[str, Callable[[int, float], float]]]
     """Give the rows, each of which takes the group's size and seconds."""
     with tempfile.TemporaryDirectory() as folder:
 
-        def of(database: str, command: Callable[[str], GateCommand]) -> Callable[..., float]:
+        def asking(command: Callable[[str], GateCommand]) -> Group:
+            return lambda store, own, group: ask(store, own, command, group)
+
+        def of(database: str, once: Group) -> Callable[..., float]:
             def run(group: int, seconds: float) -> float:
                 if database == "SQLite":
                     path = Path(folder) / f"{_IDS.uuid7(0)}.sqlite3"
                     made: Callable[[], Storage] = lambda: SqliteStorage(path)  # noqa: E731
-                    return asyncio.run(of_store(made, command, group, seconds))
+                    return asyncio.run(of_store(made, once, group, seconds))
                 with fresh_database(postgres) as dsn:
                     made = lambda: PostgresStorage(dsn)  # noqa: E731
-                    return asyncio.run(of_store(made, command, group, seconds))
+                    return asyncio.run(of_store(made, once, group, seconds))
 
             return run
 
@@ -190,9 +235,11 @@ def rows_of(postgres: str) -> Iterator[dict[str, Callable[[int, float], float]]]
 
         yield {
             "prototype": by_hand,
-            "store, a hold": of("PostgreSQL", hold),
-            "store, as asked": of("PostgreSQL", as_asked),
-            "SQLite, as asked": of("SQLite", as_asked),
+            "store, a hold": of("PostgreSQL", asking(hold)),
+            "store, as asked": of("PostgreSQL", asking(as_asked)),
+            "SQLite, as asked": of("SQLite", asking(as_asked)),
+            "store, events": of("PostgreSQL", report),
+            "SQLite, events": of("SQLite", report),
         }
 
 
@@ -212,21 +259,23 @@ def main() -> None:
                 for name, row in rows.items():
                     found.setdefault((name, group), []).append(row(group, options.seconds))
     middle = {key: statistics.median(rounds) for key, rounds in found.items()}
-    print(f"{'decisions a second, groups of':32}" + "".join(f"{g:>16}" for g in options.groups))
-    report: dict[str, dict[str, dict[str, float]]] = {}
+    print(f"{'decisions or events a second':32}" + "".join(f"{g:>16}" for g in options.groups))
+    written: dict[str, dict[str, dict[str, float]]] = {}
     for name in rows:
         line = f"{name:32}"
         for group in options.groups:
             per_s, ratio = middle[name, group], middle[name, group] / middle["prototype", group]
             line += f"{per_s:10,.0f} {ratio:5.2f}"
             figures = {"per_s": round(per_s), "of_prototype": round(ratio, 3)}
-            report.setdefault(name, {})[str(group)] = figures
+            written.setdefault(name, {})[str(group)] = figures
         print(line)
     if options.results is not None:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.python_version()}"
         target = options.results / f"unit-of-work-{today}.json"
-        target.write_text(json.dumps({"date": today, "machine": machine, "rows": report}, indent=1))
+        target.write_text(
+            json.dumps({"date": today, "machine": machine, "rows": written}, indent=1)
+        )
         print(f"written to {target}")
 
 
