@@ -1,4 +1,10 @@
-"""One protected call: the local check, the gate, the body, the closing event."""
+"""One protected call: the local check, the gate, the body, the closing event.
+
+The order of the steps, each by the wrapper of :mod:`guard.scope.wrapping`: ``admit`` (or
+``admit_async``), ``enter``, the body, ``leave``, ``finish``. A generator enters and leaves once for
+each of its steps. A call belongs to one thread or task at a time, so it needs no lock; only a kill
+comes from another thread.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +61,12 @@ class Target:
         tool_name: the plain name that tool policies match.
         sensitive: always ask the gateway, and refuse when it cannot be asked. ``@sensitive`` may
             set it after the decoration.
-        watcher: what the call is to the tool that it names.
+        watcher: how the call relates to the tool that it names.
         pays: whether it may cost more than its LLM requests, so that a guess is set aside for it. A
             framework's tool may have another process make them, which knows nothing of the guess.
-        callee: the function, which names the arguments of its calls.
-        subject: what the gateway is asked to allow while no tools are offered to a model.
+        callee: the function, whose signature names the arguments of its calls.
+        subject: the subject of its leases while no tools are offered to a model; made once, since
+            every covered call needs it.
     """
 
     function: str
@@ -75,7 +82,7 @@ class Target:
 
     @classmethod
     def of(cls, function: Any, *, sensitive: bool) -> Target:
-        """Return the target that a callable is."""
+        """Return the target of a callable."""
         callee = function
         while isinstance(function, functools.partial):
             function = function.func
@@ -96,8 +103,8 @@ class ProtectedCall(Edge):
     """The edge of one call of a protected function: local check, gate, body, closing event.
 
     Attributes:
-        tool_call: set by the gate where other watchers of the same tool call have asked, or are
-            not to ask again.
+        tool_call: the tool call that other watchers have asked about, or must not ask about again;
+            None for others.
         given: the arguments of a framework's tool, whose function is not the one that is called.
     """
 
@@ -118,6 +125,8 @@ class ProtectedCall(Edge):
         "tool_call",
     )
 
+    # Set by `_is_covered`, which every call passes before its first other use; assigning them in
+    # `__init__` too would cost each call time.
     _runtime: KeyAccount
     _record: CallRecord
     _entry: Entry
@@ -125,13 +134,17 @@ class ProtectedCall(Edge):
     given: Any
 
     def __init__(self, target: Target) -> None:
+        # The call's scope from the gate on; None before, and where guard is switched off. A
+        # generator's body may replace it between its steps; `_call_scope` stays.
         self.scope = None
+        # The scope around the call, while its body (or a step of it) runs.
         self._outside = None
         self._target = target
+        # The running body, as kills know it; None outside of it.
         self.body: Body | None = None
         # The digest of the arguments that a person may be asked about.
         self._asked_for: str | None = None
-        # What it is counted by, as one of the same calls.
+        # Its identity among repeated calls; None where repeats are not counted.
         self._repeat: Repeat | None = None
         # The task of a covered call, found by `admit_async`; `enter` uses it up.
         self._task: asyncio.Task[object] | None = None
@@ -140,7 +153,8 @@ class ProtectedCall(Edge):
         # Whether the first step has begun: from then on a pause no longer stops it.
         self._started = False
         self.tool_call: ToolCall | None = None
-        # What a reservation of its own is renewed for, as long as it is here.
+        # The gateway's reply while the call holds a reservation of its own. `Renewals` renews the
+        # reservation as long as this reference exists.
         self._reply: wire.GateReply | None = None
 
     # -- the gate -----------------------------------------------------------------------------
@@ -148,7 +162,7 @@ class ProtectedCall(Edge):
     def admit(self) -> None:
         """Check locally, then ask the gateway; blocks the calling thread.
 
-        The runtime is that of the process at this moment, and the call's own to its end.
+        The call keeps the runtime of this moment to its end, even if another one is set up.
 
         Raises:
             GuardError: refused, or the gateway cannot be asked and there is no fallback.
@@ -173,7 +187,12 @@ class ProtectedCall(Edge):
             self._accept(grant)
 
     def admit_async(self) -> Awaitable[None] | None:
-        """Like :meth:`admit`; the caller's loop goes on meanwhile."""
+        """Like :meth:`admit`, for async code; the caller's loop keeps running.
+
+        Returns:
+            What to await; None when the call is admitted already, which saves covered calls a
+            coroutine.
+        """
         runtime = active.current
         if runtime is None and active.is_off():
             return None  # without a scope, what follows has no effect
@@ -218,9 +237,15 @@ class ProtectedCall(Edge):
             del exc  # its traceback refers to this frame
 
     def _is_covered(self, runtime: KeyAccount) -> bool:
-        """Open the call's scope, check it, and cover the call without a round trip, if that can be.
+        """Open the call's scope, check it, and cover the call without a round trip, if possible.
 
-        By what the gateway has said when a model named this tool, else by the lane's lease.
+        The fast path of every call. It takes the lease's money first, before the scope exists,
+        because the record holds it. Only if more than a lease decides does it take the slow path,
+        ``_is_covered_if_allowed``: the process has halts, allowed tool calls, or counted repeats,
+        or the function is sensitive.
+
+        Returns:
+            Whether the call is covered; else the gateway has to be asked.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
@@ -282,13 +307,24 @@ class ProtectedCall(Edge):
         return self._repeat is not None and self._repeat.is_asked
 
     def _is_covered_if_allowed(self, runtime: KeyAccount, scope: Scope, now_s: float) -> bool:
-        """Check a call for which more than a lease decides, and cover it if that can be."""
+        """Check a call about which more than a lease decides, and cover it if possible.
+
+        1. The workflow is killed or paused: raise.
+        2. The gateway has allowed this tool call already, when a model named it or another watcher
+           asked. Where it counts repeats, it is asked nevertheless, for the count.
+        3. A sensitive or counted call: the gateway decides each time.
+        4. The lane's lease covers it.
+        """
         target = self._target
+        # 1.
         runtime.enforcement.check(scope)
+        # 2.
         if runtime.tools.calls.open and self._joins(runtime):
             return not self._is_counted
+        # 3.
         if target.sensitive or self._is_counted:
             return False
+        # 4.
         hold = runtime.leases.take(scope.call_lane, subject_of(target, scope), now_s)
         if hold is None:
             return False
@@ -299,7 +335,7 @@ class ProtectedCall(Edge):
         return True
 
     def _joins(self, runtime: KeyAccount) -> bool:
-        """Tell whether this is a tool call that another watcher has asked about."""
+        """Return whether another watcher has asked about this tool call; if so, join it."""
         target, scope = self._target, self._call_scope
         found = runtime.tools.take(
             scope, target.tool_name, target.watcher, sensitive=target.sensitive
@@ -307,22 +343,28 @@ class ProtectedCall(Edge):
         if found is None:
             return False
         self.tool_call, reply = found
+        # Counted by the other watcher: not a second time.
         if self.tool_call.counted:
             self._repeat = self._record.counted = None
+        # The money is kept until the gateway has judged the repeat; `_take_joined` gets it, whether
+        # the call is allowed or refused.
         if self._repeat is not None and self._repeat.is_asked:
             self._repeat.joined = reply
             return True
         self._admitted = True
+        # With the money comes its call id, by which the gateway knows the reservation's call.
         if reply is not None:
             self._record.call_id = reply.call_id
             self._accept(Grant(reply))
         return True
 
     def _question(self) -> Question:
+        """Return what the gateway is asked, with the lane whose lease may cover the call."""
         target, scope, runtime = self._target, self._call_scope, self._runtime
         request = _gate_request(target, self._record.call_id, scope)
         if self._repeat is not None and self._repeat.is_asked:
             request.digest = self._repeat.digest
+            # The tool call is allowed and paid for; only its repeat is to be judged.
             if self.tool_call is not None:
                 request.named = True
                 return Question(request)
@@ -332,6 +374,7 @@ class ProtectedCall(Edge):
         if runtime.gates_requests and not target.pays:
             request.max_input_tokens = request.max_output_tokens = 0
         note_own_money(request, scope, gates_requests=runtime.gates_requests)
+        # Without a lane no lease can cover it, or be granted for it.
         if target.sensitive or self._is_counted:
             return Question(request)
         return Question(request, scope.call_lane, subject_of(target, scope))
@@ -351,10 +394,12 @@ class ProtectedCall(Edge):
         return None if called is None or callee is None else arguments.named(callee, *called)
 
     def _require_unchanged(self, grant: Grant) -> None:
-        """Refuse a call whose arguments are no longer those that a person has approved.
+        """Refuse a call whose arguments differ from those that a person has approved.
+
+        They can be mutable objects, and the program runs on while the person decides.
 
         Raises:
-            GuardBlockedException: they are not.
+            GuardBlockedException: they differ; the grant is given back.
         """
         key = arguments.key_of(self._runtime.settings.api_key)
         if arguments.digest(self._arguments() or {}, key) == self._asked_for:
@@ -369,12 +414,16 @@ class ProtectedCall(Edge):
         )
 
     def _accept(self, grant: Grant) -> None:
+        """Admit the call, and note what pays for it."""
+        # First: from here on the call's end is recorded, and gives back what is noted below.
         self._admitted = True
         record, target, is_counted = self._record, self._target, self._is_counted
+        # A joined tool call whose repeat was judged: the money is that of the first question.
         if is_counted and self.tool_call is not None:
             self.tool_call.counted = True
             grant = Grant(self._take_joined())
             record.call_id = record.call_id if grant.reply is None else grant.reply.call_id
+        # Other watchers of this call must not ask a person, or count it, a second time.
         elif grant.approved or (is_counted and not target.watcher.surrounds):
             self.tool_call = self._runtime.tools.calls.allowed(
                 self._call_scope, target.tool_name, target.watcher, approved=grant.approved,
@@ -391,23 +440,31 @@ class ProtectedCall(Edge):
             self._runtime.warnings.report(reply.warnings, self._call_scope, self._target.tool_name)
 
     def _take_joined(self) -> wire.GateReply | None:
-        """Return what was set aside where a model named the tool, to one that asks."""
+        """Return the money set aside when a model named the tool; the first time only."""
         joined = None
         if self._repeat is not None:
             joined, self._repeat.joined = self._repeat.joined, None
         return joined
 
     def _falls_back(self, exc: BaseException) -> bool:
-        """Return whether the call goes on although it was refused, or could not be decided."""
+        """Return whether the call runs although it was refused, or could not be decided.
+
+        1. When observing, every refusal is only reported.
+        2. In ``open`` mode a call runs if no decision could be got. A sensitive one never does, and
+           after a shutdown none does.
+        3. Else it does not run.
+        """
         joined = self._take_joined()
         if joined is not None:
             self._runtime.gate.release(Grant(joined))
+        # 1.
         if not self._runtime.reports.enforces and isinstance(
             exc, GuardError | WorkflowKilledInterrupt
         ):
             self._runtime.reports.observed(exc, self._call_scope, self._target.tool_name)
             self._admitted = True
             return True
+        # 2.
         self._admitted = (
             isinstance(exc, GuardTransportError)
             and not isinstance(exc, RateLimitError)  # a cap is a decision of the gateway
@@ -418,6 +475,7 @@ class ProtectedCall(Edge):
         if self._admitted:
             what = f"call {self._target.tool_name}"
             decision_log.fell_back(what, self._call_scope.workflow_id)
+        # 3. The tool call that it joined is over, too.
         elif self.tool_call is not None and self._target.watcher.surrounds:
             self._runtime.tools.calls.left(self.tool_call, self._target.watcher)
         return self._admitted
@@ -425,10 +483,10 @@ class ProtectedCall(Edge):
     # -- the body -----------------------------------------------------------------------------
 
     def enter(self, *, in_task: bool) -> None:
-        """The body (or its next step) is about to run in the current task or thread.
+        """Enter the body (or its next step), which runs next in the current task or thread.
 
-        To be called by the very function that calls the body: an interrupt is delivered only below
-        that function's frame.
+        The function that calls the body must call this itself: an interrupt is delivered only
+        below that function's frame.
 
         Raises:
             WorkflowKilledInterrupt: killed since the gate's answer, or since the last step.
@@ -467,6 +525,8 @@ class ProtectedCall(Edge):
         A kill that was posted to a thread can be raised in here; leave again with that exception.
         """
         body = self.body
+        # In this order: `end` decides whether the kill or `exc` wins, while the kill still finds
+        # the body; a second call, after an interrupt in here, does it again. `None` comes last.
         if body is not None:
             exc = body.end(exc)
             self._runtime.enforcement.bodies.leave(body)
@@ -484,7 +544,7 @@ class ProtectedCall(Edge):
         return error_at_edge(exc, self._entry)
 
     def finish(self, exc: BaseException | None) -> None:
-        """Record the closing event and tell the hooks of the call's error. Idempotent.
+        """Record the closing event and call the hooks for the call's error. Idempotent.
 
         A call that the gateway never allowed has no closing event.
         """
@@ -499,14 +559,17 @@ class ProtectedCall(Edge):
         return None
 
     def _record_end(self, exc: BaseException | None) -> bool:
+        """Give back the call's money and record its event; return whether it was admitted."""
         if self.scope is not None and self._entry.span is not None:
             self._end_span(self._entry, exc)
         if not self._admitted:
             return False
-        self._admitted = False
-        self._reply = None
+        self._admitted = False  # its end is recorded once
+        self._reply = None  # the reservation is not renewed from here on; its event releases it
         if self.tool_call is not None and self._target.watcher.surrounds:
             self._runtime.tools.calls.left(self.tool_call, self._target.watcher)
+        # Before the event: the next call can use the money at once. If something was spent in the
+        # call that no hold covers, the guess counts as spent until the gateway knows the cost.
         hold = self._record.hold
         if hold is not None:
             if self._record.metered:
@@ -514,7 +577,7 @@ class ProtectedCall(Edge):
             else:
                 hold.give_back()
         target, events = self._target, self._runtime.events
-        scope = self._call_scope  # whatever the body of a generator has made of its own
+        scope = self._call_scope  # not `self.scope`, which a generator's body may have replaced
         duration_ms = (time.monotonic() - self._began_s) * 1000
         outcome = "ok" if exc is None else _outcome(exc)
         if target.sensitive:

@@ -146,8 +146,8 @@ class Spend:
 def spend(workflow: str | None = None, *, run: str | None = None) -> Spend:
     """Ask the gateway what a workflow has spent; blocks (in an event loop: ``guard.aio.spend``).
 
-    What this process has recorded is delivered first, so that it counts. An API key reads the
-    workflows of its organisation, one that is for a single workflow only that one.
+    The events of this process are delivered first, so that they count. An API key reads the
+    workflows of its organisation; a key for a single workflow reads only that one.
 
     Args:
         workflow: its id; the current workflow, and its current run, when None.
@@ -155,7 +155,7 @@ def spend(workflow: str | None = None, *, run: str | None = None) -> Spend:
 
     Raises:
         ValueError: no workflow is open and none is named.
-        GuardTransportError: no answer from the gateway, or it is too old to tell.
+        GuardTransportError: no answer from the gateway, or it is too old for this question.
         GuardError: the key may not read the workflow, or guard cannot be initialised.
 
     Example:
@@ -198,7 +198,7 @@ async def spend_async(workflow: str | None = None, *, run: str | None = None) ->
 
 
 def _query(workflow: str | None, run: str | None) -> dict[str, str]:
-    """Return what to ask; of the current workflow also its run and the scopes of its budgets."""
+    """Return the query; for the current workflow also its run and the scopes of its budgets."""
     scope = current_scope.get()
     asked = {"workflow": None if workflow is None else name_of("workflow", workflow)}
     if run is not None:

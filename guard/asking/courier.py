@@ -2,6 +2,10 @@
 
 The one place where buffered events are attached to a question, and where the desk's effects are
 carried out. Everything but :meth:`Courier.put` runs on the background loop.
+
+A question can be lost in many ways: the socket closes, the answer is late, the loop ends, the
+caller gives up. Each way ends in :meth:`Courier._conclude` exactly once, because the desk holds the
+questions of a lane back until the one under way has an outcome. Only a shutdown skips the desk.
 """
 
 from __future__ import annotations
@@ -54,9 +58,10 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
     from guard.session.session import Session
 
 _HEDGE_SHARE: Final = 0.5
-"""Share of a caller's deadline after which a question without an answer is asked over HTTP."""
+"""Share of a caller's remaining time after which a question that is unanswered over the socket is
+repeated over HTTP, under the same key."""
 _TOP_UP_S: Final = 2.0
-"""How long the answer to a top-up is waited for; no caller waits for it."""
+"""How long to wait for the answer to a top-up; no caller waits for it."""
 
 
 class Courier:
@@ -64,16 +69,16 @@ class Courier:
 
     Args:
         link: to the gateway.
-        events: whose buffered ones go along with a question.
-        desk: decides what is asked, and who is answered.
-        updates: sends what goes back to the gateway.
+        events: its buffered events go along with a question.
+        desk: decides which questions are sent, and which are answered.
+        updates: sends lease updates to the gateway.
         admission: bounds the questions over HTTP.
-        decisions: learns the budgets that replies carry.
+        decisions: receives the budgets that replies carry.
         unread: the LLM answers that are unread, whose holds are larger than what they cost.
-        renewals: renew what is held without a lease.
+        renewals: renews what is held without a lease.
 
     Attributes:
-        inbox: where callers put their questions, from any thread.
+        inbox: new questions, put there by callers' threads.
         asking: how many questions are under way over HTTP.
     """
 
@@ -96,11 +101,12 @@ class Courier:
         self._decisions = decisions
         self._unread = unread
         self._renewals = renewals
-        # Appended to by callers' threads, emptied on the loop; both ends are atomic.
+        # Appended to by callers' threads, emptied on the loop; both operations are atomic.
         self.inbox: deque[Question] = deque()
-        # Of the loop: the session waits for it before it closes.
+        # Changed on the loop only. The session waits until it is 0 before it closes.
         self.asking = 0
-        # What is still to be carried out, and whether that is being done.
+        # Effects still to be carried out, and whether a frame further up the stack is doing so.
+        # On the loop only.
         self._effects: deque[Effect] = deque()
         self._is_carrying_out = False
         self._standstill = decision_log.Standstill()
@@ -119,25 +125,28 @@ class Courier:
     # -- callers ----------------------------------------------------------------------------------
 
     def put(self, question: Question, ticket: Ticket[Grant]) -> None:
-        """Hand over a question; from any thread.
+        """Hand over a question; from any thread, without waiting.
 
         Args:
-            question: what is asked.
-            ticket: takes the answer. The caller may cancel it at any time.
+            question: the question.
+            ticket: receives the answer. The caller may cancel it at any time.
 
         Raises:
             LoopClosedError: guard was shut down.
         """
         background = self._link.background
         background.start()
-        # If the loop ends, it cancels the ticket.
+        # Tracked before the loop can know of it: if the loop ends, it cancels the ticket, and the
+        # caller does not wait for ever.
         background.track(ticket)
+        # Append first: a callback that runs at once must find the question. One callback per
+        # question, since an earlier one may be past its last look at the inbox.
         self.inbox.append(question)
         if not background.call_soon(self._take_in):
             raise LoopClosedError("the background loop is closed")
 
     def _take_in(self) -> None:
-        """Take what is in the inbox to the desk: questions that come together, together."""
+        """Take all questions in the inbox to the desk in one batch."""
         inbox, questions = self.inbox, list[Question]()
         while inbox:
             questions.append(inbox.popleft())
@@ -146,10 +155,10 @@ class Courier:
             self.carry_out(self._desk.asked(questions, now_s))
 
     def _look(self) -> float:
-        """Bring what the desk decides by up to date; return the time."""
+        """Update what the desk decides by, before each event for it; return the time."""
         session = self._link.session
         self._desk.can_lease = session is not None and session.asks.can_lease
-        # Unread answers hold their worst case; read, they may leave enough for who asks now.
+        # An unread answer holds its worst case. Reading it may free enough for this question.
         if self._unread.calls:
             self._unread.read()
         return time.monotonic()
@@ -158,14 +167,15 @@ class Courier:
         """Do what is due by the clock."""
         session = self._link.session
         now_s = self._look()
+        # Before the desk: questions that are given up here are repeated over HTTP.
         if session is not None:
             session.asks.sweep(now_s)
-        decision_log.is_on()
+        decision_log.is_on()  # refreshes `was_on`, which covered calls look at
         self.carry_out(self._desk.tick(now_s))
         self._renewals.tick(now_s)
 
     def room(self, call_ids: Iterable[str]) -> None:
-        """Money has come back for calls that wait in line."""
+        """Ask again for calls that wait in line: money has come back for them."""
         now_s = self._look()
         self.carry_out(self._desk.room(call_ids, now_s))
 
@@ -174,9 +184,11 @@ class Courier:
 
         Args:
             grant: the grant.
-            stays: a person who is asked for it may still answer, for the same call again.
+            stays: leave its approval request open: the person may still answer, and the same call
+                may come again.
         """
         session = self._link.session
+        # Money of a lease goes back to the lease; without one, the gateway holds it.
         if grant.hold is not None:
             grant.hold.give_back()
         elif session is not None and grant.reply is not None:
@@ -185,15 +197,18 @@ class Courier:
     # -- what the desk decides --------------------------------------------------------------------
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
-        """Answer callers, and send what is to be sent: over the socket in one frame.
+        """Carry out effects; all requests over the socket go in one frame.
 
-        An effect may end a question at once, which has effects of its own. They are carried out
-        in their turn: a line of thousands that is refused would else go thousands of calls deep.
+        An effect may end a question at once, which has effects of its own. They are queued behind
+        the present ones instead of being carried out by a nested call: a line of thousands of
+        questions that are refused one after the other would overflow the stack.
         """
         self._effects.extend(effects)
         if self._is_carrying_out:
             return
         session = self._link.session
+        # `hold` collects what is sent below; the flush follows in `finally`, unless the caller is
+        # inside of another one that will flush.
         is_first = session is not None and session.asks.hold()
         updates: list[Update] = []
         self._is_carrying_out = True
@@ -217,15 +232,19 @@ class Courier:
                         session.release_soon(effect.question.request.call_id)
                 else:
                     updates.append(effect)
+            # Together: closes of several leases wait for one delivery of events.
             if updates:
                 self._updates.send(updates)
         finally:
+            # Also after an exception: effects that are left are carried out with the next ones.
             self._is_carrying_out = False
             if is_first and session is not None:
                 session.asks.flush()
 
     def _complete(self, effect: Complete) -> None:
         ticket: Any = effect.question.ticket
+        # From here on the caller cannot cancel; one that gives up now finds the result and gives
+        # it back itself (`Gate._abandon`). So exactly one of the two gives it back.
         if ticket.set_running_or_notify_cancel():
             if effect.grant.reply is not None:
                 self._renewals.add(effect.grant.reply)
@@ -234,6 +253,7 @@ class Courier:
             self.give_back(effect.grant)
 
     def _ask(self, ask: AskGateway) -> None:
+        """Send a question to the gateway."""
         question, session = ask.question, self._link.session
         request = question.request
         request.lease = None if ask.asked is None else ask.asked.ask
@@ -244,13 +264,15 @@ class Courier:
             self._by_socket(session, errand)
 
     def _by_socket(self, session: Session, errand: Errand) -> None:
-        """Ask over the socket what the desk wants asked."""
+        """Ask over the socket."""
         question = errand.ask.question
         request = question.request
+        # The gateway has asked not to be called for a while: fail at once.
         silence = session.client.left_alone(wire.GATE_PATH)
         if silence is not None:
             self._conclude(errand, silence)
             return
+        # Once. A repeat has the body that was sent first, see `Errand.has_left`.
         if not errand.has_left:
             errand.records = session.flusher.attach(request)
         try:
@@ -268,9 +290,12 @@ class Courier:
         session.asks.ask("gate", question.key, body, answered, wait_s)
 
     def _top_up(self, effect: TopUp) -> None:
+        """Repeat a lease's last question without its call, to add money to the lease."""
         session = self._link.session
         assert session is not None  # leases are granted over its socket
         call_id = self._events.ids.uuid7(time.time_ns() // 1_000_000)
+        # Without all that belongs to one call: its events, its place in line, its approval, and the
+        # money that it held already.
         request = structs.replace(
             effect.like, call_id=call_id, lease=effect.asked.ask, events=[], within=None,
             held=None, note=None, wait_ms=0, waited_ms=0, idle_ms=None, grows=False,
@@ -282,14 +307,24 @@ class Courier:
     # -- answers over the socket ------------------------------------------------------------------
 
     def _answered(self, session: Session, errand: Errand, told: wire.Told | None) -> None:
-        """Take the answer to a question; None when the socket was lost, or no answer came."""
-        if told is None:  # it may have been decided: the very same again, over HTTP
+        """Take the answer to a question; None when the socket was lost, or no answer came.
+
+        1. No answer: it may have been decided. The same body under the same key, over HTTP: if it
+           was decided, the gateway returns that decision.
+        2. The gateway cannot read the body: without the events, if there are any.
+        3. An error that HTTP may not have: over HTTP, except for a rate limit, which is a decision.
+        4. Any other error belongs to the caller.
+        5. A decision.
+        """
+        # 1.
+        if told is None:
             self._by_http(errand)
             return
         reply = Reply(wire.GATE_PATH, told.status, bytes(told.body), now_s=time.time())
         request = errand.ask.question.request
         try:
             answer = session.client.read(reply, wire.GateReply)
+            # The answer to another call would let this one run on that one's money.
             if answer.call_id != request.call_id:
                 raise GuardTransportError(
                     "the gateway answered another call",
@@ -297,6 +332,7 @@ class Courier:
                     endpoint=wire.GATE_PATH,
                     retryable=False,
                 )
+        # 2.
         except BodyRefusedError as exc:
             if errand.records:
                 errand.detach(session)
@@ -304,20 +340,27 @@ class Courier:
             else:
                 self._conclude(errand, exc)
         except BaseException as exc:  # noqa: BLE001  # a refusal belongs to the caller
+            # 3.
             if (
                 isinstance(exc, GuardTransportError)
                 and exc.retryable
                 and not isinstance(exc, RateLimitError)
             ):
                 self._by_http(errand)
+            # 4.
             else:
                 self._conclude(errand, exc)
+        # 5.
         else:
             self._conclude(errand, answer)
 
     def _topped_up(self, session: Session, asked: Asked, told: wire.Told | None) -> None:
+        """Take the answer to a top-up; None when the socket was lost, or no answer came.
+
+        It is never repeated over HTTP: the next call that needs money asks for itself.
+        """
         answer, is_known = None, told is not None
-        if told is not None and told.status == 200:  # of a refusal a call learns when it asks
+        if told is not None and told.status == 200:  # a refusal is not reported: a call will ask
             reply = Reply(wire.GATE_PATH, told.status, bytes(told.body), now_s=time.time())
             try:
                 answer = session.client.read(reply, wire.GateReply)
@@ -329,7 +372,7 @@ class Courier:
     # -- over HTTP --------------------------------------------------------------------------------
 
     def _by_http(self, errand: Errand) -> None:
-        """Ask over HTTP what the desk wants asked."""
+        """Ask over HTTP, at once or when the admission has room."""
         try:
             turn = self._admission.submit(functools.partial(self._post, errand))
         except (AdmissionError, LoopClosedError) as exc:
@@ -338,28 +381,33 @@ class Courier:
         turn.add_done_callback(functools.partial(self._posted, errand))
 
     def _posted(self, errand: Errand, turn: Future[wire.GateReply]) -> None:
+        # 1. It has an outcome.
         if not turn.cancelled():
             self._conclude(errand, turn.exception() or turn.result())
-        elif self._link.background.is_closed:  # it cancels what its callers wait for
+        # 2. The loop ends and cancels what its callers wait for. They are cancelled by it too, so
+        #    only the events are put back; the desk is not served any more.
+        elif self._link.background.is_closed:
             self._noted(errand, was_shut_down())
+        # 3. `leave_http` has taken it out of the line.
         else:
             self._dismissed(errand)
 
     def leave_http(self) -> None:
-        """Questions can go over the socket from now on: those that are in line for HTTP do."""
-        self._admission.dismiss()
+        """Send the questions in line for HTTP over the socket, which has opened."""
+        self._admission.dismiss()  # calls `_dismissed` for each of them, which fills the inbox
         self._take_in()
 
     def _dismissed(self, errand: Errand) -> None:
         ask, session = errand.ask, self._link.session
         if errand.has_left or ask.asked is not None or ask.question.attempt:
-            # The desk waits for the answer to this very question.
+            # The desk waits for the outcome of this question, or the gateway may have decided it.
             assert session is not None  # its socket has opened
             self._by_socket(session, errand)
-        else:  # nothing was asked yet: one lease may cover it together with others
+        else:  # nothing was sent yet: one lease may cover it together with others
             self.inbox.append(ask.question)
 
     async def _post(self, errand: Errand) -> wire.GateReply:
+        """Ask over HTTP; runs when the admission has given the errand its turn."""
         question = errand.ask.question
         request, ends_s, key = question.request, question.ends_s, question.key
         if question.ticket is not None:
@@ -387,7 +435,7 @@ class Courier:
     # -- the end of a question --------------------------------------------------------------------
 
     def _conclude(self, errand: Errand, outcome: wire.GateReply | BaseException) -> None:
-        """A question has its answer, or will have none: take it to the desk."""
+        """Take the outcome of a question to the desk: an answer, or why there is none."""
         answer = self._noted(errand, outcome)
         now_s = self._look()
         self.carry_out(self._desk.answered(errand.ask, answer, now_s))
@@ -395,7 +443,11 @@ class Courier:
     def _noted(
         self, errand: Errand, outcome: wire.GateReply | BaseException
     ) -> wire.GateReply | NotGranted:
-        """Settle the events that went along, and learn from the answer."""
+        """Settle the events that went along, and take in what the outcome says besides.
+
+        An answer means that the gateway has the events. After an error it may have them or not:
+        they go back into the buffer, and the ledger charges a repeated event once.
+        """
         session, request = self._link.session, errand.ask.question.request
         if isinstance(outcome, wire.GateReply):
             assert session is not None
@@ -403,6 +455,7 @@ class Courier:
             self._decisions.learned(request.workflow_id, outcome.budget, outcome.warnings)
             session.flusher.delivered(errand.records, outcome.events)
             request.events = []
+            # Before the caller learns of it: a person's answer may arrive before the caller waits.
             if outcome.approval_id is not None:
                 session.approvals.opened(outcome.approval_id)
             return outcome
@@ -425,5 +478,5 @@ def _left_s(ends_s: float) -> float:
 
 def _fail(effect: Fail) -> None:
     ticket: Any = effect.question.ticket
-    if ticket.set_running_or_notify_cancel():
+    if ticket.set_running_or_notify_cancel():  # False: the caller has given up
         ticket.set_exception(effect.error)

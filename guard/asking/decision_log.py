@@ -1,4 +1,4 @@
-"""The debug log of decisions: each call and request, what it was told, by whom and why.
+"""The debug log of decisions: each call and request, its decision, where it was made and why.
 
 It names functions, tools, models and workflows, never an argument or a prompt.
 """
@@ -25,7 +25,7 @@ was_on = False
 
 
 def is_on() -> bool:
-    """Tell whether anybody reads the log."""
+    """Return whether the log is on, and note it in ``was_on``."""
     global was_on
     was_on = _LOGGER.isEnabledFor(logging.DEBUG)
     return was_on
@@ -37,10 +37,10 @@ def covered(what: str, workflow_id: str | None, lease_id: str) -> None:
 
 
 def granted(request: wire.GateRequest, grant: Grant, over: str, began_s: float) -> None:
-    """Log what the gateway has allowed.
+    """Log that the gateway has allowed a call or request.
 
     Args:
-        request: what was asked.
+        request: the question.
         grant: the answer.
         over: how it was asked: the socket or HTTP.
         began_s: when, by the monotonic clock.
@@ -59,16 +59,17 @@ def granted(request: wire.GateRequest, grant: Grant, over: str, began_s: float) 
 
 
 def waits(request: wire.GateRequest, place: int) -> None:
-    """Log that something waits for money that is only set aside."""
+    """Log that a call or request waits in line for money that others hold."""
     where = f"place {place}" if place else "the gateway is away"
     _LOGGER.debug("wait %s in %s: %s", asked(request), _named(request.workflow_id), where)
 
 
 class Standstill:
-    """Warns that the program stands still, because a budget waits to be raised."""
+    """Warns that the program stands still until an operator raises a budget."""
 
     def __init__(self) -> None:
-        # Questions belong together until none has waited for a while.
+        # One warning for all questions that follow each other within `_TOGETHER_S`; the time by
+        # the monotonic clock. On the background loop only.
         self._until_s = -math.inf
 
     def note(self, request: wire.GateRequest) -> None:
@@ -93,12 +94,12 @@ def refused(
 
 
 def fell_back(what: str, workflow_id: str | None) -> None:
-    """Log that something goes on although the gateway could not be asked."""
+    """Log that a call or request is let through although the gateway could not be asked."""
     _LOGGER.debug("allow %s in %s: GUARD_FALLBACK_MODE=open", what, _named(workflow_id))
 
 
 def asked(request: wire.GateRequest) -> str:
-    """Name what is asked for."""
+    """Return a description of the call or request that a question is about."""
     if request.kind == "llm":
         return f"a request to {request.function} for {request.model}"
     return f"call {request.tool_name or request.function}"

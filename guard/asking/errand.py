@@ -1,4 +1,4 @@
-"""A question on its way to the gateway, and what its caller gets for an error on that way."""
+"""A question on its way to the gateway, and the public errors for what can go wrong there."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
 
 
 class Errand(Struct, eq=False):
-    """A question on its way.
+    """A question on its way. Used on the background loop only.
 
     Attributes:
-        ask: the question, and what is asked for its lane.
-        records: the events that go along; empty when there are none, or they spoilt the request.
-        has_left: whether the gateway may have decided it. From then on only the very same request
-            may be sent, with the same key and the same body.
+        ask: the question, and the lease that is asked for with it.
+        records: the events that go along; empty when there are none, or when the gateway refused
+            the request because of one.
+        has_left: whether the gateway may have decided it. From then on only the same request may
+            be sent, with the same key and the same body. The one exception is ``detach``, after
+            the gateway has refused to read the body and so has decided nothing.
     """
 
     ask: AskGateway
@@ -31,16 +33,17 @@ class Errand(Struct, eq=False):
     has_left: bool = False
 
     def detach(self, session: Session) -> None:
-        """Ask without the events: one cannot be read, which is no reason to refuse the call.
+        """Take the events out of the request: the gateway cannot read one of them.
 
-        They are delivered in a batch, where the bad one is found and left out.
+        That is no reason to refuse the call. They are delivered in a batch, where the bad one is
+        found and left out.
         """
         session.flusher.requeue(self.records)
         self.records, self.ask.question.request.events = [], []
 
 
 def as_public(exc: BaseException) -> BaseException:
-    """Return what a caller gets for an error on the way."""
+    """Return the error that a caller gets for an internal one."""
     if isinstance(exc, AdmissionError):
         return GuardTransportError(
             f"this process asks for too many decisions at once: {exc}", endpoint=wire.GATE_PATH

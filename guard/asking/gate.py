@@ -1,7 +1,9 @@
 """Gets a decision for a protected call or an LLM request, for sync and async callers.
 
 Where no lease covers it, the gateway is asked: over the control socket when that is open, else over
-HTTP.
+HTTP. The caller waits on a ticket, in its own thread or loop; everything else happens on the
+background loop. Four things can end the wait: the answer, the deadline, a kill, and the caller's
+own cancellation or Ctrl-C. Money that is granted to a caller that has stopped waiting goes back.
 """
 
 from __future__ import annotations
@@ -37,25 +39,26 @@ from guard.scope.scope import Scope
 from guard.session.link import Link
 
 _RESTART_S: Final = 20.0
-"""How long a local gateway may take to be started again; one that nobody starts stays away."""
+"""How long a local gateway may take to be started again, at most."""
 
 _Submit = Callable[[Question, Ticket[Grant]], None]
 
 questions_stay: Final[ContextVar[bool]] = ContextVar("guard_questions_stay", default=False)
-"""Whether a person may still answer when a call is cancelled that waits for them, because it comes
-again: a program behind a proxy repeats its request."""
+"""Whether an approval request stays open when its waiting call is cancelled. A program behind a
+proxy repeats its request, and the repeat finds the person's answer."""
 
 
 class Gate:
     """Asks the gateway whether a call may run; a kill ends the wait.
 
+    It has no state of its own besides its settings: any number of threads and tasks may ask.
+
     Args:
         link: to the gateway.
         courier: takes questions to it.
         enforcement: ends the wait when the workflow, or a call around this one, is killed.
-        timeout_s: total time for an answer.
-        wait_ms: how long a question waits in line for money that is only set aside, in
-            milliseconds.
+        timeout_s: total time for an answer, in seconds.
+        wait_ms: how long a question waits in line for money that others hold, in milliseconds.
         paces: whether a question waits for its turn under a rate cap that lets calls wait.
         waits_for_people: whether a call that needs an approval waits for it, or is refused.
     """
@@ -85,7 +88,7 @@ class Gate:
         self._courier.after_fork()
 
     def _mind_people(self, request: wire.GateRequest) -> None:
-        """Say what goes with a question to a person, as far as the gateway knows of it."""
+        """Set the fields for an approval by a person, as far as the gateway supports them."""
         features = self._link.features
         if features is None or wire.FEATURE_APPROVAL_NOTES in features:
             request.renews = self._waits_for_people
@@ -112,6 +115,8 @@ class Gate:
         if pending is not None and pending.decision == "pending":
             self._require_people(pending, question.request)
             submit = functools.partial(self._submit_pending, pending)
+            # The answer of the person only says that the call may run. Then the gateway is asked
+            # again, for the money; if that fails, the approval is withdrawn as well.
             with self._withdrawing(pending):
                 self._wait(Question(question.request), submit, math.inf)
                 again = _again(question)
@@ -121,6 +126,7 @@ class Gate:
         return grant
 
     def _wait(self, question: Question, submit: _Submit, timeout_s: float) -> Grant:
+        """Hand a question over and block until its answer."""
         request, future = question.request, self._ticket(question, timeout_s, waits=True)
         scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
         with _as_guard_errors():
@@ -129,11 +135,15 @@ class Gate:
                 with self._enforcement.bodies.waiting(scope, future.cancel):
                     submit(question, future)
                     return self._result(question, future)
+            # 1. The loop has ended and cancelled its tickets. (A kill cancels the ticket too, but
+            #    `waiting` raises the interrupt in its place.)
             except concurrent.futures.CancelledError:
                 raise was_shut_down() from None
+            # 2. The deadline has passed.
             except TimeoutError:
                 self._abandon(future)
                 raise self._too_late(future) from None
+            # 3. A refusal, a kill, or Ctrl-C at any instruction above.
             except BaseException:
                 self._abandon(future)
                 raise
@@ -145,6 +155,7 @@ class Gate:
             try:
                 return future.result(_left_s(ends_s))
             except TimeoutError:
+                # The desk, on the loop, has moved it meanwhile: wait on.
                 if question.ends_s <= ends_s:
                     raise
 
@@ -173,7 +184,10 @@ class Gate:
         return grant
 
     async def _wait_async(self, question: Question, submit: _Submit, timeout_s: float) -> Grant:
+        """Hand a question over and wait for its answer in the caller's task."""
         request, future = question.request, self._ticket(question, timeout_s, waits=True)
+        # For a kill the wait is a body like any other: it cancels the task, and `wait.end` turns
+        # that cancellation into the interrupt.
         wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
         bodies = self._enforcement.bodies
         bodies.enter(wait)
@@ -206,7 +220,8 @@ class Gate:
                     raise
 
     def _loop_ended(self) -> bool:
-        """Tell whether a wait was cancelled by the loop's end, not by the user."""
+        """Return whether the loop's end has cancelled a wait, and not the user."""
+        # The user's cancellation counts in `cancelling`; the loop cancels only the ticket.
         task = asyncio.current_task()
         return self._background.is_closed and task is not None and not task.cancelling()
 
@@ -222,7 +237,7 @@ class Gate:
     def ask_soon(
         self, question: Question, answered: Callable[[Grant | BaseException], None]
     ) -> None:
-        """Ask without waiting; ``answered`` is called with the outcome, on any thread."""
+        """Ask without waiting; ``answered`` is called once with the outcome, on any thread."""
 
         def ended(ticket: concurrent.futures.Future[Grant]) -> None:
             if ticket.cancelled():
@@ -236,6 +251,7 @@ class Gate:
             with _as_guard_errors():
                 self._courier.put(question, ticket)
         except GuardError as exc:
+            # The end of the loop may have cancelled the ticket already, which called `ended`.
             if not ticket.done():
                 answered(exc)
 
@@ -244,14 +260,15 @@ class Gate:
     def _ticket(
         self, question: Question, timeout_s: float, *, waits: bool = False
     ) -> Ticket[Grant]:
-        """Give a question its deadline, and what takes its answer.
+        """Set a question's deadline and waiting times; return the ticket for its answer.
 
-        It is made before the question is handed over: Ctrl-C can come at any instruction.
+        The ticket is made before the question is handed over: Ctrl-C can come at any instruction,
+        and the caller must be able to cancel a question that was handed over in that moment.
 
         Args:
             question: the question.
-            timeout_s: how long an answer is waited for.
-            waits: whether it waits in line for money that is only set aside, and for its turn.
+            timeout_s: how long to wait for an answer, in seconds.
+            waits: whether it waits in line for money that others hold, and for its turn.
         """
         question.ends_s = time.monotonic() + timeout_s
         question.answer_s = timeout_s
@@ -278,13 +295,19 @@ class Gate:
         return Grant()
 
     def _abandon(self, future: Ticket[Grant]) -> None:
-        """Nobody waits for the answer any more: release what it grants, if it has arrived."""
-        # `cancel` fails when the answer has just come: then it is given back here.
+        """Give up a question: its grant goes back, whether it has arrived or is still to come."""
+        # If `cancel` succeeds, the loop finds the ticket cancelled and gives back what arrives
+        # (`Courier._complete`). It fails when the answer has just come: then it is given back here.
+        # `exception` may wait, for the instant between the two steps of setting a result.
         if not future.cancel() and not future.cancelled() and future.exception() is None:
             self._background.call_soon(self.give_back, future.result())
 
     def _require_people(self, pending: wire.GateReply, request: wire.GateRequest) -> None:
-        """Without waiting for people: withdraw the approval request and refuse its call."""
+        """Where calls do not wait for people: withdraw the approval request and refuse the call.
+
+        Raises:
+            GuardToolBlockedError: calls do not wait for people.
+        """
         if self._waits_for_people:
             return
         self._background.call_soon(self.give_back, Grant(pending))
@@ -299,11 +322,11 @@ class Gate:
     def _withdrawing(self, pending: wire.GateReply) -> Iterator[None]:
         """Withdraw the approval request when its caller is cancelled, killed or interrupted.
 
-        So it is when the answer could not be used in time.
+        Also when the person has answered, but the gateway could not be asked again in time.
         """
         try:
             yield
-        except GuardBlockedException:
+        except GuardBlockedException:  # a refusal has ended the approval request already
             raise
         except BaseException as exc:
             # A kill or a deadline is no CancelledError here: such a call does not come again.
@@ -329,7 +352,11 @@ def _left_s(ends_s: float) -> float | None:
 
 
 def _again(question: Question) -> Question:
-    """Return the question of a call that a person has approved: another one, for no lease."""
+    """Return the question of a call that a person has approved.
+
+    Another attempt, since the key of the first one has its answer: "pending". Without a lane: the
+    approval is for this call, and no lease may cover another one by it.
+    """
     return Question(question.request, attempt=question.attempt + 1)
 
 

@@ -1,4 +1,4 @@
-"""Keeps leases while they are used: the tick that renews, tops up and returns, and recalls."""
+"""Looks after the leases: the tick that renews, tops up and returns, and the gateway's recalls."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from guard.instrumentation.unread_answers import UnreadAnswers
 
 _TICK_S: Final = 0.25
 _RETURN_TICK_S: Final = 0.05
-"""While others wait for what this process holds."""
+"""The tick while others wait for what this process holds."""
 
 
 class Keeper:
     """The service of a process's leases; implements ``guard.session.session.LeaseService``.
 
+    Everything runs on the background loop; the properties are read from any thread.
+
     Args:
-        desk: knows the leases.
-        courier: carries out what the desk wants done.
-        updates: sends what goes back.
+        desk: decides about the leases.
+        courier: carries out the desk's effects.
+        updates: sends lease updates to the gateway.
         unread: reads the LLM answers that are unread, so that their holds settle.
-        renewals: renew what is held without a lease.
+        renewals: renews what is held without a lease.
     """
 
     def __init__(
@@ -73,26 +75,29 @@ class Keeper:
         self._desk.tops_up = wire.FEATURE_LEASE_AHEAD in features
 
     def recalled(self, lease_ids: list[str], returns_s: float) -> None:
-        """Give back at once what is not used; called while the frame is being read.
+        """Return the unused money of leases at once; called while the frame is being read.
 
         Args:
-            lease_ids: of which leases.
-            returns_s: for so long what is not used from now on goes back at once, in seconds.
+            lease_ids: the leases.
+            returns_s: for how many seconds from now on unused money goes back at once.
         """
-        self._unread.read()
+        self._unread.read()  # first: their holds then settle for what the answers cost
         until_s = time.monotonic() + returns_s if returns_s else -math.inf
         self._updates.send(self._desk.recalled(lease_ids, until_s))
 
     def room(self, call_ids: list[str]) -> None:
-        """Money has come back for calls that wait in line."""
+        """Ask again for calls that wait in line: money has come back for them."""
         self._courier.room(call_ids)
 
     def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
-        """Void what control messages concern."""
+        """Void the coverage that control messages may have changed."""
         self._desk.pushed(messages)
 
     def switched(self, is_open: bool, good_for_s: float) -> None:
-        """The socket has opened, or it was lost: then leases are good for a moment and no longer.
+        """Set for how long leases may be used after the socket has opened or was lost.
+
+        Without it a kill arrives with the next poll at the latest, so leases stay usable for one
+        poll interval and not longer.
 
         Args:
             is_open: whether pushes arrive.
@@ -101,15 +106,15 @@ class Keeper:
         self._desk.switched(math.inf if is_open else time.monotonic() + good_for_s)
 
     def socket_ready(self) -> None:
-        """Questions can go over the socket from now on: those that wait for HTTP do."""
+        """Send the questions that wait for HTTP over the socket, which is ready."""
         self._courier.leave_http()
 
     async def close(self) -> None:
-        """End all leases; what was spent has been delivered before."""
+        """End all leases. The caller has delivered the events before."""
         self._unread.read()
         await self._updates.close()
 
     async def stop(self) -> None:
-        """End the requests that are under way."""
+        """Cancel the requests that are under way."""
         await self._updates.stop()
         await self._renewals.stop()

@@ -55,11 +55,11 @@ class LlmRequests:
 
     Args:
         settings: what to do without the gateway.
-        link: to the gateway, which says what it can do.
+        link: to the gateway, and the features that it supports.
         events: makes ids.
         gate: asks the gateway.
         leases: what this process may spend without asking.
-        reports: takes errors; where it does not enforce, what is refused goes out all the same.
+        reports: takes errors; where it does not enforce, refused requests are sent all the same.
         enforcement: holds the rules by which repeats are counted.
     """
 
@@ -81,7 +81,8 @@ class LlmRequests:
         self._reports = reports
         self._enforcement = enforcement
         self.begin = events.begin  # the journal's, for a hold
-        # Models whose price the gateway does not know; a dict for its order.
+        # Models whose price the gateway does not know; a dict for its order. Added to by any
+        # thread; two threads may log the same model once each.
         self._unpriced: dict[str, None] = {}
         self._wind_downs = WindDowns()
 
@@ -92,41 +93,51 @@ class LlmRequests:
 
     @property
     def is_on(self) -> bool:
-        """Whether requests are gated: by the settings, and not by a gateway that cannot."""
+        """Whether requests are gated: the settings ask for it and the gateway supports it."""
         if not self._settings.gate_requests:
             return False
+        # Before the gateway has answered for the first time, assume that it can.
         features = self._link.features
         return features is None or wire.FEATURE_REQUEST_GATE in features
 
     def hold(self, scope: Scope, bound: RequestBound) -> RequestHold | None:
         """Cover a request from a lease, without a round trip; None when the gateway must be asked.
 
-        Outside of all scopes a request belongs to the process's default workflow.
+        Outside of all scopes a request belongs to the process's default workflow. The cases:
+
+        1. Requests are not gated: no cover, unless a ceiling needs :meth:`ask` to refuse it.
+        2. The gateway counts repeats of its prompt, or it is above its ceiling: ask.
+        3. The lane's lease covers it, and the ceiling has room.
         """
+        # 1.
         call, options = scope.call, scope.options
         ceiling = None if options is None else options.ceiling
         if not self.is_on:
             return NOT_GATED if ceiling is None else None
         lane, subject = lane_of(scope, bound), request_subject(bound.provider, bound.local)
+        # 2.
         if bound.is_counted:
             return None
         if ceiling is not None and self._too_dear(ceiling, scope, bound) is not None:
             return None
+        # 3. Inside a protected call, the call has been counted for rate caps already.
         calls = 1 if call is None else 0
         found = self._leases.take_request(lane, subject, bound, time.monotonic(), calls)
         if found is None:
             return None
+        # After the lease, which says the amount.
         if ceiling is not None and not ceiling.take(found[0].amount):  # another was faster
             found[0].give_back()
             return None
+        # What the call around it was expected to cost are its requests, which are held themselves.
         if call is not None and call.hold is not None:
-            call.hold.give_back()  # the call's guess: what it costs are its requests
+            call.hold.give_back()
         if decision_log.was_on:
             decision_log.covered(_named(bound), scope.workflow_id, found[0].lease.lease_id)
         return RequestHold(self, scope, bound, Grant(None, *found), ceiling)
 
     def rates_changed(self, scope: Scope) -> None:
-        """Have the gateway asked again: another model answers, and leases count by wrong rates."""
+        """Void the leases' rates: another model answers, so costs are computed by wrong ones."""
         self._leases.void(scope.workflow_id)
 
     def counted(self, scope: Scope, bound: RequestBound, path: str, body: bytes) -> RequestBound:
@@ -151,7 +162,7 @@ class LlmRequests:
         Args:
             scope: of the request.
             bound: what it can cost at most.
-            limit: puts a limit on the output into it.
+            limit: puts a limit on the output into the request; returns whether it could.
 
         Raises:
             Refusal: refused, or the gateway cannot be asked and there is no fallback.
@@ -169,7 +180,7 @@ class LlmRequests:
     async def ask_async(
         self, scope: Scope, bound: RequestBound, limit: PutLimit = takes_no_limit
     ) -> RequestHold:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        """Like :meth:`ask`, for async code; the caller's loop keeps running."""
         try:
             self._check_ceiling(scope, bound)
             grant = await self._gate.ask_async(self._question(scope, bound))
@@ -180,10 +191,10 @@ class LlmRequests:
             return self._without_cover(scope, bound, error)
 
     def _limited(self, scope: Scope, grant: Grant, limit: PutLimit) -> Grant:
-        """Put into a request the limit that its money pays for, where not all of it is paid for.
+        """Limit a request's output to what its money pays for, where that is less than it asks for.
 
         Raises:
-            GuardBudgetError: that is not possible.
+            GuardBudgetError: no limit can be put into the request; the grant is given back.
         """
         if grant.reply is not None and grant.reply.winding_down:
             self._wind_downs.begun(scope, is_last=True)
@@ -199,14 +210,14 @@ class LlmRequests:
         )
 
     def _rates(self, scope: Scope, bound: RequestBound) -> wire.ModelRates | None:
-        """Return what a request's model costs, if a lease of its lane has said so."""
+        """Return the rates of a request's model, if a lease of its lane knows them."""
         subject = request_subject(bound.provider, bound.local)
         return self._leases.rates(lane_of(scope, bound), subject)
 
     # -- the option limit_cents -------------------------------------------------------------------
 
     def _too_dear(self, ceiling: Ceiling, scope: Scope, bound: RequestBound) -> int | None:
-        """Return what a request could cost if that is known to be above the ceiling."""
+        """Return the worst case of a request if it is known to be above the ceiling."""
         rates = self._rates(scope, bound)
         worst = None if rates is None else worst_case(rates, bound)
         if worst is None or ceiling.short_of(worst[0]) is None:
@@ -218,7 +229,7 @@ class LlmRequests:
 
         Raises:
             GuardBudgetError: it could cost more than is left.
-            GuardConfigError: nothing can tell what requests cost.
+            GuardConfigError: the gateway does not gate requests, so their cost is unknown.
         """
         ceiling = None if scope.options is None else scope.options.ceiling
         if ceiling is None:
@@ -239,14 +250,17 @@ class LlmRequests:
             raise over_ceiling(scope, ceiling, amount)
 
     def _under_ceiling(self, scope: Scope, bound: RequestBound, grant: Grant) -> RequestHold:
-        """Take what the gateway has granted from the ceiling, or give it back.
+        """Take the granted amount from the ceiling, or give the grant back.
+
+        Checked again although :meth:`_check_ceiling` has: only the answer says the exact amount,
+        and other requests under the ceiling may have been faster.
 
         Raises:
             GuardBudgetError: it is more than is left.
         """
         ceiling = None if scope.options is None else scope.options.ceiling
         amount = granted_nanousd(grant)
-        # What a lease covers was granted by an answer before, so that its model is noted already.
+        # Noted here only, not in `hold`: a lease covers a model after such an answer.
         if grant.rates is not None and grant.rates.fallback:
             self._note_unpriced(bound.model or wire.UNKNOWN_MODEL)
         if ceiling is not None and not ceiling.take(amount):
@@ -264,6 +278,8 @@ class LlmRequests:
     def _question(self, scope: Scope, bound: RequestBound, *, grows: bool = False) -> Question:
         call = scope.call
         held = None
+        # What the call around it has set aside was for this request: it goes back to the lease, or
+        # the gateway draws on it.
         if call is not None:
             if call.hold is not None:
                 call.hold.give_back()
@@ -320,7 +336,10 @@ class LlmRequests:
     def _without_cover(
         self, scope: Scope, bound: RequestBound, error: GuardError | WorkflowKilledInterrupt
     ) -> RequestHold:
-        """Let a request go on without cover in ``open`` mode or when observing; raise otherwise."""
+        """Return a hold without cover in ``open`` mode or when observing; raise otherwise.
+
+        A refusal is never overridden by ``open`` mode: only a failure to get a decision is.
+        """
         if not self._reports.enforces:
             self._reports.observed(error, scope)
             return RequestHold(self, scope, bound, Grant())
@@ -342,7 +361,7 @@ class LlmRequests:
         self._gate.release(grant)
 
     def lets_grow(self, scope: Scope, error: GuardError) -> bool:
-        """Tell whether a stream goes on although it was refused more."""
+        """Return whether a stream may continue although it was refused more: when observing."""
         if self._reports.enforces:
             return False
         self._reports.observed(error, scope)
@@ -375,7 +394,7 @@ def _named(bound: RequestBound) -> str:
 def _explained(
     error: GuardBlockedException, bound: RequestBound, rates: wire.ModelRates | None
 ) -> GuardBlockedException:
-    """Return a refusal that says which request it was, and its worst case."""
+    """Return a refusal with a reason that names the request and its worst case."""
     text = _named(bound)
     worst = None if rates is None else worst_case(rates, bound)
     details = error.details

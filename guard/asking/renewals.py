@@ -1,4 +1,4 @@
-"""Renews what calls and requests of this process hold at the gateway without a lease."""
+"""Renews the reservations that calls and requests of this process hold without a lease."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
 logger = logging.getLogger("guard.leases")
 
 _SHARE: Final = 1 / 3
+"""Share of a reservation's lifetime between two renewals."""
 _ANSWER_S: Final = 2.0
+"""How long to wait for an answer over the socket before a renewal goes over HTTP."""
 
 
 class Renewals:
     """The reservations of this process that end unless they are renewed; on the background loop.
 
-    Each is renewed for as long as whoever holds it keeps the gateway's reply: what was forgotten
-    without an end is not held for ever.
+    Each is renewed as long as its call or request keeps a reference to the gateway's reply. So a
+    call that is dropped without an end (a generator that is never closed) lets its reservation
+    expire.
 
     Args:
         link: to the gateway.
@@ -43,16 +46,21 @@ class Renewals:
 
     def after_fork(self) -> None:
         """Forget what the parent holds."""
+        # The replies by reservation. Weak: an entry disappears with the last reference to its
+        # reply, in whichever thread that is; so it is copied before it is iterated over.
         self._held: weakref.WeakValueDictionary[str, wire.GateReply] = weakref.WeakValueDictionary()
+        # Seconds between two renewals, the shortest of all that are held, and when the next is
+        # due. All are renewed together, so a new one may be renewed early.
         self._every_s = math.inf
         self._due_s = math.inf
+        # Referenced here, or the garbage collector could end a task that is under way.
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, reply: wire.GateReply) -> None:
-        """Renew the reservation of a reply, if it has one that needs it."""
+        """Renew a reply's reservation from now on, if it has one that must be renewed."""
         if reply.reservation_id is None or not reply.renew_ms:
             return
         every_s = _SHARE * reply.renew_ms / 1000
@@ -62,10 +70,11 @@ class Renewals:
         self._held[reply.reservation_id] = reply
 
     def tick(self, now_s: float) -> None:
-        """Renew what is held, when it is time."""
+        """Renew all that is held, when it is due. Starts tasks and does not wait for them."""
         session = self._link.session
         if now_s < self._due_s or session is None:
             return
+        # Set before the tasks run: a renewal that fails is repeated a period later.
         self._due_s = now_s + self._every_s
         held = list(self._held)
         for start in range(0, len(held), wire.RENEWED_MAX):
@@ -85,11 +94,12 @@ class Renewals:
         except GuardError as exc:  # the next one may arrive
             logger.debug("reservations could not be renewed: %s", exc)
             return
+        # Those that have ended at the gateway. Their calls go on: events charge what they cost.
         for name in () if state is None else state.over:
             self._held.pop(name, None)
 
     async def stop(self) -> None:
-        """End the renewals that are under way."""
+        """Cancel the renewals that are under way."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

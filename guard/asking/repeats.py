@@ -1,4 +1,4 @@
-"""Calls of a tool that are the same within a run: each is known by a digest of its arguments."""
+"""Repeated calls of a tool within a run, recognised by a digest of their arguments."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from guard.scope.scope import Scope
 
 
 class Repeat(Struct):
-    """What a call is counted by.
+    """The identity of a call whose repeats are counted.
 
     Attributes:
         digest: of its tool and its arguments.
-        is_asked: whether the gateway is asked about it; else its event has the digest.
-        joined: what was set aside where a model named the tool, until the repeat is judged.
+        is_asked: whether the gateway is asked about it; else its event carries the digest.
+        joined: the money set aside when a model named the tool, until the repeat is judged.
     """
 
     digest: str
@@ -36,20 +36,21 @@ def repeat_of(
     arguments: Callable[[], Mapping[str, Any] | None],
     api_key: str,
 ) -> Repeat | None:
-    """Return what a call is counted by; None where it is not.
+    """Return the identity by which a call is counted; None where it is not counted.
 
-    A call that an adapter around this one has counted is the same call.
+    A call that an adapter around this one has counted already is the same call.
 
     Args:
         tools: knows the rules.
         outer: where the call is made.
         tool_name: of its tool.
-        watcher: what it is to the tool call.
+        watcher: how it relates to the tool call.
         arguments: returns its arguments; None where they are not known.
-        api_key: from which the key of digests is made.
+        api_key: the key of digests is derived from it.
     """
     counting = tools.counts_call(outer, tool_name)
-    # What does not surround the tool is followed by its function, which may note it.
+    # Only a watcher around the tool records an event for it; behind another one follows the tool's
+    # function, which may.
     if not counting or (counting == "note" and not watcher.surrounds):
         return None
     counted = None if outer.call is None else outer.call.counted

@@ -19,12 +19,13 @@ class Reports:
     """Where errors and refusals are reported.
 
     Args:
-        settings: the mode, and the key's prefix, which the hooks are told.
+        settings: the mode, and the key's prefix, which the hooks get.
         background: the loop whose thread no hook may hold up.
-        events: records what is observed, and keeps the newest error for the status.
+        events: records observed refusals, and keeps the newest error for the status.
 
     Attributes:
-        enforces: whether refusals are raised, or are just reported (``GUARD_MODE=observe``).
+        enforces: whether refusals are raised; else they are only reported
+            (``GUARD_MODE=observe``).
     """
 
     def __init__(
@@ -41,12 +42,13 @@ class Reports:
     ) -> None:
         """Note an error for the status and pass it to the hooks; each error reaches them once.
 
-        The hooks run in the calling thread; if that is the background loop's, in the hook thread.
+        The hooks run in the calling thread; if that is the background loop's, in the hook thread:
+        a hook that blocks must not delay kills and renewals.
 
         Args:
-            exc: the error; one that is not guard's own is passed over.
+            exc: the error; one that is not guard's own is ignored.
             stage: where it arose: ``init``, ``gate``, ``call`` or ``flush``.
-            scope, tool: in which call.
+            scope, tool: of the call in which it arose.
         """
         if stage == "gate":
             decision_log.refused(exc, scope, tool)
@@ -74,14 +76,15 @@ class Reports:
         scope: Scope,
         tool: str | None = None,
     ) -> None:
-        """Report what would have been refused, were it not for ``GUARD_MODE=observe``.
+        """Report a refusal that ``GUARD_MODE=observe`` does not enforce.
 
         Args:
             exc: the refusal.
-            scope, tool: where it would have been raised.
+            scope, tool: of the call in which it would have been raised.
         """
         decision_log.refused(exc, scope, tool, "would refuse")
         context = self._context(exc, "gate", scope, tool)
+        # In the hook thread, whichever thread this is: observing must not slow down the program.
         if context is not None:
             hooks.fire_in_background(exc, context)
         self._observations.add(exc, scope, tool)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # pulls in every vendor's format
     from guard.core.usage import Usage
 
 _GROWTH: Final = 1024
-"""How many more output tokens a stream asks for at least."""
+"""The fewest output tokens that a growing stream asks for."""
 
 
 class Requests(Protocol):
-    """What a hold needs; see ``LlmRequests``."""
+    """What a hold needs from its surroundings; implemented by ``LlmRequests``."""
 
     def begin(self, reservation_id: str, amount: int, model: str | None) -> BegunRequest:
         """Note that a request is about to be sent."""
@@ -34,10 +34,10 @@ class Requests(Protocol):
         """Give back what a grant has set aside."""
 
     def lets_grow(self, scope: Scope, error: GuardError) -> bool:
-        """Tell whether a stream goes on although it was refused more."""
+        """Return whether a stream may continue although it was refused more."""
 
     def rates_changed(self, scope: Scope) -> None:
-        """A model has answered that leases do not know the rates of."""
+        """Void the leases' rates: another model has answered than the one they are for."""
 
     def ask_more(
         self, scope: Scope, bound: RequestBound, answered: Callable[[Grant | BaseException], None]
@@ -48,8 +48,14 @@ class Requests(Protocol):
 class RequestHold:
     """Money set aside for one request. Thread-safe; only the first end counts.
 
+    Three threads may use it: the one that reads the answer (:meth:`grow`, :meth:`settle`), the one
+    that closes or abandons it (:meth:`keep`, :meth:`give_back`), and the background loop, where the
+    answers to :meth:`grow` and :meth:`raise_input` arrive. There is no lock: callbacks into the
+    lease book and the gate would run under it. Instead, lists are popped atomically, and a thread
+    that adds to one after the end finds ``_ends`` empty and undoes the addition.
+
     Args:
-        requests: gives back, and asks for more.
+        requests: gives money back, and asks for more.
         scope: the scope of the request.
         bound: what it can cost at most.
         grant: what was granted.
@@ -60,7 +66,8 @@ class RequestHold:
         output_tokens: the largest output that it pays for; None if that is unknown.
         refusal: why a stream that has outgrown it may not go on; None while it may.
         cost_nanousd: what the request has cost; None while that is not known here.
-        entry: notes that it is under way, until its event is delivered; None without cover.
+        entry: the journal's note that it is under way, until its event is delivered; None without
+            cover.
     """
 
     __slots__ = (
@@ -87,8 +94,11 @@ class RequestHold:
         self._growing = False
         # What a stream was granted beside its first hold; `append` and `pop` are atomic.
         self._more: list[Grant] = []
+        # Set by the reader's thread or the loop's, read by the reader's.
         self.refusal: GuardError | None = None
+        # Set once, by `settle`.
         self.cost_nanousd: int | None = None
+        # Only rises. Set by the reader's thread, or by the loop's while `_growing` is set.
         self.output_tokens = grant.output_tokens
         hold, reply = grant.hold, grant.reply
         reservation_id, held = None, 0
@@ -97,8 +107,11 @@ class RequestHold:
         elif reply is not None:
             reservation_id, held = reply.reservation_id, reply.reserved_nanousd
         self.reservation_id: str | None = reservation_id
+        # The amounts taken from the ceiling; each is popped once, when it is settled there.
         self._taken = [] if ceiling is None else [held]
         self.entry: BegunRequest | None = None
+        # In the journal before the request is sent: if the process dies from here on, the next one
+        # finds the entry and the amount is charged.
         if reservation_id is not None:
             if bound.local and held == 1:  # the least that the gateway holds: it is free
                 held = 0
@@ -121,19 +134,24 @@ class RequestHold:
         return None if worst is None else worst[0]
 
     def prices(self, model: str | None) -> bool:
-        """Tell whether what this model answers is paid for by the rates that are known here."""
+        """Return whether the rates that are known here are those of the model that answered."""
         rates = self._grant.rates
         asked = self._bound.model if rates is None else rates.answered_by or self._bound.model
         return not asked or not model or is_release_of(model, asked)
 
     def settle(self, usage: Usage) -> None:
-        """The answer was read: pay for what it used, return the rest."""
+        """Pay for what the answer used and return the rest.
+
+        The order: the journal first, so that a process that dies meanwhile is charged the cost and
+        not the bound; then the lease, the ceiling, and what was granted beside the first hold.
+        """
         if not self._end():
             return
         hold, rates = self._grant.hold, self._grant.rates
         is_priced = usage.cost_nanousd is not None or self.prices(usage.model)
         if hold is not None and not is_priced:
-            # What the lease has left is known to the gateway only, which prices that model.
+            # Another model than the one that was asked for. Only the gateway can price it, so only
+            # it knows what the lease has left afterwards.
             rates = None
             self._requests.rates_changed(self._scope)
         self.cost_nanousd = cost = None if rates is None else cost_of(rates, usage)
@@ -141,7 +159,7 @@ class RequestHold:
             self.entry.cost(cost)
         if hold is not None:
             if cost is None:
-                hold.keep()  # its price is the gateway's to know
+                hold.keep()  # all of it; closing the lease releases the difference
             else:
                 hold.settle(cost)
         if self._ceiling is not None:
@@ -150,7 +168,7 @@ class RequestHold:
             self._release_more()
 
     def give_back(self) -> None:
-        """The request cost nothing: it was not sent, or refused by the vendor."""
+        """Return all of it: the request was not sent, or the vendor refused it."""
         if self._end():
             if self.entry is not None:
                 self.entry.clear()
@@ -159,7 +177,10 @@ class RequestHold:
             self._release_more()
 
     def keep(self) -> None:
-        """What the answer cost stays unknown: the whole amount counts as spent."""
+        """Count the whole amount as spent: what the answer cost stays unknown.
+
+        The journal's entry stays: the event that charges the bound clears it.
+        """
         if not self._end():
             return
         if self._grant.hold is not None:
@@ -168,16 +189,28 @@ class RequestHold:
         self._release_more()
 
     def grow(self, output_tokens: int) -> None:
-        """A stream has come near its end at ``output_tokens``: ask for more in the background.
+        """Get money for more output: the stream has come near what is paid for.
 
-        ``output_tokens`` rises, or ``refusal`` is set.
+        Called by the thread that reads the stream, which must not wait. Sooner or later
+        ``output_tokens`` rises, or ``refusal`` is set. The cases, in this order:
+
+        1. The output is not limited, more was asked for already, or the request has ended.
+        2. The lease has enough free money.
+        3. The request has no cover (it fell back to running without the gateway): it may grow.
+        4. The gateway is asked; the answer arrives in ``_grown``, on another thread.
+
+        Args:
+            output_tokens: how many the stream has so far.
         """
+        # 1.
         paid = self.output_tokens
         if paid is None or self._growing or not self._ends:
             return
         hold, rates = self._grant.hold, self._grant.rates
         bound = self._bound
+        # At least doubled, so that a long stream asks a few times only.
         more = max(_GROWTH, paid, 2 * (output_tokens - paid))
+        # 2.
         if hold is not None and rates is not None:
             cost = _cost_of_more(rates, bound, paid, more)
             if cost is not None and hold.grow(cost):
@@ -185,9 +218,11 @@ class RequestHold:
                     self.output_tokens = paid + more
                     self._note_more()
                 return
-        if self.reservation_id is None:  # without cover from the start
+        # 3.
+        if self.reservation_id is None:
             self.output_tokens = paid + more
             return
+        # 4. Set before it is asked: the answer may come before `ask_more` returns.
         self._growing = True
         # Without a limit, so that it gets what is left where that is less than what is assumed.
         wanted = RequestBound(
@@ -196,10 +231,11 @@ class RequestHold:
         self._requests.ask_more(self._scope, wanted, functools.partial(self._grown, more))
 
     def raise_input(self, input_tokens: int) -> None:
-        """The prompt may have more tokens than was known: hold that too, if there is money.
+        """Hold money for a longer prompt than was known, as far as there is money.
 
-        Else the next request would take what this one turns out to have cost. What the lease has
-        not is asked for in the background; a refusal ends nothing, as the request is under way.
+        Else the next request would take what this one turns out to have cost. What the lease does
+        not have is asked for in the background. A refusal changes nothing: the request is under
+        way, and its prompt is already at the vendor.
         """
         hold, rates, bound = self._grant.hold, self._grant.rates, self._bound
         if hold is None or rates is None or bound.input_tokens is None or not self._ends:
@@ -220,18 +256,23 @@ class RequestHold:
             self._requests.ask_more(self._scope, more, self._raised)
 
     def _raised(self, outcome: Grant | BaseException) -> None:
+        """Take the answer to :meth:`raise_input`; on any thread."""
         if isinstance(outcome, Grant):
             self._add(outcome)
             self._note_more()
-            if not self._ends:  # it ended meanwhile
+            # After the addition: the end has either seen it, or is seen here. If both see it, each
+            # grant is popped, and so released, once.
+            if not self._ends:
                 self._release_more()
 
     def _add(self, more: Grant) -> None:
+        """Add a grant to the hold; one from the same lease becomes part of the first."""
         first, second = self._grant.hold, more.hold
         if first is None or second is None or not first.absorb(second):
             self._more.append(more)
 
     def _grown(self, more: int, outcome: Grant | BaseException) -> None:
+        """Take the answer to :meth:`grow`; on any thread."""
         if isinstance(outcome, GuardError):
             if self._requests.lets_grow(self._scope, outcome):
                 self.output_tokens = (self.output_tokens or 0) + more
@@ -244,11 +285,13 @@ class RequestHold:
                 paid = more if outcome.output_tokens is None else outcome.output_tokens
                 self.output_tokens = (self.output_tokens or 0) + paid
                 self._note_more()
-            if not self._ends:  # it ended meanwhile
+            if not self._ends:  # it ended meanwhile; as in `_raised`
                 self._release_more()
+        # Last: the reader may ask again from here on, and must see the new `output_tokens`.
         self._growing = False
 
     def _note_more(self) -> None:
+        """Write the larger amount into the journal."""
         if self.entry is not None and self._ends:
             self.entry.hold(self.amount_nanousd or 0)
 
@@ -281,7 +324,11 @@ class RequestHold:
         self._ceiling.settle(taken, taken if cost is None else cost)
 
     def _release_more(self) -> None:
-        """Give back what a stream was granted beside its first hold; the event names that one."""
+        """Give back what a stream was granted beside its first hold.
+
+        The request's event names the first reservation and charges its whole cost there, so the
+        others are released unspent.
+        """
         while self._more:
             try:
                 self._requests.release(self._more.pop())
@@ -289,6 +336,7 @@ class RequestHold:
                 return
 
     def _end(self) -> bool:
+        """Return True the first time only."""
         try:
             return self._ends.pop()
         except IndexError:
@@ -296,7 +344,7 @@ class RequestHold:
 
 
 class _NotGated(RequestHold):
-    """The request needs no cover."""
+    """The hold of requests that need no cover; one object serves all of them."""
 
     __slots__ = ()
 

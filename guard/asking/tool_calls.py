@@ -2,8 +2,8 @@
 
 A tool call passes several watchers: the HTTP client whose answer names the tool, an adapter's
 callback, wrapper or guardrail, an MCP session, and ``@protect`` on the tool's own function. The
-first one asks the gateway; the others find here what it has answered. A watcher sees each call
-once, so what it sees again is another call, which is asked about anew: one approval admits one.
+first one asks the gateway; the others find its answer here. A watcher sees each call once, so what
+it sees again is another call, which is asked about anew: one approval admits one call.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _KEPT: Final = 1000
 
 
 class Watcher(Struct, frozen=True):
-    """What asks about a tool call.
+    """A place in the program that a tool call passes, and that asks about it.
 
     Attributes:
-        kind: of watcher; each sees a tool call once.
+        kind: the kind of place; each kind sees a tool call once.
         call_id: the framework's id of the call, if it has one.
         surrounds: whether the tool runs inside of it, so that the call is over when it ends.
     """
@@ -61,13 +61,15 @@ class ToolCall(Struct, eq=False):
     """A tool call that the gateway has allowed.
 
     Attributes:
-        place: where it is looked for.
-        reply: the gateway's, until the first watcher after the asking one takes its money.
+        place: where watchers look for it.
+        reply: the gateway's, until the first watcher after the asking one takes its money. It is
+            taken out under the lock of :class:`ToolCalls`, so that it is used or given back once.
         approved: whether a person has allowed it.
         counted: whether it was counted by its arguments.
-        until_s: when its next watcher has to have come, by the monotonic clock.
-        seen_by: the kinds of its watchers.
-        ids: that frameworks have given it.
+        until_s: the deadline for its next watcher, by the monotonic clock; never while it is
+            inside of one.
+        seen_by: the kinds of its watchers so far.
+        ids: the ids that frameworks have given it.
     """
 
     place: Place
@@ -84,10 +86,11 @@ class ToolCall(Struct, eq=False):
         if watcher.call_id is not None:
             self.ids.add(watcher.call_id)
         if watcher.surrounds:
-            self.until_s = float("inf")  # it ends this call
+            self.until_s = float("inf")  # the watcher's own end ends this call
 
     def is_for(self, watcher: Watcher) -> bool:
-        """Tell whether a watcher may see this call next, or sees it again."""
+        """Return whether a watcher sees this call, and not another call of the same tool."""
+        # Ids decide if both have one; else a kind that has seen the call sees another one.
         if watcher.call_id is not None and self.ids:
             return watcher.call_id in self.ids
         return watcher.kind not in self.seen_by
@@ -101,8 +104,8 @@ class ToolCalls:
     """The tool calls that the gateway has allowed and that are not over.
 
     Args:
-        background: runs what is due later.
-        give_back: releases what a reply has set aside; on that loop.
+        background: the loop for delayed work.
+        give_back: releases what a reply has set aside; called on that loop.
     """
 
     def __init__(
@@ -113,23 +116,33 @@ class ToolCalls:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Forget what the parent's calls were allowed."""
+        """Forget the tool calls that the parent was allowed."""
+        # By the identity of the call, oldest first; changed under the lock. Covered calls only
+        # look whether it is empty, without the lock.
         self.open: OrderedDict[int, ToolCall] = OrderedDict()
         """Without any, :meth:`take` finds none."""
+        # By a framework's call id, the outcome of the watcher whose turn it is: the refusal, or
+        # None. Tasks of several loops wait for it; `setdefault` decides atomically whose turn it
+        # is.
         self._turns: dict[str, Future[BaseException | None]] = {}
+        # Held for a scan of `open`, never while waiting or calling back.
         self._lock = threading.Lock()
 
     # -- answers ----------------------------------------------------------------------------------
 
     def named(self, scope: Scope, tool_name: str, reply: wire.GateReply, *, approved: bool) -> None:
-        """Keep what the gateway has answered about a tool that a model has named."""
+        """Keep the gateway's answer about a tool that a model has named.
+
+        Its money waits a short time for the protected call of that tool. A framework that runs the
+        tool itself never makes one, and then the money goes back.
+        """
         call = self._keep(scope, tool_name, reply, approved, {_CLIENT})
         self._background.call_soon(self._give_back_later, call)
 
     def allowed(
         self, scope: Scope, tool_name: str, watcher: Watcher, *, approved: bool, counted: bool
     ) -> ToolCall:
-        """Keep what a watcher has asked about, for the other watchers of the call."""
+        """Keep a call that a watcher has asked about, for the other watchers of the call."""
         call = self._keep(scope, tool_name, None, approved, set())
         call.counted = counted
         call.is_seen_by(watcher)
@@ -145,7 +158,7 @@ class ToolCalls:
         Args:
             scope: of the watcher.
             tool_name: of the tool.
-            watcher: what sees it.
+            watcher: the watcher.
             needs_person: whether only a person's approval counts.
         """
         place = _place(scope, tool_name)
@@ -160,6 +173,7 @@ class ToolCalls:
     def _find(self, place: Place, watcher: Watcher, needs_person: bool) -> ToolCall | None:
         now_s = time.monotonic()
         candidates = [call for call in self.open.values() if call.place == place]
+        # The call in whose adapter this code runs comes first, even if the run is another one.
         near = current.get()
         if near is not None and near.place[1:] == place[1:] and id(near) in self.open:
             candidates.insert(0, near)
@@ -197,14 +211,15 @@ class ToolCalls:
     # -- the end ----------------------------------------------------------------------------------
 
     def left(self, call: ToolCall, watcher: Watcher) -> None:
-        """A watcher that surrounds the tool is left: the call is over, if no adapter ends it."""
+        """Note the end of a watcher around the tool: it ends the call, if no adapter will."""
         if not call.ids or watcher.call_id in call.ids:
             self._end(call)
 
     def ended(self, call_id: str) -> None:
-        """The call with a framework's id is over; nothing more is allowed for it."""
+        """End the call with a framework's id; nothing more is allowed for it."""
         if not self.open:
             return
+        # A copy without the lock, which `_end` takes; it checks again whether the call is open.
         for call in list(self.open.values()):
             if call_id in call.ids:
                 self._end(call)
@@ -232,6 +247,9 @@ class ToolCalls:
     async def turn(self, watcher: Watcher) -> AsyncIterator[None]:
         """Let watchers of one call ask one after the other, and share a refusal.
 
+        After an allowed question the next watcher finds the call in :meth:`take`. Without turns,
+        two watchers that ask at the same time would ask a person twice.
+
         Raises:
             BaseException: another one was refused while this one waited for its turn.
         """
@@ -242,6 +260,7 @@ class ToolCalls:
         mine: Future[BaseException | None] = Future()
         refused: BaseException | None = None
         while (before := self._turns.setdefault(call_id, mine)) is not mine:
+            # Shielded: the cancellation of this watcher must not cancel the others' future.
             refused = await asyncio.shield(asyncio.wrap_future(before))
             if refused is not None:
                 raise refused
@@ -253,6 +272,7 @@ class ToolCalls:
             refused = exc
             raise
         finally:
+            # Pop first: those that wake up compete for the next turn, and must not find this one.
             self._turns.pop(call_id, None)
             mine.set_result(refused)
             del refused  # its traceback refers to this frame

@@ -22,17 +22,19 @@ from guard.scope.scope import Scope
 
 
 class ToolPolicy:
-    """Checks the tools that answers ask for; remembers what the gateway has allowed.
+    """Checks the tools that answers ask for; remembers those that the gateway has allowed.
+
+    Besides ``calls`` and ``unchecked`` it has no state; any thread may use it.
 
     Args:
         enforcement: holds the tool rules.
         gate: asks the gateway.
         background: its loop.
-        ids: make call ids.
+        ids: makes call ids.
         gates_requests: returns whether LLM requests are covered one by one.
-        warnings: returns what reports the gateway's warnings.
-        reports: takes errors; where it does not enforce, an answer that is refused goes on.
-        unchecked: takes the name of a tool that has run without a check.
+        warnings: returns the log of the gateway's warnings.
+        reports: takes errors; where it does not enforce, a refused answer is passed on.
+        unchecked: called with the name of a tool that has run without a check.
 
     Attributes:
         calls: the tool calls that the gateway has allowed.
@@ -60,13 +62,13 @@ class ToolPolicy:
         self.calls = ToolCalls(background, lambda reply: gate.give_back(Grant(reply)))
 
     def after_fork(self) -> None:
-        """Forget what the parent's calls were allowed."""
+        """Forget the tool calls that the parent was allowed."""
         self.calls.after_fork()
 
     # -- the answer -------------------------------------------------------------------------------
 
     def applies(self, scope: Scope) -> bool:
-        """Tell whether there are tool rules for answers in this scope."""
+        """Return whether there are tool rules for answers in this scope."""
         return self._enforcement.control.tools is not None and self._rules(scope) is not None
 
     def _rules(self, scope: Scope) -> ScopeToolRules | None:
@@ -76,7 +78,7 @@ class ToolPolicy:
         return rules.for_scope(scope.workflow_id, scope.agent)
 
     def asks_about(self, scope: Scope, name: str) -> bool:
-        """Tell whether the gateway may ask a person about a tool."""
+        """Return whether the gateway may ask a person about a tool."""
         rules = self._rules(scope)
         verdict = None if rules is None else rules.verdict(name)
         return verdict is not None and verdict.kind == "ask"
@@ -84,12 +86,12 @@ class ToolPolicy:
     # -- repeats ----------------------------------------------------------------------------------
 
     def counts_call(self, scope: Scope, name: str) -> Counting:
-        """Tell whether repeats of a tool's calls are counted in the run of a scope, and how."""
+        """Return how repeats of a tool's calls are counted in the run of a scope; "" if not."""
         rules = self._rules(scope) if scope.run_id is not None else None
         return "" if rules is None else rules.counts_tool(name)
 
     def results(self, body: bytes) -> None:
-        """Name the tools without a check whose results a request sends to a model."""
+        """Report the unchecked tools whose results a request sends to a model."""
         self.unchecked.sent(body)
 
     def check(self, scope: Scope, names: list[str]) -> list[str]:
@@ -99,6 +101,7 @@ class ToolPolicy:
             Refusal: one of them is blocked.
         """
         rules = self._rules(scope)
+        # First: a tool that is refused below was checked, too.
         self.unchecked.checked(names)
         questions: list[str] = []
         for name in names if rules is not None else ():
@@ -137,7 +140,7 @@ class ToolPolicy:
         self._remember(scope, request, grant)
 
     async def ask_async(self, scope: Scope, name: str) -> None:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        """Like :meth:`ask`, for async code; the caller's loop keeps running."""
         request = self._request(scope, name)
         try:
             require_task()
@@ -175,7 +178,7 @@ class ToolPolicy:
         Args:
             scope: of the watcher.
             tool_name: of the tool.
-            watcher: what sees it.
+            watcher: the watcher.
             sensitive: whether the tool is declared as sensitive; then only an approval counts.
         """
         if sensitive and (rules := self._rules(scope)) is not None and rules.blocks_sensitive:
@@ -184,7 +187,7 @@ class ToolPolicy:
 
     def _remember(self, scope: Scope, request: wire.GateRequest, grant: Grant) -> None:
         reply, name = grant.reply, request.tool_name or request.function
-        if reply is None:  # never without a lease, and such a question names none
+        if reply is None:  # only a lease grants without a reply, and these questions name none
             return
         self._warnings().report(reply.warnings, scope, name)
         reply.warnings = []

@@ -1,4 +1,4 @@
-"""Tools that have run without a check, as the results show that are sent back to a model."""
+"""Finds tools that ran without a check, by their results in requests to a model."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ protected_names: Final[set[str]] = set()
 class UncheckedTools:
     """Compares the results that are sent to models with the tools that were checked.
 
+    Used by any thread without a lock; a race costs at most a result that is counted twice.
+
     Args:
-        note: takes the name of a tool that was not checked, once for each result.
+        note: called with the name of a tool that was not checked, once for each result.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
+        # Names of tools; only grows, up to a bound.
         self._checked: set[str] = set()
-        # Results that were counted already: a retry sends them again.
+        # Ids of results that were counted already, oldest first: a retry sends them again, and so
+        # does every later turn of the conversation.
         self._counted: OrderedDict[str, None] = OrderedDict()
 
     def checked(self, names: Iterable[str]) -> None:
-        """Remember tools that the policy has seen, whatever it said."""
+        """Remember tools that the policy has judged, allowed or not."""
         if len(self._checked) < _NAMES_MAX:
             self._checked.update(names)
 

@@ -1,4 +1,4 @@
-"""Sends what goes back to the gateway of leases: renewals, unused money, their end."""
+"""Sends updates of leases to the gateway: renewals, unused money, closes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
 logger = logging.getLogger("guard.leases")
 
 _ANSWER_S: Final = 2.0
+"""How long to wait for an answer over the socket before an update goes over HTTP."""
 _FLUSH_S: Final = 1.0
+"""How long one delivery of events before a close may take."""
 _RETRY_S: Final = 2.0
 _KEPT_S: Final = 600.0
-"""A lease whose costs cannot be delivered is kept for so long; what stays is on disk, or lost."""
+"""How long a lease is kept open whose costs cannot be delivered; afterwards they are on disk, or
+lost."""
 
 
 class LeaseUpdates:
-    """Updates of leases under way; on the background loop.
+    """Sends updates of leases in tasks on the background loop.
+
+    An update that fails is not repeated: the next renewal is a third of a lifetime away, and money
+    whose return was lost is released when the lease is closed or expires.
 
     Args:
         link: to the gateway.
@@ -41,6 +47,8 @@ class LeaseUpdates:
         self._link = link
         self._events = events
         self._desk = desk
+        # Referenced here, or the garbage collector could end a task that is under way. On the
+        # loop only.
         self._tasks: set[asyncio.Task[None]] = set()
 
     def after_fork(self) -> None:
@@ -62,13 +70,13 @@ class LeaseUpdates:
             self._start(self._close(session, closing))
 
     async def close(self) -> None:
-        """End all leases; what was spent has been delivered before."""
+        """End all leases and wait for the answers. The caller has delivered the events before."""
         session, updates = self._link.session, self._desk.close()
         if session is not None and updates:
             await asyncio.gather(*(self._send(session, update) for update in updates))
 
     async def stop(self) -> None:
-        """End the updates that are under way."""
+        """Cancel the updates that are under way."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -82,9 +90,11 @@ class LeaseUpdates:
     # -- one update -------------------------------------------------------------------------------
 
     async def _close(self, session: Session, updates: list[Update]) -> None:
-        """Deliver what was spent, then close its leases: they pay for late events only briefly.
+        """Deliver the events, then close leases that they were paid from.
 
-        What is not delivered would become room for others: until then the leases are renewed.
+        In this order: a closed lease pays for late events only for a short time. Afterwards the
+        gateway grants its money to others although it is spent. So as long as the events cannot be
+        delivered, the leases are renewed instead.
         """
         until_s = time.monotonic() + _KEPT_S
         while not await self._delivered(session) and time.monotonic() < until_s:
@@ -97,7 +107,7 @@ class LeaseUpdates:
 
     @staticmethod
     async def _delivered(session: Session) -> bool:
-        """Deliver what was spent; tell whether nothing is left, here or on disk."""
+        """Deliver the buffered events; return whether none is left, in memory or on disk."""
         try:
             async with asyncio.timeout(_FLUSH_S):
                 await session.flusher.flush()
@@ -107,7 +117,7 @@ class LeaseUpdates:
 
     async def _send(self, session: Session, update: Update) -> None:
         key = self._events.ids.uuid7(time.time_ns() // 1_000_000)
-        sent_s = time.monotonic()
+        sent_s = time.monotonic()  # the renewed lifetime counts from here, not from the answer
         body = wire.encode(update.body)
         answer = await session.asks.request("gate/lease", key, body, _ANSWER_S)
         try:
@@ -121,13 +131,13 @@ class LeaseUpdates:
 async def state_of(
     session: Session, update: wire.LeaseUpdate, key: str, told: wire.Told | None
 ) -> wire.LeaseState | None:
-    """Return what became of a lease; None when the gateway does not know it.
+    """Return the state of a lease after an update; None when the gateway has no such lease.
 
     Args:
         session: with the gateway.
-        update: what was sent.
-        key: its idempotency key.
-        told: the answer over the socket; None without one: it is sent over HTTP.
+        update: the update.
+        key: its idempotency key: a repeat over HTTP does not return the money twice.
+        told: the answer over the socket; without one the update is sent over HTTP.
     """
     if told is not None:
         if told.status == 404:
@@ -137,6 +147,7 @@ async def state_of(
     try:
         return await session.client.update_lease(update, key)
     except GuardTransportError as exc:
+        # A definite answer of the gateway, not a failure on the way to it: the lease has ended.
         if exc.source == "GATEWAY_ERROR" and not exc.retryable:
             return None
         raise

@@ -1,4 +1,4 @@
-"""Tells a program, once for each run, that it winds down: what is left of a budget is kept."""
+"""Reports once per run that it winds down: the rest of its budget is kept for the end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class WindDowns:
     """The runs of this process that wind down."""
 
     def __init__(self) -> None:
-        # By workflow, run and caller; a set that forgets the oldest.
+        # By workflow, run and caller; a set that forgets the oldest. Used by any thread without a
+        # lock: at worst two threads report the same run once each.
         self._known: OrderedDict[tuple[str | None, str | None, int], None] = OrderedDict()
 
     def begun(self, scope: Scope, *, is_last: bool) -> None:
-        """Log that a run winds down, and tell the hooks; the first time only.
+        """Log that a run winds down and call the hooks; the first time only.
 
         Args:
             scope: where it was noticed.

@@ -2,8 +2,8 @@
 
 An approval is bound to the digest, and repeats within a run are counted by it.
 
-A digest says nothing of the arguments to whoever has no key: the gateway has only a hash of the API
-key, from which the digest's key cannot be made.
+Without its key a digest reveals nothing about the arguments. The gateway has only a hash of the API
+key, from which the digest's key cannot be derived.
 """
 
 from __future__ import annotations

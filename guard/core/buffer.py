@@ -102,16 +102,18 @@ class EventBuffer:
         self, capacity: int, batch_size: int = 100, wake: Callable[[], bool] = lambda: True
     ) -> None:
         self.capacity = capacity
+        # Changed under the lock, since any thread sheds; only rises.
         self.dropped = 0
         self._batch_size = batch_size
         self._wake = wake
-        # Records that `take_if` is inspecting: in no lane, and yet buffered.
+        # How many records `take_if` is inspecting: in no lane, and yet buffered. Changed by the
+        # consumer.
         self._aside = 0
         # Whether the consumer was woken and has not parked since: it needs no second wake-up.
         self._awake = False
         # Whether there is a consumer yet; the first record starts it.
         self._started = False
-        # How many records justify waking the consumer now.
+        # How many records justify waking the consumer. These three change under the lock.
         self._wanted = batch_size
         # Re-entrant: a signal handler may record while its thread holds it. It is held for
         # microseconds, only while counting.
@@ -130,6 +132,7 @@ class EventBuffer:
         """Add a record."""
         lane = self._lanes[_LANES.get(record.kind, _DROPPABLE)]
         lane.append(record)
+        # `>=`: several threads may append at once, and none of them sees the exact number.
         if len(lane) >= lane.high_watermark:
             self.on_high_watermark()
 
@@ -137,6 +140,7 @@ class EventBuffer:
         """Wake the consumer, shed what does not fit, set new watermarks."""
         with self._lock:
             self._shed()
+            # Noted before the wake-up: of the threads that come here at once, one wakes it.
             wakes = not self._awake and (not self._started or len(self) >= self._wanted)
             if wakes:
                 self._started = True
@@ -160,6 +164,8 @@ class EventBuffer:
         """
         with self._lock:
             self._wanted = self._batch_size if wanted is None else wanted
+            # Looked at under the lock: an append after this either reaches the new watermark, and
+            # waits for the lock to wake the consumer, or is not urgent.
             if len(self) >= self._wanted:
                 return False
             self._awake = False
@@ -168,6 +174,11 @@ class EventBuffer:
         return True
 
     def _set_watermarks(self) -> None:
+        """Set how far each lane may grow before its appending thread comes back here.
+
+        The caller holds the lock. While the consumer sleeps, no lane may grow beyond the number of
+        records that wakes it.
+        """
         # Sizes are read once: room is not promised twice when other threads append meanwhile.
         sizes = [len(lane) for lane in self._lanes]
         size = sum(sizes) + self._aside
@@ -178,7 +189,10 @@ class EventBuffer:
             lane.high_watermark = filled + room
 
     def _shed(self) -> None:
-        """Drop what does not fit, the oldest of the least important lane first."""
+        """Drop what does not fit, the oldest of the least important lane first.
+
+        The caller holds the lock.
+        """
         while len(self) > self.capacity:
             lane = next((lane for lane in self._lanes if lane), None)
             if lane is None:  # all of it is being inspected
@@ -206,8 +220,10 @@ class EventBuffer:
     ) -> list[Record]:
         """Take up to ``most`` records that fit, leaving the others in their order.
 
+        Called by the consumer only.
+
         Args:
-            wanted: tells which records fit.
+            wanted: returns whether a record fits.
             most: how many to take.
             look_at: how many records of each lane to inspect: a caller is waiting for the answer.
         """

@@ -1,4 +1,4 @@
-"""Options of one call: what a ``guard.context.options`` block says about what runs inside."""
+"""Options of the calls and requests inside a ``guard.context.options`` block."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from msgspec.structs import replace
 class Ceiling:
     """The most that the LLM requests of a block may cost. Thread-safe.
 
-    What a request may cost at most is taken before it is sent, from this ceiling and from those
-    around it, or from none.
+    Before a request is sent, its worst case is taken from this ceiling and from those around it,
+    or from none of them.
 
     Args:
         limit_nanousd: the most.
@@ -21,14 +21,17 @@ class Ceiling:
 
     Attributes:
         limit_nanousd: the most.
-        spent_nanousd: what requests have cost, as far as their answers have been read.
+        spent_nanousd: what requests have cost, as far as their answers have been read. It can
+            exceed the limit, if a request cost more than its worst case.
         held_nanousd: what those under way may cost.
     """
 
     def __init__(self, limit_nanousd: int, outer: Ceiling | None = None) -> None:
         self.limit_nanousd = limit_nanousd
+        # Both change under the lock, in this ceiling and in all around it at once.
         self.spent_nanousd = 0
         self.held_nanousd = 0
+        # Fixed: an inner block never outlives the reference to its outer ceiling.
         self._outer = outer
         # One lock for a ceiling and all inside it: an amount is taken from all or from none.
         # Re-entrant: a signal handler may make a request.
@@ -36,18 +39,21 @@ class Ceiling:
 
     @property
     def left_nanousd(self) -> int:
-        """What requests still to come may cost, as far as this ceiling alone is concerned."""
+        """What later requests may cost, by this ceiling alone; negative above the limit."""
         return self.limit_nanousd - self.spent_nanousd - self.held_nanousd
 
     def short_of(self, amount: int) -> Ceiling | None:
-        """Return the innermost ceiling that leaves no room for an amount; None if all do."""
+        """Return the innermost ceiling that leaves no room for an amount; None if all have room.
+
+        Without the lock a hint: :meth:`take` decides.
+        """
         found: Ceiling | None = self
         while found is not None and found.left_nanousd >= amount:
             found = found._outer
         return found
 
     def take(self, amount: int) -> bool:
-        """Take an amount from every ceiling, or from none; tell whether there was room."""
+        """Take an amount from every ceiling, or from none; return whether there was room."""
         with self._lock:
             if self.short_of(amount) is not None:
                 return False
@@ -55,7 +61,7 @@ class Ceiling:
         return True
 
     def settle(self, amount: int, cost: int) -> None:
-        """Return an amount that was taken, and count what it has really cost."""
+        """Return an amount that was taken, and count the actual cost."""
         with self._lock:
             self._add(-amount, cost)
 
@@ -68,7 +74,7 @@ class Ceiling:
 
 
 class CallOptions(Struct, frozen=True, eq=False):
-    """What holds inside a block.
+    """The options inside a block.
 
     Attributes:
         tool_name: the name of the protected calls that begin in the block itself.
@@ -83,5 +89,5 @@ class CallOptions(Struct, frozen=True, eq=False):
     winding_down: bool = False
 
     def inside_call(self) -> CallOptions:
-        """Return what holds in the body of a protected call: its name is not that of others."""
+        """Return the options inside a protected call; the name does not apply to calls in there."""
         return self if self.tool_name is None else replace(self, tool_name=None)

@@ -26,7 +26,15 @@ EVERYTHING: Final = "*"
 
 
 class Mark(Struct, frozen=True):
-    """The content of the newest message about one target."""
+    """The content of the newest message about one target.
+
+    Attributes:
+        seq: the number of the message.
+        halted: whether it halts the target; False for a mark that lifts an earlier halt.
+        reason: the operator's, for the error.
+        until_ms: when a pause lifts itself, in Unix milliseconds; None for never.
+        budget: the exhausted budget.
+    """
 
     seq: int
     halted: bool
@@ -35,13 +43,14 @@ class Mark(Struct, frozen=True):
     budget: Budget | None = None
 
     def counts(self, now_ms: int) -> bool:
-        """Tell whether the mark applies at a given time."""
+        """Return whether the mark applies at a given time."""
         return self.until_ms is None or now_ms < self.until_ms
 
     def covers(self, other: Mark) -> bool:
-        """Tell whether the mark supersedes another one about the same target at all times."""
+        """Return whether the mark supersedes another one about the same target at all times."""
         if self.seq < other.seq:
             return False
+        # One that lifts itself leaves an older mark that lasts longer in force.
         return self.until_ms is None or (
             other.until_ms is not None and self.until_ms >= other.until_ms
         )
@@ -78,6 +87,8 @@ class HaltMarks(Struct, frozen=True):
     def newest(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
         """Return the newest mark that matches this run of this workflow and applies now."""
         # Read without a lock, for every call: the maps of a state are never changed.
+        # By the number of the message, whatever the target: a kill of "*" can be lifted for one
+        # workflow by a later revive.
         newest = self.exact.get(workflow_id) if workflow_id is not None else None
         if newest is not None and not newest.counts(now_ms):
             newest = None

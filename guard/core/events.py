@@ -124,7 +124,11 @@ def event_id(record: Record, ids: IdFactory) -> str:
 
 
 def settled(records: Iterable[Record]) -> None:
-    """Clear the journal of what is delivered, on disk, or not to be delivered at all."""
+    """Clear the journal's entries of records that are delivered, on disk, or given up.
+
+    After the fact, never before: if the process dies in between, the next one charges the entry
+    under the same event id, which changes nothing.
+    """
     for record in records:
         payload = record.payload
         if type(payload) is InstrumentedCall and payload.entry is not None:
@@ -132,14 +136,15 @@ def settled(records: Iterable[Record]) -> None:
 
 
 def is_event(record: Record) -> bool:
-    """Tell whether a record becomes an event; reads the answer that it may hold."""
+    """Return whether a record becomes an event; reads the answer that it may hold."""
     payload = record.payload
     return type(payload) is not InstrumentedCall or usage_of(payload) is not None
 
 
 def usage_of(observed: InstrumentedCall) -> Usage | None:
     """Return what an observed call used; its answer is read now if it has not been."""
-    answer = observed.answer  # another thread may be reading it right now
+    # Into a local: another thread may be reading it, and removes it when it is done.
+    answer = observed.answer
     if answer is not None:
         answer.read(observed)
     return observed.usage

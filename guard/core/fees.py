@@ -241,7 +241,7 @@ _BY_THE_PIECE: Final = re.compile(
 
 
 def by_the_piece(model: str | None) -> bool:
-    """Tell whether a model is charged by the piece, and not by tokens.
+    """Return whether a model is charged by the piece, and not by tokens.
 
     >>> [by_the_piece(name) for name in ("dall-e-3", "tts-1-hd", "gpt-image-1", "gpt-4o-mini-tts")]
     [True, True, False, False]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 def is_pattern(text: str) -> bool:
-    """Tell whether a target is a pattern rather than one exact name."""
+    """Return whether a target is a pattern rather than one exact name."""
     return "*" in text or "?" in text
 
 
@@ -40,7 +40,7 @@ def _source(pattern: str) -> str:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Tell whether a name matches a glob, exactly as written (case counts).
+    """Return whether a name matches a glob, exactly as written (case counts).
 
     Only ``*`` and ``?`` are wildcards: ``job[1]`` is a name and does not match ``job1``.
 

@@ -44,8 +44,9 @@ class IdFactory:
     def __init__(self, process_bits: int | None = None) -> None:
         bits = int.from_bytes(os.urandom(5), "big") if process_bits is None else process_bits
         self._process_bits = bits & ((1 << 40) - 1)
-        # What neighbouring ids share, as tuples that are replaced whole: threads need no lock, and
-        # at worst two of them compute the same one.
+        # The prefixes that neighbouring ids share, as tuples that are replaced whole: threads need
+        # no lock, and at worst two of them compute the same one. The uniqueness of an id comes from
+        # `count` alone, whose `next` is atomic.
         self._prefix = (-1, "")
         self._spans = (-1, "")
         self._calls = (-1, -1, "", "")
@@ -60,7 +61,7 @@ class IdFactory:
 
     @property
     def process_bits(self) -> int:
-        """What the ids of this process have in common: with it, another one can make them again."""
+        """The random bits of this process's ids; with them another process can make them again."""
         return self._process_bits
 
     def serial(self) -> int:
@@ -115,6 +116,7 @@ class IdFactory:
         try:
             drawn = self._drawn.pop()
         except IndexError:
+            # Another thread may do the same and replace this list: its digits are then unused.
             digits = os.urandom(_DRAWN_BYTES * _DRAWN_AHEAD).hex()
             ends = range(0, len(digits), 2 * _DRAWN_BYTES)
             self._drawn = [digits[at : at + 2 * _DRAWN_BYTES] for at in ends]

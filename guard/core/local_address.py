@@ -1,4 +1,4 @@
-"""Tells which hosts are this machine. Pure."""
+"""Recognises the hosts that are this machine. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOCAL: Final = re.compile(
 
 
 def is_local(host: str) -> bool:
-    """Tell whether a host is this machine, also as seen from a container on it.
+    """Return whether a host is this machine, also as seen from a container on it.
 
     Args:
         host: a name or address, without the port.

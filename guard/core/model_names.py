@@ -31,7 +31,7 @@ def family(model: str) -> str:
 
 
 def is_release_of(model: str, other: str) -> bool:
-    """Tell whether two names are of one model: releases of a model have its price, as a rule.
+    """Return whether two names are of one model: releases of a model have its price, as a rule.
 
     >>> is_release_of("gpt-4o-2024-08-06", "gpt-4o"), is_release_of("gpt-4", "gpt-4o")
     (True, False)

@@ -44,7 +44,7 @@ def flaw_in_address(url: str, allowed: Collection[str] = ()) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is ``localhost`` or a loopback address in its canonical spelling.
+    """Return whether a host is ``localhost`` or a loopback address in its canonical spelling.
 
     Spellings such as ``127.1`` or ``0x7f000001`` are refused: resolvers disagree about them.
     """

@@ -51,7 +51,7 @@ _OPEN: Final = ("", "auto")
 
 
 def names_tier(tier: str) -> bool:
-    """Tell whether a request names its service tier, and does not leave that to its project.
+    """Return whether a request names its service tier, and does not leave that to its project.
 
     >>> names_tier("default"), names_tier("auto"), names_tier("")
     (True, False, False)
@@ -60,7 +60,7 @@ def names_tier(tier: str) -> bool:
 
 
 def is_dearer(tier: str) -> bool:
-    """Tell whether a service tier may cost more than the standard one.
+    """Return whether a service tier may cost more than the standard one.
 
     >>> is_dearer("priority"), is_dearer("flex")
     (True, False)

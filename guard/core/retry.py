@@ -35,7 +35,7 @@ class Backoff(Struct, frozen=True):
 
 
 class LastTries(Struct, frozen=True):
-    """When to try again before a deadline after which nobody will.
+    """When to try again before a final deadline.
 
     The pauses grow, and become shorter again towards the deadline: so the last try is close to it.
 
@@ -81,6 +81,7 @@ class RetryQuota:
 
     def __init__(self, earn: float = 0.2, capacity: float = 10.0) -> None:
         self.earn = earn
+        # Starts full, for the retries of a process that begins during an outage. Never below 0.
         self.capacity = self._tokens = capacity
 
     def first_try(self) -> None:
@@ -105,16 +106,18 @@ class RetryAfter:
     3.0
 
     Args:
-        default: the waits where an endpoint named none, indexed by how often that happened in a
-            row; used without jitter.
+        default: the waits for an endpoint that named none, by how often in a row it has refused;
+            used without jitter.
 
     Attributes:
-        until_s: until when each of them must not be called; empty when all may be.
+        until_s: until when each of them must not be called, by the caller's monotonic clock; empty
+            when all may be called.
     """
 
     def __init__(self, default: Backoff | None = None) -> None:
         self.default = default or Backoff(base_s=1.0, cap_s=30.0)
         self.until_s: dict[str, float] = {}
+        # How often each endpoint has asked for a wait since its last answer.
         self._in_a_row: dict[str, int] = {}
 
     def set(self, endpoint: str, wait_s: float | None, *, now_s: float) -> float:
@@ -130,6 +133,7 @@ class RetryAfter:
         if wait_s is None:
             wait_s = self.default.delay_s(times, 1.0)
         wait_s = min(wait_s, RETRY_AFTER_MAX_S)
+        # `max`: an answer that was under way must not shorten a wait.
         self.until_s[endpoint] = max(self.until_s.get(endpoint, 0.0), now_s + wait_s)
         return wait_s
 

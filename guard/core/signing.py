@@ -107,6 +107,7 @@ def verify(
     parameters = SignatureParameters(int(matched["created"]), matched["nonce"], key_id)
     # The parameters as they were sent: `created=0017` must not pass for `created=17`.
     base = _signature_base(method, target_uri, digest, api_key, matched["described"])
+    # The time is checked last: without the secret, an answer says nothing about the clock.
     right = hmac.compare_digest(value["value"].encode(), _mac(secret, base).encode())
     if not right or not hmac.compare_digest(digest.encode(), content_digest(body).encode()):
         raise SignatureError("the signature does not match the request")
@@ -125,7 +126,7 @@ def sign_frame(secret: str, nonce: str, payload: bytes) -> str:
 
 
 def verify_frame(secret: str, nonce: str, payload: bytes, signature: str) -> bool:
-    """Tell, in constant time, whether a control message was signed for this connection."""
+    """Return, in constant time, whether a control message was signed for this connection."""
     return hmac.compare_digest(
         sign_frame(secret, nonce, payload).encode(), signature.encode("utf-8", "replace")
     )
@@ -146,7 +147,7 @@ def sign_asks(secret: str, nonce: str, number: int, payload: bytes) -> str:
 
 
 def verify_asks(secret: str, nonce: str, number: int, payload: bytes, signature: str) -> bool:
-    """Tell, in constant time, whether a frame of requests was signed for this place."""
+    """Return, in constant time, whether a frame of requests was signed for this place."""
     return hmac.compare_digest(
         sign_asks(secret, nonce, number, payload).encode(), signature.encode("utf-8", "replace")
     )

@@ -57,7 +57,7 @@ class _Rule:
         self._models = globs.Matcher(rule.repeat_models)
 
     def applies(self, workflow_id: str | None, agent: str | None) -> bool:
-        """Tell whether the rule applies to calls of this workflow and agent."""
+        """Return whether the rule applies to calls of this workflow and agent."""
         if self.rule.scope_kind == "organisation":
             return True
         value = {"workflow": workflow_id, "agent": agent}.get(self.rule.scope_kind)
@@ -80,7 +80,7 @@ class _Rule:
         return self._verdict("ask", f"the gateway decides about {pattern!r}")
 
     def counting(self, tool: str | None, model: str | None) -> Counting:
-        """Tell whether the rule counts repeats of a tool, or of a model's prompt."""
+        """Return whether the rule counts repeats of a tool, or of a model's prompt."""
         found = tool is not None and self._tools.find(tool) is not None
         if model is not None and self._models:
             names = (model, family(model))
@@ -123,11 +123,11 @@ class ScopeToolRules:
         return next((question for question in questions if question is not None), None)
 
     def counts_tool(self, tool: str) -> Counting:
-        """Tell whether repeats of a tool's calls are counted, and how."""
+        """Return how repeats of a tool's calls are counted; "" if they are not."""
         return _cached(self._counted_tools, wire.fitted(tool), self._count_tool, NAMES_KEPT)
 
     def counts_model(self, model: str) -> Counting:
-        """Tell whether repeats of a model's prompts are counted, and how."""
+        """Return how repeats of a model's prompts are counted; "" if they are not."""
         return _cached(self._counted_models, wire.fitted(model), self._count_model, NAMES_KEPT)
 
     def _count_tool(self, tool: str) -> Counting:

@@ -1,4 +1,4 @@
-"""Calls that wait for a person: the wait, the sign that it goes on, and its end."""
+"""Calls that wait for a person's approval: the wait, its renewal and its end."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from guard.transport.replies import Reply
 logger = logging.getLogger("guard.approvals")
 
 RENEW_S: Final = 10.0
-"""A third of the time after which the gateway takes the caller for gone."""
+"""A third of the time after which the gateway takes the caller for dead."""
 
 _EARLY_ANSWERS_MAX: Final = 4096
 _WAIT_MAX_S: Final = 3600.0
+"""The longest wait, where the gateway names no deadline or a later one."""
 _ANSWER_S: Final = 2.0
+"""How long to wait for an answer over the socket before a renewal goes over HTTP."""
 _SPACING_S: Final = 0.005
+"""The pause between two renewals, so that thousands of them do not come in one burst."""
 
 
 class Approvals:
     """The approvals that calls of this process wait for; on the background loop.
 
     Args:
-        client: the gateway over HTTP, when the socket is away.
+        client: the gateway over HTTP, for when there is no socket.
         asks: requests over the control socket.
-        ids: keys of requests.
-        withdraw: takes a question back, without waiting.
+        ids: makes the keys of requests.
+        withdraw: withdraws an approval request, without waiting.
     """
 
     def __init__(
@@ -49,20 +52,26 @@ class Approvals:
         self._asks = asks
         self._ids = ids
         self._withdraw = withdraw
+        # All of it belongs to the background loop.
+        # The answers that calls wait for, or are about to wait for, by approval id.
         self.waiting: dict[str, asyncio.Future[bool]] = {}
+        # Answers to approvals that are not in `waiting`, oldest first: the push of an answer can
+        # arrive before the reply that opens the approval.
         self.early_answers: OrderedDict[str, bool] = OrderedDict()
+        # Renewals under way; referenced here, or the garbage collector could end them.
         self._tasks: set[asyncio.Task[None]] = set()
+        # Set by `close`: from then on each approval that is opened is withdrawn at once.
         self._closing = False
 
     def opened(self, approval_id: str) -> None:
-        """A person is asked; the caller is about to wait, or takes the question back."""
+        """Note that a person is asked; the caller is about to wait, or to withdraw the request."""
         if self._closing:
             self._withdraw(approval_id)
         else:
             self._answer_to(approval_id)
 
     def dropped(self, approval_id: str) -> None:
-        """Nobody is going to wait for an answer."""
+        """Note that no call is going to wait for an answer."""
         self.waiting.pop(approval_id, None)
 
     async def wait(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
@@ -83,12 +92,14 @@ class Approvals:
             wait_s = min(wait_s, max(0.0, ends_ms / 1000 - time.time()))
         answer = self._answer_to(reply.approval_id)
         try:
+            # Shielded: the caller's cancellation must not cancel the future, which `answered` sets.
             async with asyncio.timeout(wait_s):
                 approved = await asyncio.shield(answer)
             reason = "" if approved else "an operator refused the call"
         except TimeoutError:
             reason = "no operator approved the call in time"
-            self._withdraw(reply.approval_id)  # by the gateway's clock there may be time left
+            # By the gateway's clock there may be time left: an approval must not come too late.
+            self._withdraw(reply.approval_id)
         finally:
             self.waiting.pop(reply.approval_id, None)
         if reason:
@@ -111,7 +122,7 @@ class Approvals:
         return future
 
     def answered(self, approval_id: str, approved: bool) -> None:
-        """Take an answer from the control channel."""
+        """Take a person's answer from the control channel."""
         future = self.waiting.get(approval_id)
         if future is not None:
             if not future.done():
@@ -122,7 +133,7 @@ class Approvals:
             self.early_answers.popitem(last=False)
 
     def close(self) -> None:
-        """Take back every question, and those that come from now on: the process ends."""
+        """Withdraw every approval request, and those that are opened from now on."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
@@ -133,7 +144,7 @@ class Approvals:
     # -- signs of life ------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Tell the gateway that the calls still wait, until cancelled."""
+        """Renew the approval requests of the waiting calls, until cancelled."""
         while True:
             await asyncio.sleep(RENEW_S)
             for approval_id in list(self.waiting):
@@ -151,7 +162,7 @@ class Approvals:
             told = await self._asks.request("gate/lease", key, body, _ANSWER_S)
             if told is None:
                 state = await self._client.update_lease(update, key)
-            elif told.status == 404:  # a gateway that keeps it open without
+            elif told.status == 404:  # this gateway keeps the request open without renewals
                 return
             else:
                 reply = Reply(wire.LEASE_PATH, told.status, bytes(told.body), now_s=time.time())
@@ -159,5 +170,6 @@ class Approvals:
         except GuardError as exc:  # the next one may arrive
             logger.debug("a wait for a person could not be renewed: %s", exc)
             return
-        if state.state != "pending" and approval_id in self.waiting:  # its push was lost
+        # Decided, but the push of the answer was lost.
+        if state.state != "pending" and approval_id in self.waiting:
             self.answered(approval_id, state.state == "approved")

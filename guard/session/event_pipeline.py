@@ -34,10 +34,10 @@ logger = logging.getLogger("guard.events")
 _CLOSE_SHARE: Final = 0.2
 """Share of a shutdown's time reserved for closing the connections and the thread."""
 _CLOSE_MAX_S: Final = 2.0
-"""Most that is reserved of a long one."""
+"""The most that is reserved, in seconds."""
 
 _inherited: list[Outbox] = []
-"""Its parent's events, which a forked child must neither deliver nor count as lost."""
+"""The parent's events in a forked child, which must neither deliver them nor count them as lost."""
 
 
 class EventPipeline:
@@ -46,12 +46,12 @@ class EventPipeline:
     Args:
         settings: sizes and intervals.
         link: to the gateway.
-        exits: hooks the end of the process once there is something to deliver.
-        leases: note what is spent without a hold.
+        exits: installs the exit hooks once there is something to deliver.
+        leases: notified of spending without a hold.
 
     Attributes:
-        outbox: what is not delivered yet.
-        ids, buffer, health: the outbox's, for callers that cannot afford another step.
+        outbox: the events that are not delivered yet.
+        ids, buffer, health: the outbox's, for callers that cannot afford another lookup.
     """
 
     def __init__(self, settings: Settings, link: Link, exits: ExitHooks, leases: LeaseBook) -> None:
@@ -67,11 +67,15 @@ class EventPipeline:
         self.ids: IdFactory = self.outbox.ids
         self.buffer: EventBuffer = self.outbox.buffer
         self.health: Health = self.outbox.health
-        # Whether the first event of this process has begun to open the session.
+        # Whether the first event of this process has begun to open the session. Set by any thread
+        # without a lock: two first events connect twice, and `Link.connect` shares one attempt.
         self._connecting = False
+        # Guards the opening of the journal, so that one process has one file.
         self._opening = threading.Lock()
+        # Set once, under `_opening`; any thread reads it without.
         self._journal: Journal | None = None
-        # Why the last delivery of an account has failed that ends before its loop.
+        # Why the last delivery failed, for an account that ends before its loop: `end` sets it on
+        # the loop, `conclude` reads it afterwards.
         self._failure: BaseException | None = None
         # Of the journal: `open`, `none` without a spool, `failed` when it cannot be written.
         self.journal_state = "none"
@@ -100,6 +104,9 @@ class EventPipeline:
         self.buffer.append(
             Record(kind, at_ns or time.time_ns(), serial, scope.event_fields, payload)
         )
+        # Spent without a hold: the workflow's next call asks, and takes this event along. The mark
+        # comes after the event: `LeaseBook.ask` removes the mark and then takes the events, so it
+        # cannot remove the mark of an event that it does not find.
         if kind == "llm" and getattr(payload, "reservation_id", None) is None:
             self._leases.metered.add(scope.workflow_id)
             if scope.call is not None:
@@ -108,7 +115,7 @@ class EventPipeline:
 
     @property
     def has_journal(self) -> bool:
-        """Whether requests under way are written down; where they are not, the gateway is told."""
+        """Whether requests under way are journaled; if not, they are reported to the gateway."""
         directory = self._settings.spool_dir
         # One that could not be opened is not tried again: this is asked before each request.
         if self._journal is None and directory is not None and self.journal_state != "failed":
@@ -122,9 +129,9 @@ class EventPipeline:
         """Note that a request is about to be sent: in the journal, else in memory.
 
         Args:
-            reservation_id: what pays for it.
-            amount: what it can cost.
-            model: that was asked for.
+            reservation_id: the reservation or lease that pays for it.
+            amount: what it can cost, in nano-dollars.
+            model: the model that was asked for.
         """
         now_ms, serial = time.time_ns() // 1_000_000, next(self.ids.count)
         journal = self._journal
@@ -132,7 +139,7 @@ class EventPipeline:
             journal = self._journal
         if journal is not None:
             entry = journal.begin(reservation_id, amount, model, now_ms, serial)
-            if entry is not None:
+            if entry is not None:  # else all of its slots are in use, or it is closed
                 return entry
         return UnwrittenEntry(self._leases, reservation_id, amount, now_ms, serial)
 
@@ -171,7 +178,11 @@ class EventPipeline:
             buffer.on_high_watermark()
 
     def _wake(self) -> bool:
-        """Wake the flusher; in a fresh process, start it first. Does not wait for the gateway."""
+        """Wake the flusher; in a fresh process, start it first. Does not wait for the gateway.
+
+        Called by the thread whose event fills the buffer up to its watermark. False means that the
+        buffer should try again later.
+        """
         session = self._link.session
         if session is not None:
             return self._background.call_soon(session.flusher.wake)
@@ -182,6 +193,7 @@ class EventPipeline:
             self._exits.install()
             self._background.submit(self._link.connect)
         except RuntimeError:
+            # Such as no thread can be started. The event stays buffered.
             self._connecting = False
             logger.debug("the background loop cannot start now", exc_info=True)
             return False
@@ -212,7 +224,7 @@ class EventPipeline:
         await (await self._link.open()).flusher.flush()
 
     def flush_until(self, ends_s: float) -> None:
-        """Deliver everything that is buffered; try until a deadline, after which all may end.
+        """Deliver everything that is buffered; try until a deadline, when the process may end.
 
         Args:
             ends_s: the deadline, by ``time.monotonic()``.
@@ -221,6 +233,7 @@ class EventPipeline:
             BreakerTransportError: some events were neither delivered nor written to disk.
         """
         left_s = max(0.0, ends_s - time.monotonic())
+        # With a spool, some time is kept for writing what could not be delivered.
         has_disk = self._settings.spool_dir is not None
         failure = self._last_delivery(ends_s - (_CLOSE_SHARE * left_s if has_disk else 0.0))
         if failure is None or not self.waiting:
@@ -242,7 +255,10 @@ class EventPipeline:
     def finish(self, ends_s: float, *, flush: bool) -> BreakerTransportError | None:
         """Deliver, close the connections and end the thread; the rest goes to disk.
 
-        What cannot be delivered at once is tried again until the deadline.
+        What cannot be delivered at once is tried again until the deadline. The order: events before
+        the session, because closing the session closes the leases that pay for them; the loop
+        after the session, which runs on it; the disk last, when no task can take an event any more.
+        Whatever fails on the way, the loop is closed and each event ends up on disk or is counted.
 
         Args:
             ends_s: the deadline, by ``time.monotonic()``.
@@ -267,7 +283,7 @@ class EventPipeline:
         return error if flush else None
 
     async def end(self, ends_s: float, *, flush: bool) -> None:
-        """Deliver and close the session while the loop goes on; :meth:`conclude` has to follow.
+        """Deliver and close the session, but not the loop; :meth:`conclude` must follow.
 
         Args:
             ends_s: the deadline, by ``time.monotonic()``.
@@ -292,7 +308,11 @@ class EventPipeline:
         self, failure: BaseException | None, waiting: int
     ) -> BreakerTransportError | None:
         lost = self._give_up()
+        # From here on `record` counts events as lost. One that was appended in between stays in the
+        # buffer and is counted with its rest.
         self.health.is_closed = True
+        # After the events: what is on disk or delivered has cleared its slots. Those still open are
+        # charged by the next process.
         if self._journal is not None:
             self._journal.close()
         if not lost:
@@ -315,7 +335,7 @@ class EventPipeline:
             return TimeoutError("no answer in time")
         except (LoopClosedError, concurrent.futures.CancelledError):
             return None
-        except RuntimeError:  # no thread can be started any more: the interpreter is ending
+        except RuntimeError:  # no thread can be started: the interpreter is ending
             return self._deliver_here(ends_s)
 
     async def deliver(self, ends_s: float) -> BaseException | None:
@@ -324,7 +344,7 @@ class EventPipeline:
         return await deliver_until(ends_s, session.flusher, session.client)
 
     def _deliver_here(self, ends_s: float) -> BaseException | None:
-        """Deliver on a loop in the calling thread."""
+        """Deliver on a loop in the calling thread, where none can be started in another."""
 
         async def deliver() -> BaseException | None:
             async with asyncio.timeout(max(0.0, ends_s - time.monotonic())):
@@ -355,6 +375,7 @@ class EventPipeline:
             logger.debug("the connections did not close in time")
 
     def _give_up(self) -> int:
+        """Write what is left to disk; return how many events are lost."""
         session = self._link.session
         if session is None:
             if not self.waiting:

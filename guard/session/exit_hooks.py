@@ -1,8 +1,8 @@
 """The ways in which a process ends, and the last delivery before each.
 
 ``atexit`` for a normal exit, SIGTERM for a supervisor's stop, and ``multiprocessing``'s finalizers
-and celery's signal for their children, which exit by ``os._exit`` and never run ``atexit``. Knows
-nothing about events: it calls back.
+and celery's signal for their children, which exit by ``os._exit`` and never run ``atexit``. It
+knows nothing about events: it calls back.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ExitHooks:
 
     Args:
         flush: delivers within the given seconds; the process continues afterwards.
-        close: delivers and ends the service.
-        wait: waits so many seconds at most for answers that are under way in other threads.
+        close: delivers and ends the service. Idempotent: several hooks may call it.
+        wait: waits at most the given seconds for answers that are under way in other threads.
     """
 
     def __init__(
@@ -44,13 +44,18 @@ class ExitHooks:
         self._flush = flush
         self._close = close
         self._wait = wait
+        # What is installed. `install` may be called by any thread, and again by a forked child,
+        # which inherits `atexit` and the signal's handler, but neither the finalizer nor the waker:
+        # these are noted with the process that has them.
         self._at_exit = False
         self._in_child: int | None = None
         self._handles_sigterm = False
+        # The handler before ours. From here on the main thread changes everything.
         self._previous: Any = None
-        # Whether SIGTERM's handler has run, and the process in which a thread looks after that.
+        # Whether the handler has run; read by the waker's thread.
         self._is_seen = False
         self._woken_pid: int | None = None
+        # Whether `signal_held` is active, and the signal that arrived meanwhile.
         self._is_held = False
         self._deferred: tuple[int, FrameType | None] | None = None
 
@@ -75,10 +80,10 @@ class ExitHooks:
 
     @contextlib.contextmanager
     def signal_held(self) -> Iterator[None]:
-        """Put SIGTERM off until the block ends: its handler would stop what it waits for.
+        """Put SIGTERM off until the block ends: its handler would stop what the block waits for.
 
-        Only in a child of ``multiprocessing``, whose pool sends it while the child ends by itself;
-        and only the main thread runs handlers, so another thread's block puts nothing off.
+        Only in a child of ``multiprocessing``: its pool sends the signal while the child is ending
+        by itself. Handlers run in the main thread only, so in another thread it does nothing.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or self._is_held or not _is_child_of_multiprocessing():
@@ -126,7 +131,7 @@ class ExitHooks:
         self._handles_sigterm = True
 
     def _install_waker(self) -> None:
-        """Have SIGTERM heard in a child of ``multiprocessing``: its pool waits for its end."""
+        """Make a child of ``multiprocessing`` react to SIGTERM: its pool waits for its end."""
         is_main = threading.current_thread() is threading.main_thread()
         if not self._handles_sigterm or not is_main or self._woken_pid == os.getpid():
             return
@@ -140,14 +145,16 @@ class ExitHooks:
             self._deferred = (number, frame)
             return
         previous = self._previous
+        # 1. The program has no handler: the signal ends the process.
         if not callable(previous):
-            # The vendor bills what is under way: its answers say how much.
+            # The vendor bills requests under way; their answers say how much.
             self._wait(_ANSWERS_S)
             self._end()
-            # Die of the signal, as without us: a supervisor checks how its child ended.
+            # Die of the signal, as without guard: a supervisor checks how its child ended.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
+        # 2. The program has its own, which decides what happens.
         try:
             # Deliver first: the handler may end the process. Do not close: it may also continue.
             self._flush(_SIGNAL_FLUSH_S)

@@ -28,10 +28,11 @@ logger = logging.getLogger("guard.session")
 
 T = TypeVar("T")
 Work = Callable[["Session"], Coroutine[Any, Any, T]]
-"""Something to do with the session, on the background loop."""
+"""A function that uses the session, on the background loop."""
 
 _inherited: list[object] = []
-"""Its parent's connections, which a forked child must neither use nor close."""
+"""The parent's connections in a forked child, which must neither use nor close them. The references
+keep their finalisers from running, which would close the parent's sockets in mid-message."""
 
 
 class Link:
@@ -40,13 +41,15 @@ class Link:
     Args:
         background: the loop that runs the session.
         make_session: creates it.
-        exits: hooks the end of the process before there is something to deliver.
+        exits: installs the exit hooks before there is something to deliver.
 
     Attributes:
-        session: None before the first use. Set on the background loop, read from any thread.
+        session: the session; None before the first use. Set on the background loop (by the last
+            delivery: in the thread that ends the process), read from any thread.
         restarts_gateway: whether the gateway is this user's own, which is started again after a
-            crash.
-        key_limit: what a refusal calls the budget of this process's key; None for its usual name.
+            crash. Set once, before the first question.
+        key_limit: the name of the budget of this process's key in refusals; None for its usual
+            name.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Link:
         self.session: Session | None = None
         self.restarts_gateway = False
         self.key_limit: str | None = None
-        # The newest attempt to connect, which all that call at once share.
+        # The newest attempt to connect, which concurrent callers share. On the loop only.
         self._attempt: asyncio.Task[Session] | None = None
 
     def after_fork(self) -> None:
@@ -72,13 +75,17 @@ class Link:
 
     @property
     def features(self) -> frozenset[str] | None:
-        """What the gateway can do; None before it has said so."""
+        """The gateway's features; None before its first answer."""
         return None if self.session is None else self.session.features
 
     async def open(self) -> Session:
-        """Return the session of this process; created on the loop, so there is no race."""
+        """Return the session of this process, and create it the first time.
+
+        On the loop, and without an ``await``: so two first callers get the same session.
+        """
         if self.session is None:
-            self._exits.install()  # a forked child may ask for a request before it has an event
+            # Here as well as with the first event: a forked child may ask first.
+            self._exits.install()
             self.session = self.make_session()
             self.session.start_services(self.background)
         return self.session
@@ -95,6 +102,7 @@ class Link:
         except BaseException:
             await session.client.close()
             raise
+        # Only now can other callers see it, and do its tasks run.
         self.session = session
         session.start_services(self.background)
         await session.caught_up()
@@ -116,6 +124,7 @@ class Link:
             attempt.add_done_callback(_seen)
             self._attempt = attempt
         try:
+            # Shielded: a caller that gives up must not end the attempt of the others.
             return await asyncio.shield(attempt)
         except GuardError as exc:
             raise copy.copy(exc) from exc.__cause__  # each caller gets its own traceback
@@ -135,12 +144,12 @@ class Link:
     # -- questions beside the gate ----------------------------------------------------------------
 
     def ask(self, question: Work[T], timeout_s: float) -> T:
-        """Deliver what is buffered, then put a question to the gateway; blocks the thread.
+        """Deliver the buffered events, then ask the gateway; blocks the thread.
 
-        What cannot be delivered stays in memory, and the question is put all the same.
+        Events that cannot be delivered stay in memory, and the gateway is asked all the same.
 
         Args:
-            question: what to do with the session.
+            question: asks, with the session.
             timeout_s: total time for the delivery, and again for the question, in seconds.
 
         Raises:
@@ -155,7 +164,7 @@ class Link:
         return answer
 
     async def ask_async(self, question: Work[T], timeout_s: float) -> T:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        """Like :meth:`ask`, for async code; the caller's loop keeps running."""
         try:
             return await self.background.run_async(self._ask, question, timeout_s)
         except LoopClosedError:

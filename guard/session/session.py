@@ -40,13 +40,13 @@ _RETURN_S: Final = 0.2
 _CLOSE_S: Final = 2.0
 _TURN_S: Final = 0.005
 _UNANSWERED_S: Final = 0.25
-"""How long an end waits for the answers to questions that are under way."""
+"""How long ``close`` waits for the answers to questions that are under way."""
 _WITHDRAW_S: Final = 1.0
-"""How long an end waits for what callers give back, such as questions to a person."""
+"""How long ``close`` waits for releases that are under way, such as withdrawn approvals."""
 
 
 class LeaseService(Protocol):
-    """What keeps the leases of this process; see ``guard.asking.keeper``."""
+    """The service that looks after the leases of this process; see ``guard.asking.keeper``."""
 
     @property
     def asking(self) -> int:
@@ -59,47 +59,50 @@ class LeaseService(Protocol):
         """Note what the gateway can do."""
 
     def recalled(self, lease_ids: list[str], returns_s: float) -> None:
-        """Give back at once what is not used, and for so long what is not used from now on."""
+        """Return unused money at once, and for ``returns_s`` seconds as soon as it is unused."""
 
     def room(self, call_ids: list[str]) -> None:
-        """Money has come back for calls that wait in line."""
+        """Ask again for calls that wait in line: money has come back for them."""
 
     def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
-        """Void what control messages concern."""
+        """Void the coverage that control messages may have changed."""
 
     def switched(self, is_open: bool, good_for_s: float) -> None:
-        """The socket has opened, or leases are good for so many seconds and no longer."""
+        """Set for how long leases may be used after the socket has opened or was lost."""
 
     def socket_ready(self) -> None:
-        """Questions can go over the socket from now on."""
+        """Send the questions that wait for HTTP over the socket."""
 
     async def close(self) -> None:
         """End all leases."""
 
     async def stop(self) -> None:
-        """End the requests that are under way."""
+        """Cancel the requests that are under way."""
 
 
 class Session:
     """Owns everything that talks to the gateway; created on the background loop.
 
+    All of its methods run on that loop. A forked child makes its own session and never closes the
+    parent's.
+
     Args:
         settings: address, key and intervals.
         outbox: the events to deliver.
-        directives: applies control messages, and says which was the newest.
-        leases: keeps the leases of this process.
+        directives: applies control messages, and knows which was the newest.
+        leases: looks after the leases of this process.
         on_error: called with errors for the hooks.
-        learned: called with what the gateway can do, and what it says of the key.
-        local_gateway: is started again when it has crashed.
-        restarts: tells whether the gateway is started again by itself.
+        learned: called with the gateway's capabilities and what they say about the key.
+        local_gateway: started again when it has crashed.
+        restarts: returns whether the gateway is started again by itself.
 
     Attributes:
         client: the gateway over HTTP.
         flusher: delivers events.
         subscriber: the control channel.
         asks: requests over the control socket.
-        approvals: what waits for a person.
-        features: what the gateway can do; None before it has said so.
+        approvals: the calls that wait for a person.
+        features: the gateway's features; None before its first answer.
     """
 
     def __init__(
@@ -119,8 +122,11 @@ class Session:
         self._directives = directives
         self._leases = leases
         self._learned = learned
+        # Whether the gateway's capabilities were read and its protocol fits.
         self._probed = False
+        # Whether the key is a proxy's own; known from the first probe on.
         self._is_proxys = False
+        # Whether the socket was lost: when it opens again, the gateway is probed again.
         self._reconnected = False
         self.client = GatewayClient(
             settings,
@@ -140,9 +146,13 @@ class Session:
             on_decision=directives.decided,
             spool=_spool(settings),
         )
-        # Everything here lives on the background loop; `features` and `asks` are read elsewhere.
+        # Everything here lives on the background loop; other threads read `features`, and
+        # `asks.is_open` as a hint.
+        # The newest late probe, so that there is one at a time.
         self._probing: asyncio.Task[None] | None = None
+        # The tasks that run until `close`.
         self._services: list[asyncio.Task[None]] = []
+        # None in the last delivery of a process without a background loop.
         self._background: BackgroundLoop | None = None
         self.features: frozenset[str] | None = None
         self.asks = AskChannel(
@@ -161,24 +171,26 @@ class Session:
             key_ended=self._key_ended,
         )
         self.approvals = Approvals(self.client, self.asks, outbox.ids, self.release_soon)
+        # Releases under way, which `close` waits for, and the limit on them: thousands of callers
+        # may give up at the same moment.
         self._releases: set[asyncio.Task[None]] = set()
         self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
 
     async def caught_up(self) -> None:
         """Wait briefly until the gateway's messages so far are applied."""
         if self._is_proxys:
-            return  # it is told nothing
+            return  # a proxy's own key gets no messages
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(_CATCH_UP_MAX_S, self._timeout_s)):
                 await self.subscriber.caught_up()
 
     @property
     def is_proxys(self) -> bool:
-        """Whether the key is a proxy's, which does nothing for itself."""
+        """Whether the key is a proxy's own: only its callers' keys have events and leases."""
         return self._is_proxys
 
     async def verify(self) -> None:
-        """Have the gateway look at the key once more.
+        """Check once more that the gateway accepts the key.
 
         Raises:
             GuardError: the key is refused, or nothing was decided.
@@ -212,6 +224,7 @@ class Session:
         self._is_proxys = capabilities.role == "proxy"
         if self._is_proxys:
             self._stand_by()
+        # `features` before `asks.supports`, which may send the questions that wait.
         self.flusher.limits = capabilities.limits
         self._health.capable(capabilities)
         self.features = frozenset(capabilities.features)
@@ -222,8 +235,9 @@ class Session:
         self._learned(capabilities)
 
     def start_services(self, background: BackgroundLoop) -> None:
-        """Start the long-lived tasks."""
+        """Start the long-lived tasks. Each of them survives failures of the gateway."""
         self._background = background
+        # For a loop that ends without `close`; `close` takes it back.
         background.at_close(self.client.close)
         if self._is_proxys:
             self._stand_by()
@@ -239,7 +253,10 @@ class Session:
             self._services.append(background.spawn(keep, name="guard-local-gateway"))
 
     def _stand_by(self) -> None:
-        """A proxy's own key is good for its callers only: look from time to time whether it is."""
+        """Replace the services by one that checks the key from time to time.
+
+        A proxy's own key serves its callers only, so there is nothing to deliver or to lease.
+        """
         self._health.stands_by = True
         for task in self._services:
             task.cancel()
@@ -254,9 +271,9 @@ class Session:
                 self._health.capable(await self.client.capabilities())
 
     def give_back(self, reply: wire.GateReply, *, stays: bool = False) -> None:
-        """Release what a reply granted, or withdraw its approval request, without waiting.
+        """Release the reservation of a reply, or withdraw its approval request, without waiting.
 
-        Call it on the background loop when no caller waits for the reply.
+        Called on the background loop when no caller waits for the reply.
 
         Args:
             reply: the reply.
@@ -284,6 +301,10 @@ class Session:
             logger.debug("releasing what a call does not need: %s", exc)
 
     def _controlled(self, *messages: wire.ControlMessage) -> None:
+        """Apply messages of the control channel.
+
+        The directives before the leases: a call that finds no coverage is checked by the new state.
+        """
         for message in messages:
             if message.type == "approval" and message.approval_id is not None:
                 self.approvals.answered(message.approval_id, bool(message.approved))
@@ -292,17 +313,19 @@ class Session:
         self._leases.pushed(messages)
 
     def _asks_switched(self, is_open: bool) -> None:
-        """The socket has opened or gone."""
+        """Note that the socket has opened or was lost."""
         self._leases.switched(is_open, self._health.poll_interval_ms / 1000)
         if not is_open:
             self._reconnected = True
-            self.asks.supports(False)  # what comes back may be another version
+            # The gateway that comes back may be another version: no questions over the socket
+            # until it has been probed.
+            self.asks.supports(False)
         elif self._reconnected:
             self._reconnected = False
             self._probe_soon()
 
     def _key_ended(self) -> None:
-        """The gateway has said that the key is no longer valid: nothing is covered by it."""
+        """Stop using leases at once: the gateway has ended the key."""
         self._leases.switched(False, 0.0)
 
     def _switched(self, channel: str) -> None:
@@ -311,7 +334,7 @@ class Session:
             self._recovered()
 
     def _recovered(self) -> None:
-        """The gateway answers again: deliver what waits, and probe if no probe has succeeded."""
+        """Deliver what waits, and probe if no probe has succeeded: the gateway answers again."""
         self.flusher.wake()
         if not self._probed:
             self._probe_soon()
@@ -331,25 +354,41 @@ class Session:
     async def close(self, left_s: float = _CLOSE_S) -> None:
         """Withdraw what waits, return the leases, close the control socket, end everything.
 
+        Each step is bounded in time and may fail without hindering the next. The order:
+
+        1. Withdraw approval requests. First: it starts releases, which 3. waits for.
+        2. Wait for answers under way. Their callers are gone, so what they grant is released.
+        3. Wait for the releases. Before 5.: they need the connections.
+        4. Return the leases. After 2., whose grants come into them.
+        5. Close the socket with a closing handshake, cancel all tasks, close the HTTP client.
+
+        The caller has delivered the events before: closing a lease ends what pays for them.
+
         Args:
             left_s: total time, in seconds; part of it is kept for closing the socket cleanly.
         """
+        # 1.
         self.approvals.close()
+        # 2.
         ends_s = time.monotonic() + min(_UNANSWERED_S, left_s / 4)
         while (self._leases.asking or len(self.asks)) and time.monotonic() < ends_s:  # noqa: ASYNC110  # nothing else needs an event for it
             await asyncio.sleep(_TURN_S)  # what is granted now is given back
+        # 3.
         if self._releases:
             await asyncio.wait(self._releases, timeout=min(_WITHDRAW_S, left_s / 4))
+        # 4.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_RETURN_S):
                 await self._leases.close()
+        # 5.
         with contextlib.suppress(Exception):
             await self.subscriber.close()
         await self._leases.stop()
         services = [*self._services, *self._releases]
         if self._probing is not None:
             services.append(self._probing)
-        for task in services:  # first: one that is still connecting would leave a socket behind
+        # Before the client is closed: a task that is still connecting would leave a socket behind.
+        for task in services:
             task.cancel()
         if services:
             await asyncio.wait(services)

@@ -1,9 +1,9 @@
 """Interrupts a main thread that blocks although a signal waits for its handler.
 
 Python runs handlers in the main thread, between two of its steps. A signal that arrives just
-before the main thread blocks in C, as on a lock of ``multiprocessing``'s, is handled only after
-that, which may be never: the parent that sent it waits for ever. So a thread watches for signals,
-and sends the main thread another one as long as the handler has not run.
+before the main thread blocks in C, as on a lock of ``multiprocessing``, is handled only after that.
+That may be never: the parent that sent it waits for ever. So a thread watches for signals, and
+sends the main thread another one as long as the handler has not run: it interrupts the call in C.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _READ_BYTES: Final = 64
 
 
 def wake_main_thread(number: int, is_handled: Callable[[], bool]) -> None:
-    """Have the handler of a signal run soon, whatever the main thread waits for.
+    """Make sure that the handler of a signal runs soon, whatever the main thread waits for.
 
-    Called in the main thread of a process whose parent waits for its end. Does nothing where
-    somebody else hears of signals already (``signal.set_wakeup_fd``).
+    Called in the main thread of a process whose parent waits for its end. Does nothing if the
+    program uses ``signal.set_wakeup_fd`` itself.
 
     Args:
         number: of the signal.
@@ -32,8 +32,9 @@ def wake_main_thread(number: int, is_handled: Callable[[], bool]) -> None:
     main = threading.get_ident()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    # C code writes the number of each signal into the pipe at once, before any Python handler.
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    if before != -1:
+    if before != -1:  # the program's own: put it back
         signal.set_wakeup_fd(before)
         os.close(reader)
         os.close(writer)
@@ -43,7 +44,7 @@ def wake_main_thread(number: int, is_handled: Callable[[], bool]) -> None:
         while True:
             seen = os.read(reader, _READ_BYTES)
             while number in seen:
-                time.sleep(_AGAIN_S)
+                time.sleep(_AGAIN_S)  # usually the handler runs by itself
                 if is_handled():
                     return
                 signal.pthread_kill(main, number)
@@ -54,7 +55,7 @@ def wake_main_thread(number: int, is_handled: Callable[[], bool]) -> None:
 
 
 def _let_go(writer: int) -> None:
-    """Hear of no signals any more, in a forked child."""
+    """Remove the pipe in a forked child, unless another one was set since."""
     other = signal.set_wakeup_fd(-1)
     if other != writer:
         signal.set_wakeup_fd(other)

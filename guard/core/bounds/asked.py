@@ -84,7 +84,7 @@ def answered(
 
 
 def given(value: Any) -> bool:
-    """Tell whether a member is there, not null and not empty."""
+    """Return whether a member is there, not null and not empty."""
     return value is not None and value not in ([], {}, "")
 
 
@@ -135,7 +135,7 @@ def times(tokens: int | None, *counts: Any) -> int | None:
 
 
 def run_by_vendor(tools: Any, own: tuple[str, ...]) -> bool:
-    """Tell whether the vendor runs one of the tools itself, so that its results join the prompt.
+    """Return whether the vendor runs one of the tools itself, so that its results join the prompt.
 
     Args:
         tools: the request's list of tools.

@@ -147,7 +147,7 @@ def _visit(
 
 
 def _kind_of(mime: str, kind: Kind) -> Kind:
-    """Tell what is encoded: by its MIME type or format, else by the block that it stands in."""
+    """Return the kind of encoded data: by its MIME type or format, else by the block around it."""
     if mime.startswith("image/") or mime in _IMAGE_FORMATS:
         return "image"
     if mime.startswith("audio/") or mime in _AUDIO_FORMATS:

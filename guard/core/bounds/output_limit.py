@@ -77,7 +77,7 @@ def with_output_limit(
 
 
 def rejects_limit(body: bytes, answer: bytes) -> bool:
-    """Tell whether an answer with status 400 is about the name of the limit on the output.
+    """Return whether an answer with status 400 is about the name of the limit on the output.
 
     Args:
         body: of the request.

@@ -49,7 +49,7 @@ _MARKS: Final = (
 
 
 def may_be_paid(path: str, body: bytes) -> bool:
-    """Tell cheaply whether a request may be charged besides tokens."""
+    """Return cheaply whether a request may be charged besides tokens."""
     return any(mark in path for mark in _PATHS) or any(mark in body for mark in _MARKS)
 
 
@@ -86,7 +86,7 @@ def _chat(model: str | None, said: Message) -> Paid:
 
 
 def searches(model: str | None) -> bool:
-    """Tell whether a model of chat completions searches the web for each answer.
+    """Return whether a model of chat completions searches the web for each answer.
 
     >>> searches("gpt-4o-mini-search-preview-2025-03-11"), searches("gpt-5-search-api")
     (True, True)

@@ -29,7 +29,7 @@ _IMAGEN_IMAGES: Final = 4
 
 
 def is_piecework(path: str) -> bool:
-    """Tell whether a path of OpenAI's is one of images or sound."""
+    """Return whether a path of OpenAI's is one of images or sound."""
     return IMAGES.search(path) is not None or SOUND.search(path) is not None
 
 

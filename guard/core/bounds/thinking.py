@@ -34,7 +34,7 @@ _LEAST_NAMED: Final = 1024
 
 @functools.lru_cache(4096)
 def reasons(model: str | None) -> bool:
-    """Tell whether a model is known to reason before it answers.
+    """Return whether a model is known to reason before it answers.
 
     >>> reasons("gpt-5-mini"), reasons("gpt-4o"), reasons("us.deepseek.r1-v1:0"), reasons("o1-pro")
     (True, False, True, True)
@@ -44,7 +44,7 @@ def reasons(model: str | None) -> bool:
 
 @functools.lru_cache(4096)
 def hides_output(model: str | None) -> bool:
-    """Tell whether a model may generate tokens that its reader does not see; unknown ones may.
+    """Return whether a model may generate tokens that its reader does not see; unknown ones may.
 
     >>> hides_output("claude-sonnet-4-5"), hides_output("gpt-5"), hides_output("somebody/model")
     (False, True, True)

@@ -1,7 +1,12 @@
 """All leases of a process: what is taken, asked for, granted, renewed, recalled and returned.
 
-Time is an argument, by a monotonic clock. Safe from any thread: the lock is held for microseconds,
-never while anything waits.
+Every time is an argument, in seconds by a monotonic clock. Every amount is whole nano-dollars.
+All methods are safe from any thread: the lock is held for microseconds, never across a wait.
+
+Money is in one of three places, and moves between them under the lock only (``CallPool`` is the
+exception): ``Lease.free``, ``Lease.held`` (open holds, and amounts ready in a pool), or on its way
+to or from the gateway. An update *removes* what it returns before it is sent, so a lost update can
+strand money at the gateway until the lease expires, but cannot let it be spent twice.
 """
 
 from __future__ import annotations
@@ -29,16 +34,17 @@ from guard.core.wire import (
 from guard.core.wire import LeaseGrant as Granted
 
 IDLE_S: Final = 2.0
-"""After so long without a call, what is unused goes back."""
+"""A lease without a call for this long returns its unused money."""
 _AGE_MAX_S: Final = 60.0
 """An older lease is replaced, so that small differences in price between here and the gateway do
 not add up."""
 _RENEW_SHARE: Final = 1 / 3
+"""A lease is renewed after this share of its lifetime, so two renewals in a row may be lost."""
 _TELL_S: Final = 1.0
-"""So often the gateway is told what is under way and written down nowhere, where that changes."""
-_CALLS_MAX: Final = 1_000_000
+"""Shortest time between two reports of the unjournaled requests under way, when they change."""
+_CALLS_MAX: Final = 1_000_000  # the protocol's limit on `LeaseAsk.demand_calls`
 _PATIENCE_S: Final = 1.0
-"""A lease that could not be topped up is left alone for so long."""
+"""Shortest time between two top-ups of a lane, unless the first one is granted in full."""
 
 
 class LeaseBook:
@@ -46,36 +52,46 @@ class LeaseBook:
 
     Attributes:
         lock: held while the book, a lease or a hold changes.
-        metered: workflows in which something was spent that no hold covers: their next call asks,
-            and what was spent is reported with it.
-        unwritten: what requests can cost that are under way and no journal knows of, with what pays
-            for them, by serial number; any thread.
-        tells: whether there is no journal, so that the gateway is told of all.
+        metered: workflows that spent something without a hold: their next call asks the gateway,
+            and the events of that spending go along with the question.
+        unwritten: requests under way that no journal records: by serial number, the reservation
+            that pays for each and what it can cost. Changed by any thread.
+        tells: whether there is no journal, so the gateway must be sent what is under way.
         overshoots, overshot_nanousd: how often, and by how much, a call cost more than its hold.
     """
 
     def __init__(self) -> None:
+        # Counted under the lock, since the start of the process.
         self.overshoots = 0
         self.overshot_nanousd = 0
         self.after_fork()
 
     def after_fork(self) -> None:
         """Start without leases in a forked child: they are the parent's."""
-        self.lock = threading.RLock()  # re-entrant: a signal handler may make a call
-        # Read without the lock by `take`: a lane that is missing there is just not covered.
+        # A new lock: a thread of the parent may have held the old one at the fork. Re-entrant:
+        # a signal handler may make a call while its thread holds the lock.
+        self.lock = threading.RLock()
+        # Changed under the lock. Read without it by `take`: a lane that is missing there is just
+        # not covered, and the caller asks.
         self._lanes: dict[LaneKey, Lane] = {}
-        # All leases that may still hold money, also those that no lane takes from any more.
+        # All leases that may still hold money, by id, also those that no lane takes from. Under
+        # the lock. `Lane.lease` is always one of these; a retired lease is here and in no lane.
         self._leases: dict[str, Lease] = {}
-        # Added to by any thread, and looked at before anything is covered.
+        # Added to by the threads that record events, discarded from by the background loop, read
+        # by `take` in any thread; each is one atomic operation of a set.
         self.metered: set[str | None] = set()
+        # Each serial number belongs to one request; readers copy the values first.
         self.unwritten: dict[int, tuple[str, int]] = {}
+        # Set by the first request that finds no journal, in any thread; never cleared.
         self.tells = False
-        # How often coverage was voided. An answer that was decided before the newest void covers
-        # nothing, since the gateway may have judged by the old policy.
+        # How often coverage was voided; under the lock. `Asked` notes the count when a question
+        # is sent. If it has changed by the answer, the gateway may have judged by the old policy,
+        # and the answer covers no later call.
         self._voided = 0
-        # Until when leases may be used: without the control channel only for a moment.
+        # Until when leases may be used: without the control channel only for a moment, because a
+        # kill could not arrive. Set on the background loop, read by `take` without the lock.
         self._usable_until_s = -math.inf
-        # Until when some lease is in return mode.
+        # The latest `returns_until_s` of all leases; a hint for how often to tick.
         self._returns_until_s = -math.inf
 
     # -- taking -------------------------------------------------------------------------------
@@ -83,34 +99,42 @@ class LeaseBook:
     def take(self, key: LaneKey, subject: Subject, now_s: float, calls: int = 1) -> Hold | None:
         """Cover a call by its lane's lease; None when the gateway must be asked.
 
+        This is the fast path of every protected call, in the caller's thread: usually it takes no
+        lock.
+
         Args:
             key: the lane.
             subject: the call.
             now_s: the time.
-            calls: how many calls of the share of rate caps it is.
+            calls: how many calls it counts as in the lease's share of rate caps.
         """
         lane = self._lanes.get(key)
         if lane is None or now_s >= self._usable_until_s or key[0] in self.metered:
             return None
+        # Once into a local: another thread may retire the lease at any of the next lines.
         lease = lane.lease
         if lease is None or now_s >= lease.expires_s:
             return None
         pool = lease.covered.get(subject)
         if type(pool) is not CallPool:
             return None
+        # 1. An amount is ready in the pool. Under a rate cap the count of calls has to change with
+        #    the money, which needs the lock: see `_cut`.
         if pool.ready and lease.calls is None:
-            # Without the lock: `pop` is atomic, and a pool that was closed meanwhile is noticed
-            # below, where the hold goes back at once.
+            # `pop` is atomic, so two threads never get the same amount.
             try:
                 pool.ready.pop()
             except IndexError:  # another thread was faster
                 return self._cut(lane, pool, subject, now_s, calls)
             hold = CallHold(self, lease, pool.amount, True, pool, [True])
+            # After the pop, never before: a thread that closes the pool drains it afterwards, but
+            # cannot drain what is out. That a void came in between is seen here.
             if pool.is_open:
                 lane.calls += calls
                 lease.used_s = now_s
                 return hold
             hold.give_back()
+        # 2. Nothing is ready: cut an amount off the lease's free money.
         return self._cut(lane, pool, subject, now_s, calls)
 
     def _cut(
@@ -118,11 +142,14 @@ class LeaseBook:
     ) -> Hold | None:
         """Take a call's money from what is free in its lane's lease."""
         with self.lock:
+            # Looked up again: what the caller has read without the lock may be retired or voided.
             lease = lane.lease
             if lease is None or lease.covered.get(subject) is not pool:
                 return None
             amount = pool.amount
             if lease.free < amount:
+                # Other subjects' pools may hold what this call lacks. Only when it is needed: a
+                # pool that is drained costs its next call the lock.
                 lease.reclaim()
                 if lease.free < amount:
                     return None
@@ -152,6 +179,7 @@ class LeaseBook:
             rates = lease.covered.get(subject)
             if type(rates) is not ModelRates:
                 return None
+            # Requests differ in size, so there is no pool for them: each takes its own worst case.
             worst = worst_case(rates, bound)
             if worst is None:
                 return None
@@ -170,6 +198,7 @@ class LeaseBook:
 
     def needs(self, key: LaneKey, subject: Subject, bound: RequestBound | None) -> int:
         """Return what a call is expected to take; 0 when that is not known yet."""
+        # Without the lock, here and in `rates`: a stale answer only makes an estimate worse.
         lane = self._lanes.get(key)
         lease = None if lane is None else lane.lease
         hold = None if lease is None else lease.covered.get(subject)
@@ -179,14 +208,14 @@ class LeaseBook:
         return 0 if hold is None else hold.amount
 
     def rates(self, key: LaneKey, subject: Subject) -> ModelRates | None:
-        """Return what the lane's model costs at a vendor, if a lease of the lane has said so."""
+        """Return the rates of the lane's model at a vendor, if its lease knows them."""
         lane = self._lanes.get(key)
         lease = None if lane is None else lane.lease
         found = None if lease is None else lease.covered.get(subject)
         return found if isinstance(found, ModelRates) else None
 
     def spent(self, lease: Lease, cost: int, over: int) -> None:
-        """Count what a hold has cost; called with the lock held."""
+        """Count what a hold has cost. The caller holds the lock."""
         lane = self._lanes.get(lease.lane)
         if lane is not None:
             lane.spent += cost
@@ -197,14 +226,19 @@ class LeaseBook:
     # -- asking -------------------------------------------------------------------------------
 
     def ask(self, key: LaneKey, now_s: float, needed: int = 0, calls: int = 1) -> Asked:
-        """Return what to ask for a lane; what is free in its lease is given back by asking.
+        """Return what to ask for a lane.
+
+        The free money of its lease is removed here and returned with the question. So the caller
+        must report the outcome: :meth:`granted`, or :meth:`unanswered` when it is not known.
 
         Args:
             key: the lane.
             now_s: the time.
-            needed: what the calls that wait are known to take.
-            calls: how many wait.
+            needed: what the waiting calls are known to take.
+            calls: how many calls wait.
         """
+        # Before the events are attached to the question. An event that is recorded from here on
+        # sets the mark again; discarding afterwards could drop the mark of an event left behind.
         self.metered.discard(key[0])
         with self.lock:
             lane = self._lanes.get(key)
@@ -218,8 +252,9 @@ class LeaseBook:
                 self._retire(lease)
                 lease = None
             if lease is not None:
-                lease.reclaim()
-            # What a call has cost above its hold is taken from the next grant.
+                lease.reclaim()  # else ready amounts would hide a debt, and would not go back
+            # What a call has cost above its hold is taken from the next grant: so that much more
+            # is asked for.
             debt = 0 if lease is None else max(0, -lease.free)
             ask = LeaseAsk(
                 demand_nanousd=min(needed + spent + debt, NANOUSD_MAX),
@@ -228,25 +263,31 @@ class LeaseBook:
             if lease is not None:
                 ask.lease_id = lease.lease_id
                 ask.unused_nanousd, ask.calls_left = self._drain(lease)
+                # The gateway renews a lease that a question names; and `due` must not take it for
+                # idle while the answer is on its way.
                 lease.used_s = lease.renewed_s = now_s
             return Asked(key, now_s, self._voided, ask)
 
     def granted(
         self, asked: Asked, granted: Granted, subject: Subject, amount: int, calls: int = 1
     ) -> Hold:
-        """Take in a grant, and from it the hold of the call that asked.
+        """Add a grant to its lease and take from it the hold of the call that asked.
+
+        One step under the lock: no other call can take the money that the asking call waited for.
 
         Args:
             asked: what was asked.
             granted: the answer.
             subject: the call.
             amount: its hold, by the answer.
-            calls: how many calls of the share of rate caps it is.
+            calls: how many calls it counts as in the lease's share of rate caps.
         """
         with self.lock:
             lane = self._lanes.get(asked.lane)
-            if lane is None:
+            if lane is None:  # forgotten as unused while the question was under way
                 lane = self._lanes[asked.lane] = Lane(asked.sent_s)
+            # `sent_s` everywhere, not the time of the answer: the gateway's clock for the lease
+            # started between the two, so the lease is never thought to last longer than it does.
             lease = self._leases.get(granted.lease_id)
             if lease is None:
                 lease = self._leases[granted.lease_id] = Lease(
@@ -259,14 +300,20 @@ class LeaseBook:
                 if lane.lease is not None:
                     self._retire(lane.lease)
                 lane.lease = lease
-            lease.is_current = True
+            lease.is_current = True  # it may have been retired meanwhile, for its age
             if self.tells:
-                lease.told = -1  # the gateway has added this call's
+                # The gateway has added this call to what is under way, so what it knows differs
+                # from what was sent last: -1 makes `due` send it anew.
+                lease.told = -1
             self._add(lease, asked.sent_s, granted)
             lease.calls = None if granted.calls is None else max(0, granted.calls - calls)
             lane.calls += calls
             lane.largest = amount
             lease.take(amount, max(lease.used_s, asked.sent_s))
+            # What the answer covers besides the call that asked:
+            # 1. others wait for money of these budgets: nothing, and unused money goes back;
+            # 2. coverage was voided since the question: nothing, the next call asks again;
+            # 3. else calls like this one; requests only if the gateway has sent their rates.
             if granted.returns_ms:
                 self._return_until(lease, asked.sent_s + granted.returns_ms / 1000)
             elif asked.voided == self._voided:
@@ -277,12 +324,17 @@ class LeaseBook:
             return Hold(self, lease, amount)
 
     def _add(self, lease: Lease, sent_s: float, granted: Granted) -> None:
+        """Add granted money to a lease. The caller holds the lock."""
         self._renewed(lease, sent_s, granted.ttl_ms)
-        # What was charged beyond the lease is no debt of it, else as much of this grant would
-        # be held at the gateway and never used here.
+        # A cost above the lease makes `free` negative here, but the gateway has charged it to the
+        # budgets themselves. The part it reports for the first time is forgiven; else as much of
+        # this grant would be held at the gateway and never used here. `max`: answers can arrive
+        # out of order, and the total only grows.
         overspent = max(lease.overspent, granted.overspent_nanousd)
         lease.free += granted.granted_nanousd + overspent - lease.overspent
         lease.overspent = overspent
+        # Subjects that were allowed under another version are not covered until each of them is
+        # allowed again.
         if lease.policy_version != granted.policy_version:
             if lease.covered:
                 lease.uncover()
@@ -291,10 +343,11 @@ class LeaseBook:
     # -- asking before a call waits --------------------------------------------------------------
 
     def low(self, now_s: float) -> list[tuple[Asked, GateRequest]]:
-        """Return what to ask for leases that would soon be used up, and what each was granted for.
+        """Return a top-up for each lease that would soon be used up, with its last question.
 
-        Nothing is given back by asking; :meth:`topped_up` or :meth:`not_topped_up` takes in the
-        answer. Until then the lane is not asked for, and its lease is not closed.
+        A top-up returns no money: calls keep taking from the lease while it is under way. Each
+        must end with :meth:`topped_up`, :meth:`not_topped_up` or :meth:`unanswered`. Until then
+        questions of the lane wait for it, and :meth:`due` does not close the lease as idle.
         """
         found: list[tuple[Asked, GateRequest]] = []
         with self.lock:
@@ -304,12 +357,13 @@ class LeaseBook:
                     continue
                 if lease.question is None:
                     continue
+                # Without coverage, or with unreported spending, the next call asks anyway.
                 if not lease.covered or key[0] in self.metered or now_s - lease.used_s >= IDLE_S:
                     continue
                 lacking = lane.lacks(now_s)
                 if lacking:
                     lane.asked_ahead = True
-                    lane.ahead_s = now_s + _PATIENCE_S  # unless it is answered sooner
+                    lane.ahead_s = now_s + _PATIENCE_S  # `topped_up` resets it after a full grant
                     ask = LeaseAsk(
                         lease.lease_id, demand_nanousd=min(lacking, NANOUSD_MAX), ahead=True
                     )
@@ -317,20 +371,21 @@ class LeaseBook:
         return found
 
     def is_asked_ahead(self, key: LaneKey) -> bool:
-        """Tell whether a question that tops up a lane's lease is under way."""
+        """Return whether a top-up of a lane's lease is under way."""
         lane = self._lanes.get(key)
         return lane is not None and lane.asked_ahead
 
     def topped_up(self, asked: Asked, granted: Granted) -> Update | None:
-        """Take in what was granted before anybody had to wait.
+        """Add the grant of a top-up to its lease.
 
         Returns:
-            What goes back at once, if the lease was closed meanwhile.
+            An update that returns the grant at once, if the lease was closed meanwhile.
         """
         with self.lock:
             self._not_asked_ahead(asked)
             lease = self._leases.get(granted.lease_id)
             if lease is None:
+                # Not entered into the book: no call may take from it, and nothing would renew it.
                 lease = Lease(granted.lease_id, asked.lane, asked.sent_s)
                 back = LeaseUpdate(granted.lease_id, granted.granted_nanousd, close=True)
                 return Update(lease, back)
@@ -343,7 +398,7 @@ class LeaseBook:
             return None
 
     def not_topped_up(self, asked: Asked) -> None:
-        """Take in that a top-up was refused."""
+        """End a top-up that was refused; its lease stays as it is."""
         with self.lock:
             self._not_asked_ahead(asked)
 
@@ -353,9 +408,11 @@ class LeaseBook:
             lane.asked_ahead = False
 
     def unanswered(self, asked: Asked) -> None:
-        """An ask had no usable answer, so it is unknown what it gave back and was granted.
+        """Retire the lease of a question without a usable answer.
 
-        Nothing more is taken from the lease that it named. The holds under way stay in it.
+        Whether the gateway has taken back what the question returned, and whether it has granted
+        more, is unknown. So no call takes from that lease again; its open holds settle in it, and
+        closing it afterwards releases at the gateway whatever it holds.
         """
         with self.lock:
             if asked.ask.ahead:
@@ -365,11 +422,13 @@ class LeaseBook:
                 self._retire(lease)
 
     def _renewed(self, lease: Lease, sent_s: float, ttl_ms: int) -> None:
+        # `max`: answers of several requests can arrive out of order.
         lease.ttl_s = ttl_ms / 1000
         lease.renewed_s = max(lease.renewed_s, sent_s)
         lease.expires_s = max(lease.expires_s, sent_s + lease.ttl_s)
 
     def _retire(self, lease: Lease) -> None:
+        """Let no call take from a lease. It stays in the book until its holds have ended."""
         lease.is_current = False
         lease.uncover()
         lane = self._lanes.get(lease.lane)
@@ -377,9 +436,13 @@ class LeaseBook:
             lane.lease = None
 
     def _drain(self, lease: Lease) -> tuple[int, int]:
-        """Take out what is unused: money and calls."""
+        """Remove the unused money and calls from a lease and return them.
+
+        Before the update that returns them is sent: if the order were reversed, a call could take
+        in between what the gateway gives to another process.
+        """
         lease.reclaim()
-        unused = max(0, lease.free)
+        unused = max(0, lease.free)  # a debt stays in the lease
         lease.free -= unused
         calls, lease.calls = lease.calls or 0, None if lease.calls is None else 0
         return unused, min(calls, _CALLS_MAX)
@@ -389,10 +452,14 @@ class LeaseBook:
     def void(self, workflow_id: str | None = None) -> None:
         """Forget what is covered: policies, prices, budgets or settings have changed.
 
+        The money stays in the leases; each subject has to be allowed anew.
+
         Args:
             workflow_id: the workflow, or pattern, that the change concerns; None for all.
         """
         with self.lock:
+            # For all lanes, although one workflow may be concerned: the price is a few questions
+            # more, and there is no count per lane to forget.
             self._voided += 1
             for lease in self._leases.values():
                 named = lease.lane[0]
@@ -401,25 +468,26 @@ class LeaseBook:
 
     def usable_until(self, until_s: float) -> None:
         """Set until when leases may be used: for ever while pushes arrive, else for a moment."""
-        self._usable_until_s = until_s
+        self._usable_until_s = until_s  # one store, which `take` reads without the lock
 
     def recall(self, lease_ids: Collection[str], until_s: float = -math.inf) -> list[Update]:
-        """Give back at once what is unused in those of these leases that are held here.
+        """Return at once the unused money of the given leases, as far as this process has them.
 
         Args:
             lease_ids: the leases.
-            until_s: until then others wait for what they hold.
+            until_s: until then other processes wait for their money.
         """
         with self.lock:
             found = [self._leases[each] for each in lease_ids if each in self._leases]
+            # First stop the coverage: it moves ready amounts to `free`, which is returned below.
             for lease in found:
                 self._return_until(lease, until_s)
             return [self._returning(lease) for lease in found]
 
     def return_until(self, key: LaneKey, until_s: float) -> None:
-        """Cover nothing in a lane until then, and give back at once what a call has not used.
+        """Cover nothing in a lane until then, and return each hold's rest as soon as it ends.
 
-        Others wait for the money: a call that is covered would be served before them.
+        Other calls wait in line for the money: a covered call would be served before them.
         """
         with self.lock:
             lane = self._lanes.get(key)
@@ -433,7 +501,7 @@ class LeaseBook:
             self._returns_until_s = max(self._returns_until_s, until_s)
 
     def is_returning(self, now_s: float) -> bool:
-        """Tell whether some lease gives back at once what is not used."""
+        """Return whether some lease returns its unused money at once."""
         return now_s < self._returns_until_s
 
     def _returning(self, lease: Lease, *, close: bool = False) -> Update:
@@ -443,14 +511,19 @@ class LeaseBook:
         return self.renewal(lease, unused, calls)
 
     def renewal(self, lease: Lease, unused: int = 0, calls: int = 0) -> Update:
-        """Return an update that renews a lease, and says what is under way if need be."""
+        """Return an update that renews a lease and reports its unjournaled requests under way.
+
+        Safe without the lock, as in ``LeaseUpdates._close``.
+        """
+        # Noted before it is sent: if the update is lost, the next renewal repeats the amount.
         lease.told = self._unwritten_in().get(lease.lease_id, 0)
         update = LeaseUpdate(lease.lease_id, unused, calls, under_way_nanousd=lease.told)
         return Update(lease, update)
 
     def _unwritten_in(self) -> dict[str, int]:
-        """Return what is under way and written down nowhere, by what pays for it."""
+        """Return what the unjournaled requests under way can cost, by lease or reservation."""
         found: dict[str, int] = {}
+        # Copied first, in one step: other threads begin and end requests meanwhile.
         for lease_id, amount in list(self.unwritten.values()) if self.unwritten else ():
             found[lease_id] = found.get(lease_id, 0) + amount
         return found
@@ -458,32 +531,42 @@ class LeaseBook:
     # -- keeping and returning ----------------------------------------------------------------
 
     def due(self, now_s: float) -> list[Update]:
-        """Return what is due: renewals, idle money, the end of leases that are not used any more.
+        """Return the updates that are due: renewals, unused money, and closes of unused leases.
 
-        A lease that has expired, or is closed, is forgotten here.
+        A lease that has expired, or is closed, is forgotten here. Each lease gets at most one
+        update per call. The cases, in this order:
+
+        1. It has expired: the gateway has ended it by itself.
+        2. No hold is open, and it is idle or retired: it is closed.
+        3. It has free money, and is idle, retired or wanted back: the money is returned.
+        4. A third of its lifetime is over, or its requests under way have changed: it is renewed.
         """
         updates: list[Update] = []
         with self.lock:
             unwritten = self._unwritten_in()
             for lease in list(self._leases.values()):
+                # The grant of a top-up must find its lease; else it would have to be sent back.
                 is_topped_up = lease.is_current and self.is_asked_ahead(lease.lane)
                 idle = now_s - lease.used_s >= IDLE_S and not is_topped_up
-                # The gateway releases what was only thought to be spent when the lease is closed.
+                # `unseen` counts as spent here, but the gateway may be charged less by the event.
+                # Only closing the lease releases the difference there, so it is replaced soon.
                 if lease.unseen or now_s - lease.began_s >= _AGE_MAX_S:
                     self._retire(lease)
+                # Ready amounts count as under way, and would keep the lease from being closed.
+                # (Retiring has drained the pools already.)
                 if idle:
                     lease.reclaim()
-                if now_s >= lease.expires_s:
+                if now_s >= lease.expires_s:  # 1.
                     self._forget(lease)
-                elif not lease.under_way and (idle or not lease.is_current):
+                elif not lease.under_way and (idle or not lease.is_current):  # 2.
                     updates.append(self._returning(lease, close=True))
                     self._forget(lease)
-                elif lease.free > 0 and (
+                elif lease.free > 0 and (  # 3.
                     idle or not lease.is_current or now_s < lease.returns_until_s
                 ):
                     updates.append(self._returning(lease))
-                    lease.renewed_s = now_s
-                elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE or (
+                    lease.renewed_s = now_s  # returning money renews the lease too
+                elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE or (  # 4.
                     now_s - lease.told_s >= _TELL_S
                     and unwritten.get(lease.lease_id, 0) != lease.told
                 ):
@@ -493,18 +576,21 @@ class LeaseBook:
         return updates
 
     def answered(self, update: Update, state: LeaseState | None, sent_s: float) -> None:
-        """Take in the answer to an update; None when the gateway does not know the lease."""
+        """Take in the answer to an update; ``state`` is None when the gateway has no such lease."""
         with self.lock:
             if state is None or state.state != "open":
+                # Ended at the gateway. Open holds keep their reference and settle harmlessly.
                 self._forget(update.lease)
             elif not update.closes:
                 self._renewed(update.lease, sent_s, state.ttl_ms)
 
     def close(self) -> list[Update]:
-        """End all leases; nothing is covered any more."""
+        """End all leases; from here on nothing is covered."""
         with self.lock:
             self._usable_until_s = -math.inf
             updates = [self._returning(lease, close=True) for lease in self._leases.values()]
+            # Unlike the closes of `due`, these leases may have open holds: the process ends, so
+            # the gateway needs what is under way to charge it.
             unwritten = self._unwritten_in()
             for update in updates:
                 update.body.under_way_nanousd = unwritten.get(update.lease.lease_id, 0)
@@ -512,6 +598,7 @@ class LeaseBook:
             return updates
 
     def _forget(self, lease: Lease) -> None:
+        # Retire first: it drains the pools, and a hold that comes back later finds them closed.
         self._retire(lease)
         self._leases.pop(lease.lease_id, None)
 
@@ -523,12 +610,12 @@ class LeaseBook:
         ]
         for key in unused:
             del self._lanes[key]
-        # A workflow without a lane asks anyway.
+        # Bounds the set: a workflow without a lane asks anyway, so it needs no mark.
         self.metered.intersection_update({key[0] for key in self._lanes})
 
     @property
     def lanes(self) -> int:
-        """How many lanes are known."""
+        """How many lanes there are."""
         return len(self._lanes)
 
     def set_aside_for(self, workflow_id: str) -> int:
@@ -545,7 +632,7 @@ class LeaseBook:
         with self.lock:
             leases = self._leases.values()
             for lease in leases:
-                lease.reclaim()
+                lease.reclaim()  # ready amounts count as under way, and no call is
             return Totals(
                 len(leases),
                 sum(max(0, lease.free) + lease.held for lease in leases),

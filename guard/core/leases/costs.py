@@ -1,4 +1,8 @@
-"""What requests and answers cost by the rates of a lease, in whole nano-dollars."""
+"""What requests and answers cost by the rates of a lease, in whole nano-dollars.
+
+Pure functions. Rates are nano-dollars per million tokens. Every bound is rounded up and every
+affordable number of tokens down, so rounding never favours a request.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,9 @@ def worst_case(rates: ModelRates, bound: RequestBound) -> tuple[int, int] | None
 
     None when neither the request nor the rates bound it.
     """
-    if bound.unnumbered:
+    if bound.unnumbered:  # it allows something whose number, and so whose fee, is not limited
         return None
+    # Before the comparison with the context window: a raised bound may exceed it.
     if rates.text_permille:
         bound = _raised(rates, bound)
     tokens_in, tokens_out, context = bound.input_tokens, bound.output_tokens, rates.context_tokens
@@ -34,14 +39,14 @@ def worst_case(rates: ModelRates, bound: RequestBound) -> tuple[int, int] | None
     if tokens_in is None or tokens_out is None:
         return None
     in_rate, out_rate = worst_rates(rates, bound.input_tokens, bound.terms)
-    cost = -(-(tokens_in * in_rate + tokens_out * out_rate) // _MILLION)
+    cost = -(-(tokens_in * in_rate + tokens_out * out_rate) // _MILLION)  # rounded up
     if bound.fees:
         cost += fees.cost(bound.fees)
     return min(NANOUSD_MAX, cost), tokens_out
 
 
 def _raised(rates: ModelRates, bound: RequestBound) -> RequestBound:
-    """Return a bound by what is known of its model's tokeniser."""
+    """Return a bound with the input tokens that its model's tokeniser is known to need."""
     tokens = prompt_tokens(rates, bound.input_tokens, bound.text_tokens)
     return bound if tokens == bound.input_tokens else replace(bound, input_tokens=tokens)
 
@@ -127,10 +132,12 @@ def _affordable_output(rates: ModelRates, bound: RequestBound, amount: int) -> i
 
 
 def cost_of(rates: ModelRates, usage: Usage) -> int:
-    """Return what an answer cost: as the vendor says, else by the rates, rounded up."""
+    """Return what an answer cost: as the vendor states it, else by the rates, rounded up."""
     cost = usage.cost_nanousd
     if cost is None:
         cost = usage_cost(rates.present_rows or rows_of(rates), usage)
     for other in usage.others:
-        cost += cost_of(rates, other)  # models of one answer; the gateway knows each one's price
+        # Other models of one answer, priced here at this model's rates. The gateway knows each
+        # one's price and charges that.
+        cost += cost_of(rates, other)
     return cost

@@ -1,7 +1,11 @@
-"""Decides about the questions that no lease covers at once: who is covered, who waits, who asks.
+"""Decides about the questions that no lease covers at once: which are covered, wait or are sent.
 
-Input events come in, a list of effects goes out. No input or output, no callback, no clock: time is
-an argument. Used on the background loop only; the book behind it is shared with callers' threads.
+Each method takes an event and returns a list of effects. There is no I/O, no callback and no clock:
+time is an argument. Used on the background loop only, so it needs no lock; the book behind it is
+shared with callers' threads.
+
+The purpose: when a hundred calls of one lane start together, one question goes to the gateway, its
+demand covers all of them, and its answer completes them all.
 """
 
 from __future__ import annotations
@@ -31,15 +35,17 @@ from guard.core.leases.records import Asked, Update
 from guard.core.request_bound import RequestBound
 
 _ALONE_S: Final = 1.0
-"""How long a subject that got no lease is asked for without one."""
+"""For how long a subject that got no lease is asked for without one, each question by itself."""
 _ALONE_MAX: Final = 10_000
 LANES_MAX: Final = 10_000
+"""With so many lanes in the book, questions are sent without asking for a lease."""
 RETURN_S: Final = 3.0
-"""After a question has to wait, its lane covers nothing for so long: others would be overtaken."""
+"""For how long a lane covers nothing after one of its questions had to wait; else later calls would
+overtake it."""
 _UNWOKEN_S: Final = 0.1
-"""Without a socket, the first in line asks again after so long, the second after twice that."""
+"""Without a socket, the first in line asks again after this time, the second after twice that."""
 _UNREACHED_S: Final = 0.5
-"""A gateway that could not be reached is asked again after so long, where that is wanted."""
+"""Pause before an unreachable gateway is asked again, for questions that outlast its restart."""
 _VOIDING: Final = frozenset({"policy", "price", "budget", "settings"})
 """Control messages after which nothing is covered until the gateway has allowed it anew."""
 
@@ -48,9 +54,11 @@ class _Line:
     """The questions of one lane.
 
     Attributes:
-        asked: the one that the gateway is asked now; the others wait for its answer.
-        waiting: the others, in the order of asking.
-        parked: those that have a place in the gateway's line, until they are decided.
+        asked: the one that is under way with a request for a lease; None when there is none. At
+            most one at a time: two would both return the lease's free money.
+        waiting: the others, first come first served.
+        parked: those that have a place in the gateway's line, until they are decided. One that is
+            being asked again is in ``asked`` as well.
     """
 
     __slots__ = ("asked", "parked", "waiting")
@@ -61,27 +69,30 @@ class _Line:
         self.parked: list[Question] = []
 
     def before(self, question: Question) -> Question | None:
-        """Return one in the gateway's line that needs no more than a question does."""
+        """Return a parked question that needs at most as much as ``question``, if there is one.
+
+        While that one has to wait, asking for this one is pointless.
+        """
         for other in self.parked:
             if question.subject == other.subject and _at_least(question.bound, other.bound):
                 return other
         return None
 
     def was_answered(self, now_s: float) -> None:
-        """One that was in the gateway's line has its answer: the others' time for theirs begins."""
+        """Restart the deadlines of the waiting questions: the one before them has its answer."""
         for question in self.waiting:
             question.ends_s = max(question.ends_s, now_s + question.answer_s)
 
 
 class Desk:
-    """Takes questions and events, and says what is to be done.
+    """Turns questions and events into effects.
 
     Args:
         book: the leases of this process.
 
     Attributes:
         can_lease: whether the gateway grants leases now; set before each event.
-        tops_up: whether it tops leases up before a call has to wait.
+        tops_up: whether the gateway tops up leases before a call has to wait.
     """
 
     def __init__(self, book: LeaseBook) -> None:
@@ -90,23 +101,27 @@ class Desk:
 
     def after_fork(self) -> None:
         """Forget the parent's questions."""
+        # All of it belongs to the background loop; only `waiting` is read from other threads.
         self.can_lease = False
         self.tops_up = False
-        # Whether no more lanes are taken in; looked at with each tick.
+        # Whether the book has too many lanes to ask for more; updated with each tick.
         self._is_full = False
-        # A line exists while a question of its lane is asked, or waits.
+        # A line exists while a question of its lane is under way, waits, or is parked.
         self._lines: dict[LaneKey, _Line] = {}
-        # What got an answer without a lease, and until when it is asked for alone.
+        # Subjects that were answered without a lease, and until when they are asked for alone.
         self._alone: dict[tuple[LaneKey, Subject], float] = {}
-        # Questions that wait for money, by their call, until they are asked again.
+        # Questions that wait for money, by call id. One that is being asked again is not here, so
+        # that a tick does not send it twice; it stays in its line's `parked`.
         self._parked: dict[str, Question] = {}
 
     # -- questions ------------------------------------------------------------------------------
 
     def asked(self, questions: Iterable[Question], now_s: float) -> list[Effect]:
-        """Take in questions; those of one lane that come together are asked for together."""
+        """Take in new questions; those of one lane that come together are sent together."""
         effects: list[Effect] = []
         due: dict[LaneKey, _Line] = {}
+        # First line up all of them, then serve each line once: so the first question of a lane
+        # carries the demand of the others.
         for question in questions:
             lane = question.lane
             if question.ticket is not None and question.ticket.cancelled():
@@ -124,18 +139,24 @@ class Desk:
         return effects
 
     def _serve(self, lane: LaneKey, line: _Line, now_s: float, effects: list[Effect]) -> None:
-        """Decide about those that wait in a line. The cases, in this order:
+        """Decide about the waiting questions of a line.
+
+        It is called after every event that may change the outcome: a new question, an answer, a
+        top-up, money that came back. The cases, in this order:
 
         1. A question of the lane is under way: all wait for its answer, which may cover them.
-        2. The lease covers a question by now: it is answered.
+        2. The lease covers a question by now: it is completed.
         3. A top-up of the lease is under way: the others wait for it likewise.
-        4. A question in line is due to be asked again: it is, and the others wait.
-        5. A question needs what another one waits for already: it waits behind that.
-        6. No lease can cover a question, or none did a moment ago: it is asked alone.
-        7. The first that is left is asked for, and with it what all the others need.
+        4. A parked question is due: it is sent again, and the others wait.
+        5. A question needs as much as a parked one: it waits behind that.
+        6. No lease can cover a question, or none did a moment ago: it is sent alone.
+        7. The first that is left is sent, with the demand of all the others.
         """
+        # 1.
         if line.asked is not None:
             return
+        # 2. In order, so that a later question does not take the money of an earlier one; but a
+        #    smaller one may fit where an earlier one does not.
         left: deque[Question] = deque()
         for question in line.waiting:
             if question.ticket is not None and question.ticket.cancelled():
@@ -146,13 +167,17 @@ class Desk:
             else:
                 effects.append(Complete(question, grant))
         line.waiting = left
+        # 3. `topped_up` serves the line again, whatever the answer is.
         if left and self._book.is_asked_ahead(lane):
             return
+        # 4. Before new questions: it has waited longest.
         for question in line.parked:
             if now_s >= question.again_s:
+                # Off the list of those that a tick looks at, while it is under way.
                 del self._parked[question.request.call_id]
                 effects.append(self._ask_again(question, line, now_s))
                 return
+        # 5. to 7.
         line.waiting = deque()
         askable = None
         for question in left:
@@ -173,6 +198,7 @@ class Desk:
             del self._lines[lane]
 
     def _covered(self, question: Question, now_s: float) -> Grant | None:
+        """Return a grant from the lane's lease, if it covers the question."""
         lane, subject, bound = question.lane, question.subject, question.bound
         assert lane is not None
         assert subject is not None
@@ -183,6 +209,7 @@ class Desk:
         return None if found is None else Grant(None, *found)
 
     def _is_alone(self, question: Question, now_s: float) -> bool:
+        """Return whether a like question got no lease a moment ago."""
         assert question.lane is not None
         assert question.subject is not None
         key = (question.lane, question.subject)
@@ -195,6 +222,7 @@ class Desk:
     def _ask(
         self, question: Question, line: _Line, now_s: float, others: Collection[Question] = ()
     ) -> AskGateway:
+        """Send a question that also asks for a lease; its line waits for the answer."""
         lane = question.lane
         assert lane is not None
         needed = calls = 0
@@ -215,14 +243,15 @@ class Desk:
 
     @property
     def waiting(self) -> int:
-        """How many wait in line, those behind one of their own lane included; from any thread."""
+        """How many wait in line, with those behind one of their own lane; from any thread."""
+        # Copies: the loop may change both meanwhile. The number is for the status only.
         lanes = [line for line in list(self._lines.values()) if line.parked]
         alone = [each for each in list(self._parked.values()) if self._line_of(each) is None]
         return len(alone) + sum(len(line.parked) + len(line.waiting) for line in lanes)
 
     def _park(self, question: Question, again_s: float, answer: Answer) -> Wait:
-        """Keep a question that has to wait, and ask it again by then."""
-        question.attempt += 1
+        """Keep a question that has to wait; it is sent again by ``again_s`` at the latest."""
+        question.attempt += 1  # another attempt has another key, so it is decided anew
         question.again_s = again_s
         question.ends_s = again_s + question.answer_s
         self._parked[question.request.call_id] = question
@@ -234,20 +263,32 @@ class Desk:
         return Wait(question, answer.place, answer.asks)
 
     def _again_s(self, question: Question, answer: Answer, now_s: float) -> float | None:
-        """Return when a question is asked again; None if this answer is the last."""
+        """Return when a question is sent again; None if this answer is the last.
+
+        1. Refused: it is the last.
+        2. No answer: again, until the question has outlasted the gateway's absence.
+        3. Granted, or a person is asked: it is the last.
+        4. The gateway has put it into its line: again after the pause that it asks for.
+        """
         if isinstance(answer, NotGranted):
+            # 1.
             if not answer.is_unanswered:
                 return None
+            # 2. `outlasts_s` is 0 for most questions: then the first failure is the last.
             question.unreached_s = min(question.unreached_s, now_s)
             is_over = now_s >= question.unreached_s + question.outlasts_s
             return None if is_over else now_s + _UNREACHED_S
+        # 3.
         if answer.decision != "waiting":
             return None
+        # 4.
         question.unreached_s = math.inf
         if answer.idle_ms is not None:
             question.freed_s = now_s - answer.idle_ms / 1000
         wait_s = answer.retry_after_ms / 1000
-        if not self.can_lease:  # nobody can wake it, so it asks the more often the nearer it is
+        # Over the socket the gateway wakes it (`room`). Without, it has to poll: the nearer to the
+        # head of the line, the more often.
+        if not self.can_lease:
             wait_s = min(wait_s, _UNWOKEN_S * max(1, answer.place))
         return now_s + wait_s
 
@@ -255,16 +296,17 @@ class Desk:
         return None if question.lane is None else self._lines.get(question.lane)
 
     def _ask_again(self, question: Question, line: _Line | None, now_s: float) -> AskGateway:
-        """Ask a question again that has a place in line."""
-        question.again_s = math.inf
+        """Send a parked question again."""
+        question.again_s = math.inf  # it is under way, so no tick may send it
         if line is None or not self.can_lease:
             return _alone(question, now_s)
         return self._ask(question, line, now_s)
 
     def room(self, call_ids: Iterable[str], now_s: float) -> list[Effect]:
-        """Ask again for calls that wait in line: money has come back."""
+        """Send the questions of these calls again: money has come back for them."""
         effects: list[Effect] = []
         for call_id in call_ids:
+            # None for a call that is decided or under way again: this message was overtaken.
             question = self._parked.get(call_id)
             if question is not None:
                 question.again_s = question.freed_s = now_s
@@ -272,22 +314,24 @@ class Desk:
         return effects
 
     def _look_at(self, question: Question, now_s: float, effects: list[Effect]) -> None:
-        """A question in line is due: it is asked again, unless its caller has given up."""
+        """Send a parked question that is due again, unless its caller has given up."""
         line = self._line_of(question)
+        # 1. Given up: the gateway should not keep its place, and those behind it move up.
         if question.ticket is not None and question.ticket.cancelled():
             del self._parked[question.request.call_id]
             effects.append(Withdraw(question))
             self._decided(question, now_s, effects)
+        # 2. It was sent alone, perhaps before there was a socket; the line has begun since.
         elif line is None or question not in line.parked:
-            # It was asked alone, perhaps before there was a socket; the line has begun since.
             del self._parked[question.request.call_id]
             effects.append(self._ask_again(question, None, now_s))
+        # 3. Its line decides: another question of the lane may be under way.
         else:
             assert question.lane is not None
             self._serve(question.lane, line, now_s, effects)
 
     def _decided(self, question: Question, now_s: float, effects: list[Effect]) -> None:
-        """A question that was in line has its outcome: who waits behind it is looked at again."""
+        """Remove a decided question from its line, and serve those behind it."""
         line = self._line_of(question)
         if line is None or question not in line.parked:
             return
@@ -298,10 +342,17 @@ class Desk:
     # -- answers ----------------------------------------------------------------------------------
 
     def answered(self, ask: AskGateway, answer: Answer, now_s: float) -> list[Effect]:
-        """Take in the answer to a question; what it grants may cover those that waited for it."""
+        """Take in the answer to a question; its grant may cover those that waited for it.
+
+        1. The question was sent alone: only its own outcome matters.
+        2. It has to wait: it is parked, and its lane covers nothing meanwhile.
+        3. It is refused: so are those in its line that could not fare better.
+        4. It is granted: the lease takes in the money, and the line is served from it.
+        """
         question, asked = ask.question, ask.asked
         effects: list[Effect] = []
         again_s = self._again_s(question, answer, now_s)
+        # 1.
         if asked is None:
             if again_s is not None:
                 effects.append(self._park(question, again_s, answer))
@@ -309,10 +360,11 @@ class Desk:
                 effects.append(_outcome(question, answer))
                 self._decided(question, now_s, effects)
             return effects
-        line = self._lines[asked.lane]
+        line = self._lines[asked.lane]  # it exists as long as one of its questions is under way
         line.asked = None
         if question.attempt and not (isinstance(answer, NotGranted) and answer.is_unanswered):
             line.was_answered(now_s)
+        # 2.
         if again_s is not None:
             if isinstance(answer, NotGranted):
                 self._book.unanswered(asked)
@@ -323,18 +375,21 @@ class Desk:
             return effects
         if question in line.parked:
             line.parked.remove(question)
+        # 3.
         if isinstance(answer, NotGranted):
             if answer.is_unanswered:
-                # What was asked has given back what was free here; whether the gateway has taken
-                # that, or granted more, is unknown, so nothing more is taken from this lease.
+                # The question returned the free money; whether the gateway has taken it, or
+                # granted more, is unknown, so nothing more is taken from this lease.
                 self._book.unanswered(asked)
             effects.append(Fail(question, answer.error))
             if answer.for_money:
                 self._refuse_alike(line, question, answer, ask.waiting, effects)
             elif answer.for_all:
                 _refuse_rest(line, answer, effects)
+        # 4.
         else:
             effects.append(Complete(question, self._granted(question, asked, answer, now_s)))
+        # Last, after the grant is in the book: this is what covers the others.
         self._serve(asked.lane, line, now_s, effects)
         return effects
 
@@ -344,22 +399,29 @@ class Desk:
         subject = question.subject
         assert subject is not None
         if reply.lease is None:
+            # Allowed, but without a lease: the gateway has the returned money, and what it did
+            # with the old lease is not said. The next questions of this kind are sent alone, else
+            # they would queue up one behind the other for a lease that does not come.
             self._book.unanswered(asked)
-            if len(self._alone) >= _ALONE_MAX:
+            if len(self._alone) >= _ALONE_MAX:  # forgetting costs one question each
                 self._alone.clear()
             self._alone[(asked.lane, subject)] = now_s + _ALONE_S
             return granted(question, reply)
         hold = self._book.granted(
             asked, reply.lease, subject, reply.reserved_nanousd, question.calls
         )
-        # A top-up asks the like of this again.
+        # A top-up repeats this question.
         hold.lease.question = question.request
         return granted(question, reply, hold)
 
     def _refuse_alike(
         self, line: _Line, refused: Question, answer: NotGranted, waited: int, effects: list[Effect]
     ) -> None:
-        """Refuse those that waited already and need at least as much as what was refused."""
+        """Refuse the questions that need at least as much as a refused one.
+
+        Only the first ``waited``, which waited when it was sent: money may have come back before
+        the others arrived. One that is winding down may use money that others may not.
+        """
         left: deque[Question] = deque()
         for number, question in enumerate(line.waiting):
             if (
@@ -368,6 +430,7 @@ class Desk:
                 and _at_least(question.bound, refused.bound)
                 and question.request.winding_down <= refused.request.winding_down
             ):
+                # A copy for each: callers raise it, which sets its traceback.
                 effects.append(Fail(question, copy.copy(answer.error)))
             else:
                 left.append(question)
@@ -376,7 +439,7 @@ class Desk:
     def topped_up(
         self, asked: Asked, reply: wire.GateReply | None, now_s: float, *, is_known: bool = True
     ) -> list[Effect]:
-        """Take in the answer to a top-up, and look again at those that have waited for it.
+        """Take in the answer to a top-up, and serve the questions that have waited for it.
 
         Args:
             asked: what was asked for.
@@ -385,10 +448,13 @@ class Desk:
             is_known: whether the gateway's answer came.
         """
         effects: list[Effect] = []
+        # 1. It may have been granted: what the lease holds at the gateway is unknown.
         if not is_known:
             self._book.unanswered(asked)
+        # 2. Refused: the lease is as before.
         elif reply is None or reply.lease is None:
             self._book.not_topped_up(asked)
+        # 3. Granted.
         else:
             back = self._book.topped_up(asked, reply.lease)
             if back is not None:
@@ -401,11 +467,12 @@ class Desk:
     # -- the leases -------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Return what is due: renewals, what goes back, what is topped up, who asks again."""
+        """Return what is due by time: renewals, returns, top-ups, and questions to send again."""
         self._is_full = self._book.lanes >= LANES_MAX
         if not (self._book.lanes or self._parked):
             self._book.metered.clear()  # a workflow without a lane asks anyway
             return []
+        # First the leases: a question must not name one that is closed in this tick.
         effects: list[Effect] = list(self._book.due(now_s))
         self._ask_due(now_s, effects)
         if self.tops_up and self.can_lease:
@@ -414,30 +481,31 @@ class Desk:
 
     def _ask_due(self, now_s: float, effects: list[Effect]) -> None:
         for question in [each for each in self._parked.values() if now_s >= each.again_s]:
-            if now_s >= question.again_s:  # else an earlier one has brought it along
+            # Looked at once more: serving the line of an earlier one may have sent it already.
+            if now_s >= question.again_s:
                 self._look_at(question, now_s, effects)
 
     def is_returning(self, now_s: float) -> bool:
-        """Tell whether others wait for money of this process: then ticks should come often."""
+        """Return whether others wait for money of this process: then ticks should be frequent."""
         return self._book.is_returning(now_s)
 
     def recalled(self, lease_ids: Collection[str], until_s: float = -math.inf) -> list[Update]:
-        """Give back at once what the gateway wants back and nothing here uses.
+        """Return at once the unused money of leases that the gateway recalls.
 
         Args:
-            lease_ids: of which leases.
-            until_s: until then calls wait for it, so what is not used goes back at once.
+            lease_ids: the leases.
+            until_s: until then other calls wait for it, so unused money goes back at once.
         """
         return self._book.recall(lease_ids, until_s)
 
     def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
-        """Void what control messages concern."""
+        """Void the coverage that control messages may have changed."""
         for message in messages:
             if message.type in _VOIDING:
                 self._book.void(message.workflow_id)
 
     def switched(self, usable_until_s: float) -> None:
-        """The socket has opened; or it is lost, and leases are good for a moment and no longer."""
+        """Set until when leases may be used: the control socket has opened or was lost."""
         self._book.usable_until(usable_until_s)
 
     def renewal(self, lease: Lease) -> Update:
@@ -449,27 +517,31 @@ class Desk:
         self._book.answered(update, state, sent_s)
 
     def close(self) -> list[Update]:
-        """End all leases; nothing is covered any more."""
+        """End all leases; from here on nothing is covered."""
         return self._book.close()
 
 
 def _refuse_rest(line: _Line, answer: NotGranted, effects: list[Effect]) -> None:
-    """Refuse all that wait but those that outlast this: one by one, each would look at the rest."""
+    """Refuse all waiting questions except those that outlast the gateway's absence.
+
+    Together: one by one, each refusal would serve the line again, in quadratic time.
+    """
     effects += [Fail(each, copy.copy(answer.error)) for each in line.waiting if not each.outlasts_s]
     line.waiting = deque(each for each in line.waiting if each.outlasts_s)
 
 
 def _alone(question: Question, now_s: float) -> AskGateway:
-    """Ask for a question by itself."""
+    """Send a question without asking for a lease."""
     _note_wait(question, now_s)
     return AskGateway(question)
 
 
 def _note_wait(question: Question, now_s: float) -> None:
-    """Say how long a question has waited, so that it has its place at any gateway.
+    """Note in a question how long it has waited, so that it keeps its place at any gateway.
 
-    One that stood behind another of its lane begins its wait when it is asked itself. While there
-    is no gateway nothing can come back, so that time is none of the wait for it.
+    The wait begins when the question is first sent, not while it is behind another of its lane.
+    While the gateway cannot be reached, money cannot come back, so that time does not count as
+    idle.
     """
     request = question.request
     question.asked_s = min(question.asked_s, now_s)
@@ -491,7 +563,7 @@ def _outcome(question: Question, answer: Answer) -> Effect:
 
 
 def _at_least(bound: RequestBound | None, other: RequestBound | None) -> bool:
-    """Tell whether a request needs at least what another one does."""
+    """Return whether a request needs at least as much as another one."""
     if bound is None or other is None:
         return bound is other
     return (

@@ -1,4 +1,4 @@
-"""What the desk wants done: its outputs. Carried out by ``guard.asking.courier``."""
+"""The desk's outputs: what is to be done next. ``guard.asking.courier`` carries them out."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from guard.core.wire import GateReply, GateRequest
 
 
 class Complete(Struct, frozen=True):
-    """A question is answered: its caller goes on."""
+    """A question is granted: complete its ticket."""
 
     question: Question
     grant: Grant
 
 
 class Fail(Struct, frozen=True):
-    """A question is refused, or cannot be answered."""
+    """A question is refused, or cannot be answered: fail its ticket."""
 
     question: Question
     error: BaseException
 
 
 class AskGateway(Struct, frozen=True):
-    """A question goes to the gateway.
+    """Send a question to the gateway; the outcome goes to ``Desk.answered``.
 
     Attributes:
-        question: whose.
-        asked: what is asked for its lane; None when only this question is decided.
-        waiting: how many others of the lane waited when it was asked.
+        question: the question.
+        asked: the lease that is asked for with it; None when only this question is decided.
+        waiting: how many others of the lane waited at that moment. A refusal for lack of money
+            applies to those, not to questions that came later.
     """
 
     question: Question
@@ -38,11 +39,11 @@ class AskGateway(Struct, frozen=True):
 
 
 class TopUp(Struct, frozen=True):
-    """A lease is to be topped up before a call has to wait for it.
+    """Top up a lease before a call has to wait for it; the outcome goes to ``Desk.topped_up``.
 
     Attributes:
-        asked: what is asked for.
-        like: what the lease was granted for last.
+        asked: the money that is asked for.
+        like: the question of the lease's newest grant, which is repeated for the top-up.
     """
 
     asked: Asked
@@ -50,10 +51,10 @@ class TopUp(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """A question waits in line for money that is only set aside; the desk asks it again.
+    """A question waits in line for money that others hold; the desk sends it again by itself.
 
     Attributes:
-        question: whose.
+        question: the question.
         place: in the gateway's line; 1 is the first, 0 is unknown.
         asks: whether it waits for an operator to raise a budget.
     """
@@ -64,7 +65,7 @@ class Wait(Struct, frozen=True):
 
 
 class Withdraw(Struct, frozen=True):
-    """The caller of a question has given up, so it needs its place in line no longer."""
+    """Give up a question's place in the gateway's line: its caller has given up."""
 
     question: Question
 
@@ -77,9 +78,10 @@ class NotGranted(Struct, frozen=True):
 
     Attributes:
         error: what its caller gets.
-        for_money: whether the money did not suffice, so that who needs as much gets the same.
-        is_unanswered: whether the gateway may have decided otherwise: its answer is not known.
-        for_all: whether the gateway wants to be left alone, so that whoever asks gets the same.
+        for_money: whether the money did not suffice: questions that need as much get the same.
+        is_unanswered: whether the answer is not known: the gateway may have granted it.
+        for_all: whether the gateway asked not to be called for a while: all questions get the
+            same.
     """
 
     error: BaseException

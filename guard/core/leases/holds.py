@@ -11,7 +11,7 @@ from guard.core.leases.lease import CallPool, Lease
 
 
 class HoldKeeper(Protocol):
-    """What a hold reports its end to: the book that it was taken from."""
+    """The book that a hold was taken from; the hold reports its cost to it."""
 
     lock: threading.RLock
 
@@ -22,11 +22,17 @@ class HoldKeeper(Protocol):
 class Hold(Struct, eq=False):
     """What one call or request takes from a lease while it is under way; only its first end counts.
 
+    Any thread may end it: the caller's, the one that reads the answer, or the background loop.
+    Several may try at the same time (a stream that is closed while its last part is read), hence
+    the flag. The hold never looks at whether its lease is still current: after a close or a fork
+    it changes the figures of a lease that nothing reads, which is harmless.
+
     Attributes:
         lease: what it was taken from.
-        amount: the money.
+        amount: the money, in nano-dollars; it may grow while the hold is open.
     """
 
+    # `amount` and `_is_open` change under the book's lock.
     _book: HoldKeeper
     lease: Lease
     amount: int
@@ -41,6 +47,7 @@ class Hold(Struct, eq=False):
             self._is_open = False
             lease = self.lease
             lease.ended(self.amount)
+            # All of the cost, even above the hold: the lease then owes the rest to its next grant.
             lease.free -= cost
             book.spent(lease, cost, max(0, cost - self.amount))
         return True
@@ -56,14 +63,19 @@ class Hold(Struct, eq=False):
 
     def keep(self) -> bool:
         """Count all of it as spent, since its cost is not known; False when it has ended."""
+        # The lock is re-entrant: both changes are one step for other threads.
         with self._book.lock:
             self.lease.unseen += self.amount if self._is_open else 0
             return self.settle(self.amount)
 
     def grow(self, amount: int) -> bool:
-        """Take more from what is free; False when there is too little, or it has ended."""
+        """Take more from the lease's free money; False when there is too little, or it has ended.
+
+        Amounts ready in pools are left to their calls: a stream can ask the gateway instead.
+        """
         with self._book.lock:
             lease = self.lease
+            # Not from a retired lease: what it has free is about to be returned.
             if not self._is_open or not lease.is_current or lease.free < amount:
                 return False
             lease.free -= amount
@@ -72,7 +84,7 @@ class Hold(Struct, eq=False):
         return True
 
     def grow_within(self, amount: int) -> int:
-        """Take up to so much more from what is free; returns how much."""
+        """Take up to ``amount`` more from the lease's free money; return how much was taken."""
         with self._book.lock:
             lease = self.lease
             if not self._is_open or not lease.is_current:
@@ -83,24 +95,27 @@ class Hold(Struct, eq=False):
             self.amount += amount
         return amount
 
-    # A stream that was granted more has two holds; its event names one reservation.
+    # A stream that was granted more has two holds; its event names one reservation. With both in
+    # one hold, that event settles all of the money.
     def absorb(self, other: Hold) -> bool:
-        """Take over another hold of the same lease; False when that cannot be."""
+        """Take over another hold of the same lease; False when they differ or one has ended."""
         with self._book.lock:
             if not (self._is_open and other._is_open) or other.lease is not self.lease:
                 return False
             other._is_open = False
             self.amount += other.amount
-            self.lease.under_way -= 1
+            self.lease.under_way -= 1  # `held` stays: the money is only in another hold
         return True
 
 
 class CallHold(Hold):
-    """The hold of a protected call, which goes back to its pool.
+    """The hold of a protected call, which goes back to its pool without the book's lock.
 
     Attributes:
-        _pool: where it came from.
-        _ends: popped by its first end, which is atomic.
+        _pool: the pool that its amount came from, or would have come from.
+        _ends: one item until the first end pops it, which is atomic. It decides which end counts
+            here, because ``_is_open`` needs the lock. ``grow`` and ``absorb`` do not look at it,
+            and are not used on such a hold.
     """
 
     _pool: CallPool = CallPool(0)
@@ -118,6 +133,7 @@ class CallHold(Hold):
         # that closed it before is seen here. Either way the money is moved once.
         if pool.is_open:
             return True
+        # Closed: take an amount out again. All in the pool are equal, so it need not be this one.
         try:
             pool.ready.pop()
         except IndexError:  # the thread that closed it has drained it since

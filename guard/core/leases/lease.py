@@ -14,6 +14,7 @@ Subject = tuple[str, str, str | None, tuple[str, ...]]
 """``(kind, function, tool name, tools)``: what the gateway has allowed."""
 
 _COVERED_MAX: Final = 1000
+"""Most subjects of a lease; a program that makes up tool names must not grow it without end."""
 
 
 @functools.lru_cache(256)
@@ -32,21 +33,24 @@ class Lease:
     Attributes:
         lease_id: of the reservation; the events that it pays for name it.
         lane: the lane that it belongs to.
-        free: what calls still to come may take; negative after a cost above its hold.
+        free: what later calls may take; negative after a cost above its hold.
         calls: how many calls the share of rate caps still allows; None without a cap.
-        covered: what it covers: the money for each subject, or the rates of a vendor's requests.
-        policy_version: under which ``covered`` was allowed.
-        under_way: how many holds are open, and ready in a pool; ``held`` is their money.
+        covered: what it covers: by subject, the pool of a call or the rates of a vendor's requests.
+        policy_version: the version of the policy under which ``covered`` was allowed.
+        under_way: how many holds are open, plus the amounts ready in pools.
+        held: the money of these. ``free + held`` is all that was granted and is neither spent nor
+            returned.
         ttl_s, expires_s: how long it lasts after a renewal, and its end by the monotonic clock.
-        renewed_s, used_s: when a renewal was last asked for, and when a hold was last taken.
-        began_s: when it was asked for first.
-        unseen: what was counted as spent without knowing the cost. The gateway charges what it is
-            told, so the difference stays with the lease until that is closed.
+        renewed_s, used_s: when a renewal was last sent, and when a hold was last taken.
+        began_s: when it was first asked for.
+        unseen: what was counted as spent without knowing the cost. The gateway charges the cost
+            in the event, so the difference stays reserved until the lease is closed.
         overspent: what the gateway has charged beyond what it held; nothing is owed for that.
         is_current: whether holds may still be taken from it.
-        told, told_s: what the gateway was told to be under way, and when; -1 when that is unknown.
+        told, told_s: the amount under way that was last reported to the gateway, and when; -1 when
+            the gateway's figure is unknown.
         returns_until_s: until then others wait for the money: what is not used goes back at once.
-        question: what was asked when it was granted last, to ask the like before it is used up.
+        question: the question of the newest grant; a top-up repeats it.
     """
 
     __slots__ = (
@@ -56,8 +60,9 @@ class Lease:
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
-        # Every field is changed under the book's lock, except `used_s`, which any thread sets:
-        # it only decides when a lease counts as idle.
+        # Every field is changed under the book's lock, with two exceptions. `used_s` is set by any
+        # thread: it only decides when a lease counts as idle. `question` is set and read on the
+        # background loop. `take` reads `covered`, `calls` and `expires_s` without the lock.
         self.lease_id = lease_id
         self.lane = lane
         self.free = 0
@@ -78,7 +83,7 @@ class Lease:
 
     @property
     def left(self) -> int:
-        """What calls still to come may take, with what waits for them in pools."""
+        """What later calls may take: the free money and the amounts ready in pools."""
         ready = 0
         for pool in self.covered.values():
             if type(pool) is CallPool:
@@ -86,7 +91,7 @@ class Lease:
         return self.free + ready
 
     def cover(self, subject: Subject, hold: int | ModelRates) -> None:
-        """Cover calls like one that the gateway has allowed."""
+        """Cover calls like one that the gateway has allowed. The caller holds the lock."""
         if len(self.covered) >= _COVERED_MAX:
             self.uncover()
         if type(hold) is ModelRates:
@@ -96,13 +101,16 @@ class Lease:
         if type(pool) is CallPool:
             if pool.amount == hold:
                 return
+            # Another price: amounts of the old size must not be taken for the new one. Closed
+            # before it is drained; see `CallPool.is_open`.
             pool.is_open = False
             self.reclaim()
         assert type(hold) is int
         self.covered[subject] = CallPool(hold)
 
     def uncover(self) -> None:
-        """Cover nothing any more."""
+        """End all coverage; the money stays. The caller holds the lock."""
+        # Replaced, not cleared: threads read the old dict without the lock.
         covered, self.covered = self.covered, {}
         for pool in covered.values():
             if type(pool) is CallPool:
@@ -110,7 +118,10 @@ class Lease:
                 self._drain(pool)
 
     def reclaim(self) -> None:
-        """Move the money that waits in pools back to what is free."""
+        """Move the amounts that are ready in pools back to ``free``. The caller holds the lock.
+
+        The pools stay open: other threads may take from them, and return to them, meanwhile.
+        """
         for pool in self.covered.values():
             if type(pool) is CallPool and pool.ready:
                 self._drain(pool)
@@ -124,13 +135,13 @@ class Lease:
             self.ended(pool.amount)
 
     def ended(self, amount: int) -> None:
-        """Move an amount from what is held back to what is free."""
+        """Move an amount from ``held`` back to ``free``: its hold has ended."""
         self.free += amount
         self.held -= amount
         self.under_way -= 1
 
     def take(self, amount: int, now_s: float) -> None:
-        """Move an amount from what is free to what is held."""
+        """Move an amount from ``free`` to ``held``: a hold begins."""
         self.free -= amount
         self.held += amount
         self.under_way += 1
@@ -138,16 +149,20 @@ class Lease:
 
 
 class CallPool:
-    """Money for one kind of call, cut to its size: taken and given back without the book's lock.
+    """Money for one kind of call, cut to its size: taken and returned without the book's lock.
 
-    Protected calls that a lease covers come by the hundred thousand, and most give back all that
-    they took. So it is kept for the next one, until the lease needs it otherwise.
+    Protected calls that a lease covers come by the hundred thousand, and most return all that they
+    took. So the amount is kept for the next call, until the lease needs it otherwise. While it is
+    ready it counts in the lease's ``held`` and ``under_way``: taking and returning it changes
+    neither, which is why no lock is needed.
 
     Attributes:
         amount: what one call takes.
-        ready: an item for each amount that waits; ``append`` and ``pop`` are atomic.
-        is_open: whether it may be used. Who closes it drains it afterwards; who has put something
-            in looks here afterwards.
+        ready: one item for each amount that is ready; ``append`` and ``pop`` are atomic.
+        is_open: whether it may be used; it is never opened again. The closing thread sets it to
+            False first and drains the pool afterwards; a thread that takes or returns an amount
+            moves it first and reads this flag afterwards. So at least one of the two sees the
+            other, and no amount is left in a closed pool.
     """
 
     __slots__ = ("amount", "is_open", "ready")

@@ -1,4 +1,4 @@
-"""A caller's question, and what lets its call go on."""
+"""A caller's question to the gateway, and the grant that answers it."""
 
 from __future__ import annotations
 
@@ -15,38 +15,42 @@ from guard.core.wire import GateReply, GateRequest, ModelRates
 
 
 class Caller(Protocol):
-    """The caller who waits for an answer: a concurrent future.
+    """The caller's end of a question: a concurrent future.
 
     Attributes:
-        started: whether the question has had its turn.
+        started: whether the question was sent; a caller whose deadline passes reports it.
     """
 
     started: bool
 
     def cancelled(self) -> bool:
-        """Tell whether the caller has given up."""
+        """Return whether the caller has given up."""
 
 
 class Question(Struct, eq=False):
-    """What one caller asks, and which lease may cover it.
+    """One caller's question, and the lane whose lease may cover it.
+
+    All times are by the monotonic clock; ``math.inf`` stands for "never".
 
     Attributes:
-        request: what the gateway is asked if no lease covers it.
+        request: the body that is sent to the gateway if no lease covers the call.
         lane, subject: where a lease may cover it; None when only the gateway decides.
-        bound: of an LLM request.
-        calls: how many calls of the share of rate caps it is.
-        ends_s: the caller's deadline, by the monotonic clock.
-        ticket: takes the answer; set before the question is handed on.
-        over: how the gateway is asked, for the debug log.
-        answer_s: how long an answer of the gateway is waited for, in seconds.
-        attempt: how often it was asked already, each time under another key.
-        asked_s: when it was asked first; never, until it is.
-        again_s: when it is asked again, while it waits in line; never, while it is asked.
-        freed_s: when money came back last, as far as it is known here.
-        outlasts_s: for so long it is asked again while the gateway cannot be reached, in seconds.
+        bound: the most that an LLM request can use; None for a call.
+        calls: how many calls it counts as in a lease's share of rate caps.
+        ends_s: the caller's deadline. The desk moves it while the question waits in line.
+        ticket: receives the answer; set before the question is handed over.
+        over: the channel by which the gateway was asked, for the debug log.
+        answer_s: how long the gateway may take for an answer, in seconds.
+        attempt: how many answers have sent it back into line; part of its idempotency key.
+        asked_s: when it was first sent.
+        again_s: when it is sent again, while it waits in line; never, while it is under way.
+        freed_s: when money last came back to its budgets, as far as this process knows.
+        outlasts_s: for how long it is sent again while the gateway cannot be reached, in seconds.
         unreached_s: since when the gateway cannot be reached; never, while it can.
     """
 
+    # Made by the caller's thread. From `Courier.put` on only the background loop changes it; the
+    # waiting thread reads `ends_s`.
     request: GateRequest
     lane: LaneKey | None = None
     subject: Subject | None = None
@@ -65,15 +69,24 @@ class Question(Struct, eq=False):
 
     @property
     def key(self) -> str:
-        """The idempotency key of this attempt."""
+        """The idempotency key of this attempt.
+
+        A repeat of the same attempt, such as over HTTP after the socket was lost, has the same key
+        and gets the stored answer. A new attempt needs a new key, to be decided anew.
+        """
         call_id = self.request.call_id
         return call_id if not self.attempt else f"{call_id}-{self.attempt}"
 
 
 class Grant(Struct, frozen=True):
-    """What lets a call or a request go on: the gateway's reply, or a hold from a lease, or both.
+    """Permission for one call or request: the gateway's reply, or a hold from a lease, or both.
 
-    ``approved`` says that a person has allowed it.
+    Attributes:
+        reply: the gateway's answer; None if a lease covers the call without one.
+        hold: the money taken from a lease; None if the gateway holds it, or nothing is held.
+        rates: the rates by which the cost of a request is computed here; None if unknown.
+        output_tokens: the largest output that the money pays for; None if unknown.
+        approved: whether a person has allowed it.
     """
 
     reply: GateReply | None = None
@@ -84,7 +97,7 @@ class Grant(Struct, frozen=True):
 
 
 def granted(question: Question, reply: GateReply, hold: Hold | None = None) -> Grant:
-    """Return what a reply grants; of an LLM request also the largest output that it pays for."""
+    """Return the grant in a reply, with the largest output of an LLM request that it pays for."""
     rates = reply.rates or (None if reply.lease is None else reply.lease.rates)
     bound = question.bound
     paid = reply.max_output_tokens

@@ -1,4 +1,4 @@
-"""What the book of leases hands out: what to ask, what to update, and sums."""
+"""Records that the book of leases hands out: questions, updates and totals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from guard.core.wire import LeaseAsk, LeaseUpdate
 
 
 class Asked(Struct, frozen=True):
-    """A lease that has been asked for.
+    """A question for a lane's lease.
 
     Attributes:
         lane: the lane.
-        sent_s: when; the lease lasts from then on.
-        voided: how often coverage had been voided by then: an answer that was decided earlier
-            covers nothing later.
-        ask: what the request says of it.
+        sent_s: when it was sent, by the monotonic clock. The lease's lifetime counts from here:
+            the gateway starts it later, so the lease ends here before it ends there.
+        voided: how often coverage had been voided by then. If the count has changed when the
+            answer comes, the answer covers no later call.
+        ask: the part of the request about the lease.
     """
 
     lane: LaneKey
@@ -26,19 +27,19 @@ class Asked(Struct, frozen=True):
 
 
 class Update(Struct, frozen=True):
-    """A renewal, or money that goes back; ``closes`` when nothing more is taken from the lease."""
+    """A renewal, a return of money, or the close of a lease (``closes``)."""
 
     lease: Lease
     body: LeaseUpdate
 
     @property
     def closes(self) -> bool:
-        """Whether it is the lease's last one."""
+        """Whether it closes the lease, so that it is the last one."""
         return self.body.close
 
 
 class Totals(Struct, frozen=True):
-    """All leases together: how many, their money, and how many calls and requests are under way."""
+    """Sums over all leases: their number, their money, and the calls and requests under way."""
 
     leases: int = 0
     nanousd: int = 0

@@ -98,11 +98,11 @@ class ControlMessage(Struct, omit_defaults=True):
     that the client named as its newest. If it differs from the one the client knows, the gateway's
     record is not the one that the client has followed. A ``recall`` (never stored, ``seq`` 0) asks
     the holders of ``leases`` to give back at once what they do not use, and for ``returns_ms`` what
-    is not used from then on. A ``room`` (never stored either) tells the ``calls`` that wait in line
-    to ask again. ``tools`` is in a ``hello``
-    and in a ``policy`` with ``seq`` 0 (never stored) when the reader's tool rules are not those
-    that it named by their version. ``spread_ms``, in a ``hello`` and a ``ping``, is the time over
-    which clients are to come back when they all lose their sockets at once.
+    is not used from then on. A ``room`` (never stored either) makes the ``calls`` that wait in line
+    ask again. ``tools`` is in a ``hello`` and in a ``policy`` with ``seq`` 0 (never stored) when
+    the reader's tool rules are not those that it named by their version. ``spread_ms``, in a
+    ``hello`` and a ``ping``, is the time over which clients are to come back when they all lose
+    their sockets at once.
     """
 
     seq: int

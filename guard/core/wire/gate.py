@@ -74,8 +74,9 @@ class GateRequest(Struct, omit_defaults=True):
     output limit, or put one in, to this number at least.
 
     ``renewed`` says that the caller renews the call's reservation (``POST /gate/lease``) while it
-    uses it, so that it lasts only as long as a lease. ``unjournaled`` says that nobody would know
-    of an LLM request if its process died: what is held is charged when it expires.
+    uses it, so that it lasts only as long as a lease. ``unjournaled`` says that no journal records
+    the LLM request, so that it would be lost if its process died: what is held is charged when it
+    expires.
 
     ``text_tokens`` is the most of the prompt's text, before anything was learned of its model; 0
     where the prompt has more than text.
@@ -159,10 +160,11 @@ class GateReply(Struct, omit_defaults=True, weakref=True):
 
     ``waiting`` means that the money is only set aside, and that the call has a place in line (1 is
     the first). The caller asks again, with another idempotency key, when a ``room`` message names
-    its ``call_id``, and after ``retry_after_ms`` at the latest: a place that nobody asks for is
-    given up. ``idle_ms`` says how long ago money came back last; what began the wait anew.
+    its ``call_id``, and after ``retry_after_ms`` at the latest; else its place is given up.
+    ``idle_ms`` says how long ago money last came back, which is when its wait began anew.
 
-    ``asks`` says that it waits for an operator to raise a budget, and is refused if nobody does.
+    ``asks`` says that it waits for an operator to raise a budget, and is refused if that does not
+    happen in time.
 
     ``max_output_tokens`` is the output limit that the caller has to lower the request's own to, or
     to put in: more is not paid for.

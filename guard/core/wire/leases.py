@@ -138,9 +138,9 @@ class LeaseUpdate(Struct, omit_defaults=True):
         calls_left: unused calls of its share of rate caps, given back.
         close: nothing more will be taken from it; what remains pays for events on their way and
             is released shortly afterwards.
-        under_way_nanousd: what LLM requests can cost that were sent and whose events are not
-            delivered, and of which nobody would know if the process died; it is charged when the
-            lease expires.
+        under_way_nanousd: what LLM requests can cost that were sent, whose events are not
+            delivered, and which no journal records: if the process dies, this is the only trace of
+            them. It is charged when the lease expires.
         also: more reservations to renew.
     """
 
