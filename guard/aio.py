@@ -1,4 +1,4 @@
-"""``guard.init``, ``guard.shutdown`` and ``guard.spend`` for asyncio: none blocks the loop."""
+"""``guard.init``, ``guard.shutdown`` and ``guard.spend`` for asyncio, without blocking the loop."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ async def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     Raises:
         BreakerTransportError: events could not be delivered in time.
     """
+    # `finish`: a caller that is cancelled still waits for the end of the shutdown.
     await in_thread(facade.shutdown, timeout, flush, finish=True)
 
 
@@ -64,7 +65,7 @@ async def spend(workflow: str | None = None, *, run: str | None = None) -> Spend
 async def lifespan(app: Any = None) -> AsyncIterator[None]:
     """Initialise guard when an ASGI application starts, and shut it down when it stops.
 
-    Events that cannot be delivered at the end are logged: they do not make a stop a failure.
+    Events that cannot be delivered at the end are logged; the stop succeeds all the same.
 
     Args:
         app: the application; not used.

@@ -1,4 +1,4 @@
-"""The context of work: what it belongs to, for whom it is, what it may cost (spec 2, 3).
+"""The context of work: its workflow, its user, what it may cost (spec 2, 3).
 
 Each manager works with ``with``, with ``async with`` and as a decorator of functions, coroutine
 functions, generators and asynchronous generators, and is safe with interleaved tasks. ``carry`` and

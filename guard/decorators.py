@@ -31,7 +31,7 @@ def protect(function: Any = None) -> Any:
     same as ``@protect``.
 
     Raises:
-        TypeError: calls of what is decorated cannot be guarded: a class, a property, a context
+        TypeError: calls of the decorated object cannot be guarded: a class, a property, a context
             manager, a coroutine. The message says what to decorate instead.
 
     Raises (from the wrapped call):
@@ -73,7 +73,8 @@ def sensitive(function: F) -> F:
     if isinstance(function, staticmethod | classmethod):
         return cast("F", type(function)(sensitive(function.__func__)))
     require_callable(function, "@sensitive")
-    # Already protected: the decorated function's own target changes, wherever it is referred to.
+    # Below is a protected function: its target is shared by all wrappers around it, so the mark is
+    # effective through every reference to it.
     targets = list(_targets(function))
     for target in targets:
         target.sensitive = True
@@ -90,7 +91,7 @@ def sensitive(function: F) -> F:
 
 
 def _targets(function: Any) -> Iterator[Target]:
-    """Yield what the decorators inside a function protect, other decorators between or not."""
+    """Yield the targets of ``@protect`` in a function, also below other decorators."""
     while function is not None:
         target = getattr(function, "__dict__", {}).get(_TARGET)
         if target is not None:

@@ -1,4 +1,4 @@
-"""What guard's own exceptions print where nothing catches them: two lines and not a traceback.
+"""Prints guard's own uncaught exceptions as two lines instead of a traceback.
 
 The whole chain is in the debug log (``GUARD_DEBUG=1``).
 """
@@ -23,7 +23,7 @@ def last_words(exc: BaseException) -> str | None:
     """Return the two lines of an exception of guard's own: what happened, and what to do.
 
     Returns:
-        None for any other exception, whose traceback is its writer's concern.
+        None for any other exception, which keeps its traceback.
 
     >>> print(last_words(Killed(workflow_id="w", reason="too dear")))
     guard: [GD-W002] too dear
@@ -46,7 +46,7 @@ def note_chain(exc: BaseException) -> None:
 def end_in_two_lines() -> None:
     """Have an uncaught exception of guard's own end this program with two lines. Idempotent.
 
-    What another hook does with uncaught exceptions, such as reporting them, is left to it.
+    If another hook is installed, such as for reporting errors, it stays and this does nothing.
     """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _hook

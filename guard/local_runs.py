@@ -1,10 +1,14 @@
-"""What belongs to a run at the local gateway, and whether its supervisor still lives.
+"""The files by which the local gateway finds runs whose supervisor has died.
 
 ``guard run`` keeps a file for each run, locked while it supervises; the kernel releases the lock
 however it ends, and the program that it runs does not inherit it. The gateway removes the key,
 budget and policy that an unlocked file names.
 
-Used by both sides, so it knows nothing of guard.
+The life of a file: created and locked, empty; the run's key is made and written into it; removed
+once the key is removed, and then unlocked. A supervisor that dies in between leaves an unlocked
+file. If it dies after the key was made and before the key is written, the key stays at the gateway.
+
+Used by both sides, so it imports nothing of the SDK.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from guard.local_gateway import Files, try_lock
 
 _FOLDER: Final = "runs"
 _BYTES_MAX: Final = 4096
+"""How much of a file is read; a line has three names, each much shorter."""
 
 
 def policy_of(key_id: str) -> str:
@@ -44,27 +49,29 @@ class RunMark:
     def __init__(self, files: Files) -> None:
         folder = files.directory / _FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
-        # The lock is what counts: the gateway takes an unlocked file for one that was left behind.
+        # A file exists for a moment before it is locked. If the gateway looks just then, it takes
+        # the file for one that was left behind, locks it, and removes it. Then the next name.
         while True:
             self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
             held = try_lock(self._path)
-            if held is not None:  # else the gateway looks at it, and removes it
+            if held is not None:
                 break
+        # Descriptor with the lock, not inherited by child processes.
         self._held = held
 
     def name(self, key_id: str, organisation_id: str, workflow: str) -> None:
-        """Say which key is the run's, and which workflow."""
+        """Write the run's key and workflow into the file; once, as soon as the key is made."""
         os.write(self._held, json.dumps([key_id, organisation_id, workflow]).encode())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove it, once what it names is removed; else leave that to the gateway."""
+        """Unlock the file. Without :meth:`done` before, the gateway removes what it names."""
         os.close(self._held)
 
     def done(self) -> None:
-        """What it names is removed."""
+        """Remove the file: its key, budget and policy are removed."""
         self._path.unlink(missing_ok=True)
 
 
@@ -74,7 +81,7 @@ class Abandoned:
 
     Attributes:
         path: of its file.
-        key_id, organisation_id: of its key; None when it had not got one.
+        key_id, organisation_id: of its key; None when it died before it had one.
     """
 
     path: Path
@@ -83,14 +90,14 @@ class Abandoned:
 
 
 def abandoned(files: Files) -> Iterator[Abandoned]:
-    """Yield the runs whose supervisors are gone, each locked for the caller meanwhile."""
+    """Yield the runs whose supervisors are gone; each is locked until the next is asked for."""
     try:
         found = [Path(entry.path) for entry in os.scandir(files.directory / _FOLDER)]
     except FileNotFoundError:
         return
     for path in found:
         held = try_lock(path)
-        if held is None:
+        if held is None:  # it lives, or `living` looks at it right now
             continue
         try:
             yield _read(path, held)
@@ -123,7 +130,10 @@ def living(directory: Path) -> dict[str, str]:
 
 
 def _is_held(descriptor: int) -> bool:
-    """Tell whether another process has locked an open file; the file is never created."""
+    """Return whether another process has locked an open file.
+
+    Unlike ``try_lock`` it takes a descriptor, so it never creates a file.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

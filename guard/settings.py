@@ -23,7 +23,7 @@ from guard.tls import read_fingerprint
 DEFAULT_API_URL: Final = "http://127.0.0.1:8787"
 MODE_VARIABLE: Final = "GUARD_MODE"
 DEFAULT_WORKFLOW: Final = "default"
-"""The workflow of everything outside of one, unless a setting or the key names another."""
+"""The workflow of code outside all ``workflow`` blocks, unless a setting or the key names one."""
 LOCAL: Final = "local"
 """The ``api_url`` that means this user's local gateway."""
 
@@ -39,8 +39,9 @@ _READ_ELSEWHERE: Final = frozenset({
 })  # fmt: skip
 _NO_LONGER_READ: Final = {"GUARD_GATEWAY_URL": "set GUARD_API_URL"}
 _OF_OTHERS: Final = ("GUARD_GATEWAY_", "GUARD_TEST_")
-"""The gateway names its own misspelled variables."""
+"""Prefixes of variables that are not the SDK's: the gateway reports its own misspelled ones."""
 _RESEMBLES: Final = 0.8
+"""Similarity, from 0 to 1, above which a variable counts as misspelled."""
 
 
 @attrs.frozen
@@ -56,19 +57,21 @@ class Settings:
         flush_interval_ms: longest time that an event waits in the buffer, in milliseconds.
         buffer_size: maximum events kept in memory.
         transport_mode: control channel: ``auto`` (WebSocket, else poll), ``websocket`` or ``http``.
-        fallback_mode: without the gateway, refuse protected calls (``closed``) or let them go on.
+        fallback_mode: while the gateway cannot be reached, refuse protected calls (``closed``) or
+            let them run (``open``).
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         wait_for_room_ms: how long a call or request waits in line for money that is only set aside,
             from the last time that some came back, in milliseconds; 0 refuses it at once.
-        last_request: whether a request that a budget does not pay for may use what that keeps for
-            winding down; it is then the last one of its run.
+        last_request: whether a request that a budget does not pay for may use the budget's share
+            for winding down; it is then the last one of its run.
         spool_dir: directory for events that cannot be delivered; None keeps them in memory.
         spool_max_bytes: size of the spool at which the least important events are dropped.
         auto_instrument: whether ``init`` instruments the HTTP clients.
         inject_stream_usage: whether streams are asked for their usage
             (``stream_options.include_usage``); what this adds to them is removed again.
         gate_requests: whether every LLM request is covered by a reservation before it is sent.
-        workflow: the workflow of everything outside of one; None for the key's, else ``default``.
+        workflow: the workflow of all code outside a ``workflow`` block; None for the key's, else
+            ``default``.
         max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
         price_local: whether models at local addresses are priced like all others; else those
             without a known price are free.
@@ -78,7 +81,7 @@ class Settings:
         tls_fingerprint: SHA-256 of the only certificate that the gateway may show; without it the
             certificate has to come from a trusted authority.
         allow_plaintext_hosts: names to which plain HTTP is allowed, although they are not loopback:
-            those of a network that nobody else can read, such as inside a pod.
+            those of a network that no other machine can read, such as inside a pod.
     """
 
     api_key: str = attrs.field(repr=False)
@@ -108,15 +111,15 @@ class Settings:
 
     @property
     def api_key_prefix(self) -> str:
-        """The first characters of the key: enough to tell keys apart, useless to a thief."""
+        """The first characters of the key: enough to distinguish keys, useless to a thief."""
         shown = min(_PREFIX_LENGTH, len(self.api_key) // 3)
         return self.api_key[:shown] + "…" if shown else ""
 
     @property
     def owner_key(self) -> str:
-        """What tells whose events are on the disk: the key, or of a caller the hash of its own.
+        """The owner of events on disk: the key, or for a caller the hash of the caller's own key.
 
-        A proxy's key may be replaced meanwhile.
+        Without the proxy's key, which may be replaced while events wait on disk.
         """
         return self.api_key.rpartition(CALLER_SEPARATOR)[2]
 
@@ -149,6 +152,7 @@ class Settings:
                 error_code="GD-C003",
             )
         values: dict[str, Any] = {}
+        # An argument wins over the environment; an empty value counts as not given.
         for name, (variable, read) in _READERS.items():
             given = arguments.get(name)
             source = f"{name}="
@@ -162,7 +166,7 @@ class Settings:
                 raise GuardConfigError(
                     f"{source} takes {exc}", error_code="GD-C003"
                 ) from None  # the cause would carry the value, which may be a secret
-        # Neither needs a key: switched off, nothing is sent; the local gateway brings its own.
+        # Two modes need no key: switched off, nothing is sent; the local gateway brings its own.
         if values.get("mode") == "off":
             return cls(**{"api_key": "", **values})
         if values.get("api_url") == LOCAL:
@@ -185,10 +189,10 @@ class Settings:
         return settings
 
     def require_gated_requests(self, option: str) -> None:
-        """Refuse an option that cannot be kept unless LLM requests are gated.
+        """Raise for an option that cannot be enforced unless LLM requests are gated.
 
         Raises:
-            GuardConfigError: these settings have switched that off (GD-C003).
+            GuardConfigError: these settings have switched gating off (GD-C003).
         """
         if self.mode == "off" or (self.gate_requests and self.auto_instrument):
             return
@@ -220,7 +224,7 @@ class Settings:
 
 
 def misspelled_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each ``GUARD_*`` variable that nothing reads but that resembles one.
+    """Return a sentence for each unknown ``GUARD_*`` variable that resembles a known one.
 
     Variables that resemble none may belong to another program.
     """
@@ -237,11 +241,11 @@ def misspelled_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def require_secure(url: str, allowed: Collection[str] = ()) -> None:
-    """Refuse plain ``http``/``ws`` to anything but ``localhost`` or a canonical loopback address.
+    """Raise for plain ``http``/``ws``, except to ``localhost`` and canonical loopback addresses.
 
     Args:
-        url: where a request would go.
-        allowed: names to which it is allowed nevertheless.
+        url: destination of a request.
+        allowed: names to which plain HTTP is allowed nevertheless.
 
     Raises:
         InsecureTransportError: before a byte is sent.

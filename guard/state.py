@@ -17,7 +17,7 @@ _SILENCE_POLLS_MAX: Final = 3
 
 
 class Facts(Struct, frozen=True):
-    """What is known at one moment; the input of :func:`derive_state`.
+    """The facts of one moment; the input of :func:`derive_state`.
 
     Attributes:
         misconfigured: key missing or rejected, protocol too old, or an insecure address.
@@ -50,7 +50,7 @@ class Facts(Struct, frozen=True):
 
 def derive_state(facts: Facts) -> State:
     """Derive the state: the worst condition that holds."""
-    if facts.misconfigured:  # first: no wait mends it
+    if facts.misconfigured:  # first: waiting does not help
         return "misconfigured"
     # A control channel in use is a sign of life by itself.
     quiet = facts.channel == "none" and (
@@ -93,10 +93,11 @@ class GuardStatus:
         leased_nanousd: the money set aside in them, in nano-dollars.
         leased_calls: calls and requests that they cover right now.
         mode: ``enforce``, ``observe`` (nothing is refused) or ``off``.
-        workflow: the workflow of everything outside of one; None before the gateway has answered.
-        journal: what keeps requests under way for the case that this process dies: ``open``,
-            ``none`` (no spool, or no request yet) or ``failed`` (it cannot be written). Without
-            it the gateway is told of them, and charges them when their lease expires.
+        workflow: the workflow of all code outside a ``workflow`` block; None before the gateway has
+            answered.
+        journal: the file that records requests under way, in case this process dies: ``open``,
+            ``none`` (no spool, or no request yet) or ``failed`` (it cannot be written). Without a
+            journal the gateway charges such requests when their lease expires.
         unseen_requests: LLM requests that could not be metered, and realtime sessions (``wss://``),
             for which nothing is set aside: by host and path, with their counts, the most frequent
             first.

@@ -1,6 +1,6 @@
-"""What a TLS connection to a gateway is checked against: an authority, or one pinned certificate.
+"""Checks of TLS connections to a gateway: by an authority, or by one pinned certificate.
 
-Used by the SDK and by the gateway's own commands, so it knows nothing of guard.
+Used by the SDK and by the gateway's own commands, so it imports nothing of guard.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _pinned(wanted: str) -> ssl.SSLContext:
             check(self.getpeercert(binary_form=True))
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # The fingerprint takes the place of both checks.
+    # The fingerprint replaces both checks: it is of the certificate itself. In this order, since
+    # `CERT_NONE` is refused while the name is checked.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.sslobject_class = PinnedObject

@@ -1,4 +1,4 @@
-"""``user``, ``tags``, ``ask``: whom and what the work is for."""
+"""``user``, ``tags``, ``ask``: the user and the purpose of the work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from guard.scope.scope import Scope
 
 
 class user(Boundary):  # noqa: N801  # used like a function: `with guard.context.user("x"):`
-    """Say for which user of the application the work is.
+    """Set the user of the application for whose sake the work is done.
 
-    Budgets of users count what is done for each of them, in every workflow and process; usage is
+    Budgets of users count the work for each of them, in every workflow and process; usage is
     summed by user. The id is the application's own choice: an account's number or a random id will
     do, and nothing personal is needed. It goes to the gateway with each call and event.
 

@@ -1,4 +1,4 @@
-"""What the context managers share: an entry of a scope, and a decorator that makes one per call."""
+"""Shared by the context managers: entering a scope, by ``with`` or for each decorated call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from guard.scope.wrapping import Edge, run_inside
 from guard.telemetry import conventions as names
 from guard.telemetry.spans import are_on, open_span, scope_attributes
 
-# Before the program makes a pool: one that exists already cannot be changed.
+# Here, so that it precedes the program's first pool: one that exists already cannot be changed.
 carry_kills_out()
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,12 +32,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OPERATIONS: Final = {"workflow": "invoke_workflow", "agent": "invoke_agent", "span": ""}
 """What OpenTelemetry's conventions call the entries that are spans there."""
 
-# Of its own, because a context may be entered before there is a runtime; replaced after a fork.
+# Not the runtime's, because a context may be entered before there is one; replaced after a fork.
 _ids = IdFactory()
 
 
 class Boundary:
-    """Base of the context managers. An instance is one entry; a decorator makes one per call."""
+    """Base of the context managers. An instance is entered once at a time, by one thread or task.
+
+    As a decorator it is a template: each call enters an instance of its own, made by ``_again``.
+    """
 
     kind: Literal[
         "workflow", "chain", "span", "agent", "user", "tags", "options", "ask", "caller",
@@ -52,14 +55,18 @@ class Boundary:
         if name is not None:
             require_name(f"a {self.kind}'s name", name)
         self.name = name
-        # Restores the scope outside, in the context that it was set in; None for a decorated call.
+        # Restores the scope outside, if the exit is in the same context as the entry. None while it
+        # is not open, and for a decorated call, whose scope the edge sets.
         self._token: Token[Scope] | None = None
-        # Set from entry to exit: an instance is entered once at a time.
+        # Set from entry to exit.
         self._entry: Entry | None = None
+        # When it was entered, by the monotonic clock.
         self._started_s = 0.0
+        # Whether it was ever entered: a further entry gets new ids.
         self._was_entered = False
 
     def _again(self) -> Self:
+        """Return a new instance with the same arguments, for one call of a decorated function."""
         return type(self)(self.name)
 
     def _renew(self) -> None:
@@ -83,7 +90,7 @@ class Boundary:
         if self._was_entered:
             self._renew()
         self._was_entered = True
-        changes = self._changes(outer)
+        changes = self._changes(outer)  # may raise: before anything is set
         self._entry = entry = Entry(outer, run_id=changes.get("run_id"))
         self._open_span(outer, changes, entry)
         self._scope = scope = outer.evolve(entry=entry, **changes)
@@ -118,7 +125,10 @@ class Boundary:
         self._left(self._scope, error)
 
     def _raises(self, entry: Entry) -> bool:
-        """Return whether the end of an entry raises a refusal that was swallowed inside."""
+        """Return whether the end of an entry raises a refusal that was swallowed inside.
+
+        A manager without a runtime leaves it to the edge around it, unless there is none.
+        """
         return self.enforces or entry.outer.entry is None
 
     def _at_edge(self, exc: BaseException | None, entry: Entry) -> BaseException | None:
@@ -166,6 +176,7 @@ class Boundary:
         if token is None or entry is None:
             raise RuntimeError(f"this {self.kind} is not open")
         self._token = None
+        # The scope first: whatever is raised or reported below belongs to the code outside.
         _restore(self._scope, token, exc)
         if entry.span is not None:
             entry.span.leave()
@@ -193,7 +204,7 @@ class Boundary:
         """Decorate a function: every call of it is an entry of its own.
 
         Raises:
-            TypeError: what is decorated is no function, nor an object that is called.
+            TypeError: neither a function nor a callable object is decorated.
         """
         require_callable(function, f"@{self.kind}")
         return run_inside(function, lambda: DecoratedCall(self._again()))
@@ -217,6 +228,7 @@ class DecoratedCall(Edge):
     def __init__(self, boundary: Boundary) -> None:
         super().__init__()
         self._boundary = boundary
+        # Set from admission to the end: with it `finish` runs once.
         self._entry: Entry | None = None
 
     def admit(self) -> None:
@@ -269,9 +281,11 @@ _SUSPENDABLE: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def _is_of_generator(frame: FrameType | None) -> bool:
-    """Tell whether a generator's body enters a context, itself or by an ``ExitStack``.
+    """Return whether a generator's body enters a context, itself or by an ``ExitStack``.
 
-    The generator of a ``@contextmanager`` enters it for the code that uses it.
+    Such a body may be suspended inside for good. The generator of a ``@contextmanager`` does not
+    count: it enters the context for the code that uses it, so frames of ``contextlib``, and those
+    that it calls, are skipped.
     """
     while frame is not None:
         around = frame.f_back
@@ -306,21 +320,26 @@ def _restore(scope: Scope, token: Token[Scope], exc: BaseException | None) -> No
     innermost = current.entry
     while innermost is not None and innermost is not entry:
         inner, innermost = innermost, innermost.outer.entry
-    if innermost is None:  # not inside: leave everything as it is
+    # 1. The code is not inside this entry: everything stays as it is.
+    if innermost is None:
         current_scope.set(current)
+    # 2. It is in this entry itself. Or it is in one further in that is not worth keeping: one that
+    #    a suspended generator has left open, or of this entry's own run, which is over now. Not
+    #    while a generator is being closed: then the code inside is that of its consumer.
     elif inner is None or (
         same_context
         and not isinstance(exc, GeneratorExit)
         and (inner.of_generator or current.run_id == scope.run_id)
     ):
         current_scope.set(_in_open_run(entry.outer))
+    # 3. What is open inside stays, and this entry is taken out of its chain.
     else:
         current_scope.set(current)
         inner.outer = entry.outer  # so that leaving the inner one does not bring this one back
 
 
 def _in_open_run(scope: Scope) -> Scope:
-    """Return the innermost scope around that is in no run which has been left."""
+    """Return a scope, or the innermost one around it whose run has not been left."""
     while scope.run_id is not None:
         entry = scope.entry
         while entry is not None and entry.run_id != scope.run_id:

@@ -1,4 +1,4 @@
-"""``caller``: work for somebody else, with a key of role ``proxy``."""
+"""``caller``: work on behalf of another key's owner, with a key of role ``proxy``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Caller", "CallerRejectedError", "caller", "introduce"]
 
 
 async def introduce(api_key: str) -> Caller:
-    """Return the caller with a key; asks the gateway, unless it has just said that it is valid.
+    """Return the caller with a key; asks the gateway unless it has confirmed the key lately.
 
-    Call it for each request that comes in: what is known costs nothing. An account that nobody has
-    used for a minute is closed, and opened again by this.
+    Call it for each request that comes in: a known key costs nothing. An account that was not used
+    for a minute is closed; this opens it again.
 
     Args:
         api_key: the caller's own key.
@@ -29,7 +29,7 @@ async def introduce(api_key: str) -> Caller:
         CallerRejectedError: it is unknown, revoked or expired, or not for this proxy.
         GuardAuthenticationError: the runtime's key is not a proxy's (GD-A005), or is revoked.
         GuardProtocolError: the gateway is too old for callers.
-        GuardTransportError: the gateway cannot be asked, or wants to be left alone.
+        GuardTransportError: the gateway cannot be asked, or has asked for a pause.
         GuardConfigError: guard is switched off.
     """
     runtime = await enforcing_runtime_async()
@@ -39,19 +39,19 @@ async def introduce(api_key: str) -> Caller:
 
 
 class caller(Boundary):  # noqa: N801  # used like a function: `with caller(who):`
-    """Do everything inside for a caller: its money, its policies, its kills.
+    """Do everything inside for a caller: with its money, its policies and its kills.
 
-    Nothing of the code around it counts inside: no workflow, call, chain, user, tag or option. What
-    was refused inside is raised there, and not once more on leaving.
+    Nothing of the code around it applies inside: no workflow, call, chain, user, tag or option. A
+    refusal inside is raised there, and not once more on leaving.
 
     Args:
         who: the caller.
-        run_id: of the run that this belongs to; without one, of this process's for the caller.
+        run_id: id of the run; without one, that of this process's run for the caller.
         agent: identity of the agent.
-        workflow: that it belongs to, unless the caller's key is for one alone.
+        workflow: name of the workflow; ignored if the caller's key is for one workflow alone.
 
     Raises:
-        RuntimeError: on entering, when ``who`` was not used for long, and was closed.
+        RuntimeError: on entering, when the account of ``who`` was closed because it was not used.
     """
 
     kind = "caller"
@@ -89,7 +89,7 @@ class caller(Boundary):  # noqa: N801  # used like a function: `with caller(who)
 
     def _entered(self, scope: Scope) -> None:
         assert scope.entry is not None
-        self.who.enter(scope.entry)
+        self.who.enter(scope.entry)  # keeps the account open until `leave`
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
         assert scope.entry is not None

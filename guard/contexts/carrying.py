@@ -46,10 +46,12 @@ class _CarriedCall(Edge):
     """The edge of one call of a function that :func:`carry` has bound to a scope."""
 
     def __init__(self, scope: Scope) -> None:
-        # Of its own, so that a refusal which it raises is not raised by the edge around as well.
+        # An entry of its own, so that a refusal which this call raises is not raised by the edge
+        # around as well.
         self._entry = Entry(scope)
         super().__init__(scope if scope.entry is None else scope.at(self._entry))
-        # Set while the function runs, and then only if a kill can concern it.
+        # Both are set while the function runs, if a kill can concern it. The account is kept, since
+        # `leave` must go to the one that `enter` went to.
         self._account: KeyAccount | None = None
         self.body: ThreadBody | None = None
 

@@ -66,7 +66,8 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
             "limit_cents": None if limit_cents is None else _limit(limit_cents),
             "max_output_tokens": None if max_output_tokens is None else _most(max_output_tokens),
         }
-        # Made on entry, because it takes from the ceiling around it.
+        # Counts what is spent and held under the limit. Made on entry, because it takes from the
+        # ceiling around it; kept after the exit, for `spent_dollars`. Thread-safe by itself.
         self._ceiling: Ceiling | None = None
 
     def _again(self) -> Self:
@@ -74,12 +75,12 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
 
     @property
     def spent_dollars(self) -> float | None:
-        """What requests inside have cost so far, as far as their answers have been read."""
+        """The cost of the requests inside whose answers have been read."""
         return None if self._ceiling is None else self._ceiling.spent_nanousd / NANOUSD_PER_DOLLAR
 
     @property
     def left_dollars(self) -> float | None:
-        """What requests still to come may cost."""
+        """The most that further requests may cost; what is held for open ones is not in it."""
         if self._ceiling is None:
             return None
         return max(0, self._ceiling.left_nanousd) / NANOUSD_PER_DOLLAR

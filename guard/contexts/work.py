@@ -16,7 +16,8 @@ _OPS: Final = ("auto", "start", "continue", "end")
 
 _OPEN_CHAINS_MAX: Final = 10_000
 _open_chains: OrderedDict[tuple[str, str], None] = OrderedDict()
-"""The newest chains that this process opened, and for whom; bounded: some are never closed."""
+"""The newest chains that this process has opened, by caller and id; guarded by ``_chains_lock``.
+Bounded, since some are never closed."""
 _chains_lock = threading.Lock()
 
 
@@ -55,7 +56,7 @@ class workflow(Boundary):  # noqa: N801  # used like a function: `with guard.wor
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
         ids = {"workflow_id": self.workflow_id, "run_id": self.run_id}
-        # No call: a protected call around this workflow belongs to another workflow.
+        # Without the call: a protected call around this workflow belongs to another workflow.
         return {**ids, "call": None, **span_below(outer)}
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
@@ -175,7 +176,7 @@ class agent(Boundary):  # noqa: N801  # used like a function: `with guard.agent(
 
 
 def _key_of(scope: Scope, chain_id: str) -> tuple[str, str]:
-    """Return the key of a chain: two callers may give theirs the same name."""
+    """Return the key of a chain: two callers may give their chains the same name."""
     return "" if scope.caller is None else scope.caller.identity, chain_id
 
 

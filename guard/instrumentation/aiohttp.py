@@ -28,15 +28,20 @@ from guard.instrumentation.tool_watch import ToolWatch, check_answer_async
 
 T = TypeVar("T")
 
+# By the identity of their reader, which has slots and takes no other attribute. An entry is removed
+# at the end of the body, or by the reader's `__del__`: an identity is never used by two at once. A
+# reader belongs to one loop; each operation on the dicts is atomic, so loops in other threads do no
+# harm.
+
 _observed: Final[dict[int, ObservedCall]] = {}
-"""Calls by the identity of their reader, which cannot take another attribute."""
+"""The calls whose bodies are being read."""
 
 _watched: Final[dict[int, ToolWatch]] = {}
-"""What checks the tools that a reader's data asks for, likewise."""
+"""The watches that check the tools which a body asks for."""
 
 
 _hiding: Final[dict[int, UsageChunkFilter]] = {}
-"""What hides a part of a reader's data, likewise."""
+"""The filters that hide a part of a body."""
 
 
 def patch(module: ModuleType) -> None:
@@ -54,6 +59,7 @@ def patch(module: ModuleType) -> None:
 def _request(original: Any, reader: Any) -> Any:
     @functools.wraps(original)
     async def request(self: Any, method: str, str_or_url: Any, **options: Any) -> Any:
+        # The same steps as in `httpx._sync_send`.
         call = _begin(self, method, str_or_url, options)
         if call is None:
             return await other_request_async(original, self, method, str_or_url, **options)
@@ -86,12 +92,15 @@ def _request(original: Any, reader: Any) -> Any:
 
 
 def _connects_as_usual(session: Any) -> bool:
-    """Tell whether a session's connections come from the method that is hooked below."""
+    """Return whether a session's connections come from the method that is hooked below."""
     return patching.is_hooked(type(session.connector), "connect")
 
 
 def _connect(original: Any) -> Any:
-    """Wait for a connection: until there is one, nothing of a request has left."""
+    """Set ``unsent`` around the wait for a connection: until there is one, nothing has left.
+
+    If it fails or is cancelled, ``unsent`` stays true, and the request costs nothing.
+    """
 
     @functools.wraps(original)
     async def connect(self: Any, *args: Any, **options: Any) -> Any:
@@ -109,7 +118,7 @@ def _connect(original: Any) -> Any:
 
 
 def _name_unhooked(request: Any) -> None:
-    """Name an LLM request whose session other code has taken out of guard's hands.
+    """Report an LLM request that no hook above has seen, because other code has taken it out.
 
     Raises:
         Refusal: such requests are refused here.
@@ -135,13 +144,15 @@ def _ws_connect(original: Any) -> Any:
         try:
             whole = self._build_url(url).update_query(options.get("params") or {})
             host, path, query = whole.host or "", whole.path, whole.query_string
-        except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
+        except Exception:  # noqa: BLE001  # aiohttp reports what is wrong with it
             return await original(self, url, **options)
         session = observer.begin_session(host, path, query)
         if session is None:
             return await original(self, url, **options)
         socket = await llm_request_async(original, self, url, **options)
         setattr(socket, SESSION_ATTRIBUTE, session)
+        # For a socket that is dropped without being closed; not at exit, where
+        # `Instrumentation.close` ends the sessions.
         weakref.finalize(socket, session.ended).atexit = False
         return socket
 
@@ -183,7 +194,7 @@ def _begin(
     try:
         url = session._build_url(str_or_url)
         host, path = url.host or "", url.path
-    except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
+    except Exception:  # noqa: BLE001  # aiohttp reports what is wrong with it
         return None
     if own_proxy.is_at(host, url.port):
         return None
@@ -203,13 +214,13 @@ def _ask_for_usage(call: ObservedCall, session: Any, options: dict[str, Any]) ->
 
 
 def _change_back(call: ObservedCall, session: Any, options: dict[str, Any], answer: bytes) -> bool:
-    """Change back what was refused of a request; tells whether to send it once more."""
+    """Undo the change that was refused; return whether to send the request once more."""
     body = call.changed_back(answer)
     return body is not None and _replace(session, options, body)
 
 
 def _replace(session: Any, options: dict[str, Any], body: bytes) -> bool:
-    """Send another body; the options are this call's own."""
+    """Put another body into the options, which are this call's own; return whether it could be."""
     if is_signed(options.get("headers") or {}) or _packing(session, options):
         return False
     if options.get("json") is not None:
@@ -220,7 +231,7 @@ def _replace(session: Any, options: dict[str, Any], body: bytes) -> bool:
 
 
 def _packing(session: Any, options: dict[str, Any]) -> str | None:
-    """Return the encoding of a body that its caller has compressed."""
+    """Return the encoding of a body that its caller has compressed; None of any other."""
     for headers in (dict(options.get("headers") or ()), session.headers):
         for name, value in headers.items():
             if str(name).lower() == "content-encoding":
@@ -255,26 +266,34 @@ def _observe(call: ObservedCall, response: Any, reader: Any) -> None:
         _observed[id(content)] = call
         if call.tool_watch is not None:
             _watched[id(content)] = call.tool_watch
+        # After the entries, which the new class looks up. aiohttp and its parser keep this object,
+        # so its class is changed and not the object.
         content.__class__ = reader
+        # What has arrived with the head is in the buffer already, perhaps the whole body: it did
+        # not pass through the new class.
         content.hide()
-        content.settle()  # the whole body may be in its buffer already
+        content.settle()
 
 
 def _ending_of(exc: Any) -> Ending:
-    """Tell whether a response was closed here, by what its reader is told."""
+    """Return whether a response was closed here or lost, by the exception that its reader gets."""
     here = type(exc).__name__ == "ClientConnectionError" and str(exc) == "Connection closed"
     return Ending.CLOSED if here else Ending.LOST
 
 
 def _encoding(response: Any) -> str | None:
-    """Return the encoding of the reader's data: none, unless the session does not decode."""
+    """Return the encoding of the reader's data: "" if decoded, None for that of the header."""
     session = response._session
     return None if session is not None and session.auto_decompress is False else ""
 
 
 def _observed_reader(base: type[Any]) -> type[Any]:
     class ObservedReader(base):  # type: ignore[misc]  # the base is known at run time only
-        """A reader that feeds the data read from its buffer to the observed call."""
+        """A reader that feeds the data read from its buffer to the observed call.
+
+        All reading methods of the base take data by ``_read_nowait_chunk``, and all data comes in
+        by ``feed_data``, so these two see every byte once. Nothing is fed that is never read.
+        """
 
         __slots__ = ()
 
@@ -289,7 +308,7 @@ def _observed_reader(base: type[Any]) -> type[Any]:
                 watch.take(chunk)
             return chunk
 
-        # What is hidden from the reader is taken out before it gets into the buffer.
+        # Hidden data is taken out before it gets into the buffer: `readline` and others look there.
 
         def feed_data(self, data: bytes, *size: Any) -> Any:
             hidden = _hiding.get(id(self))
@@ -299,7 +318,7 @@ def _observed_reader(base: type[Any]) -> type[Any]:
             return super().feed_data(shown, *size) if shown else None
 
         def hide(self) -> None:
-            """Hide what the request of guard's own has added to the stream."""
+            """Hide what guard's option adds to the stream, from the buffer on."""
             call = _observed.get(id(self))
             if call is None or call.filter is None or call.recording is None:
                 return
@@ -356,7 +375,8 @@ def _observed_reader(base: type[Any]) -> type[Any]:
             self.settle(_ending_of(args[0] if args else options.get("exc")))
 
         def settle(self, ending: Ending | None = None) -> None:
-            # Several of these methods see the end; the one that pops the call finishes it.
+            # Several of these methods see the end; the one that pops the call finishes it. A body
+            # is complete only once all that has arrived was read.
             if ending is None and self._eof and not self._buffer:
                 ending = Ending.COMPLETE
             if ending is not None:

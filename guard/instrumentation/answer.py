@@ -1,4 +1,7 @@
-"""Reads the answer of a call that has ended: sets what was used, and ends the hold by that."""
+"""Reads the answer of a call that has ended: sets its usage, and ends its hold by that.
+
+Every call with a hold leaves :func:`settle` with the hold ended, or handed over to later work.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,16 @@ class AnsweredCall(EndedRequest, Protocol):
 
 
 class Lessons(Protocol):
-    """What answers teach about the requests to come."""
+    """Takes what answers show about the requests to come."""
 
     ratios: InputRatios
-    """How many tokens the prompts of each model have had for their size."""
+    """Tokens for the size of a prompt, by model: the most that answers have shown."""
 
     tiers: AnsweredTiers
     """Remembers dearer service tiers that answers name."""
 
     def ratio_rose(self, model: str | None) -> None:
-        """Hold more for the open requests of a model whose prompts have more tokens than known."""
+        """Hold more for open requests whose model turned out to make more tokens of a prompt."""
 
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""
@@ -53,7 +56,7 @@ _Reported = TypeVar("_Reported", bound=AnsweredCall, contravariant=True)
 
 
 class AnswerReports(Lessons, Protocol[_Reported]):
-    """What takes what answers show."""
+    """Takes what answers show."""
 
     def reported(self, call: _Reported, usage: Usage | None, *, again: bool) -> Usage | None:
         """Return the usage to record; None if there is none or it was recorded before.
@@ -65,38 +68,48 @@ class AnswerReports(Lessons, Protocol[_Reported]):
         """
 
     def goes_on(self, call: _Reported, event: InstrumentedCall, at_most: Usage) -> None:
-        """Hold what a call has begun until a poll names its response."""
+        """Keep the hold of unfinished work until a poll names its response."""
 
 
 def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) -> None:
     """Set in its event what a call used, and end its hold by that.
 
+    Runs once for a call, with ``reports.reading`` held.
+
     Args:
-        call: has ended.
+        call: a call that has ended.
         event: of the call.
         reports: takes what the answer shows.
     """
     usage, event.streamed = _usage(call)
     bound, hold = call.bound, call.hold
-    event.requested_model = None if bound is None else bound.model  # of what goes on
+    # Set here too, for work that is not finished: `goes_on` copies the event.
+    event.requested_model = None if bound is None else bound.model
     is_exact = usage is not None and not usage.later and not usage.estimated
     if usage is not None and not usage.later:
         if usage.fees is None:
             usage = _with_fees(call, usage)
         if is_exact and bound is not None and 0 < bound.text_tokens < _prompt(usage):
-            usage = replaced(usage, text_tokens=bound.text_tokens)  # for the next process
+            # The prompt had more tokens than its text was bounded by. The event reports both, so
+            # that the gateway learns the ratio for other processes.
+            usage = replaced(usage, text_tokens=bound.text_tokens)
     event.polled = event.polled or _is_cached(call.header)
     event.usage = reports.reported(call, usage, again=event.polled)
+    # 1. The answer says what it used: that is paid. What is learnt comes first, because it raises
+    #    the holds of other requests out of the money that this one returns.
     if is_exact and event.usage is not None:
         if hold is not None:
             if bound is not None:
                 _learn(call.host, bound, event.usage, reports)
             hold.settle(event.usage)
+    # 2. It says nothing, too little, or that its work is not finished: `charged` decides, and ends
+    #    the hold unless the work is polled later.
     elif usage is None or usage.later or event.usage is not None:
         event.usage = charged(call, usage, event.streamed, _has_begun(call.content))
         if event.usage is not None and event.usage.later:
             reports.goes_on(call, event, event.usage)
-    elif hold is not None:  # an earlier answer over again
+    # 3. It repeats an answer that was recorded before: this request cost nothing.
+    elif hold is not None:
         hold.give_back()
     if call.limited and event.usage is not None:
         event.usage = _seen_to_its_end(call, event.usage, reports)
@@ -105,14 +118,14 @@ def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) ->
 
 
 def _requested_model(call: AnsweredCall, usage: Usage) -> str | None:
-    """Return the model that was asked for, where another has answered, or did last."""
+    """Return the model that was asked for if another has answered, or did last; else None."""
     asked = None if call.bound is None else call.bound.model
     is_itself = usage.model == asked and (call.hold is None or call.hold.prices(asked))
     return None if is_itself else asked
 
 
 def _usage(call: AnsweredCall) -> tuple[Usage | None, bool]:
-    """Read what a call used, and tell whether that came as a stream of messages."""
+    """Return what a call used, and whether its answer was a stream of messages."""
     content = call.content
     if content is None:
         return None, False
@@ -126,9 +139,9 @@ def _usage(call: AnsweredCall) -> tuple[Usage | None, bool]:
 
 
 def _with_fees(call: AnsweredCall, usage: Usage) -> Usage:
-    """Return a usage with what is charged besides tokens, where the answer does not say that.
+    """Return a usage with the fees that the request allows; called if the answer names none.
 
-    Then it is what the request allows.
+    Fees are what is charged besides tokens, such as for searches.
     """
     bound = call.bound
     if bound is None and call.endpoint.asks:  # not gated
@@ -157,7 +170,7 @@ def _prompt(usage: Usage) -> int:
 
 
 def _seen_to_its_end(call: AnsweredCall, usage: Usage, lessons: Lessons) -> Usage:
-    """Return the usage of a limited answer, and note whether the limit has ended it."""
+    """Return the usage of a limited answer, marked and counted if the limit has ended it."""
     content, bound = call.content, call.bound
     if content is None:
         return usage
@@ -169,16 +182,17 @@ def _seen_to_its_end(call: AnsweredCall, usage: Usage, lessons: Lessons) -> Usag
 
 
 def _has_begun(content: bytes | Recording | None) -> bool:
-    """Tell whether any of an answer's body has arrived."""
+    """Return whether any of an answer's body has arrived."""
     if isinstance(content, Recording):
         return content.recorded().size > 0
     return bool(content)
 
 
 def _is_cached(header: Callable[[str], str | None]) -> bool:
-    """Tell whether an answer comes from a cache: no model has worked for it."""
+    """Return whether an answer comes from a cache: no model has worked for it."""
     age = header("age")
-    # An age of zero is what a cache writes that has just asked the vendor.
+    # A cache that has just asked the vendor writes an age of zero. Nine digits are enough: `int`
+    # of a hostile header must not take long.
     if age is not None and age.isdecimal() and int(age[:9]) > 0:
         return True
     for name in _CACHE_HEADERS:

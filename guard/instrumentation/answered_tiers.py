@@ -1,4 +1,4 @@
-"""Service tiers that vendors answer in although no request has named them: a project's own."""
+"""Service tiers that answers name although their requests did not: a default of the account's."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _Target = tuple[str, str | None]
 class AnsweredTiers:
     """Remembers dearer tiers that answers name, for requests that leave the tier to the vendor.
 
-    Only the first request of a host and model can so cost more than was held for it.
+    So only the first request to a host and model can cost more than was held for it.
     """
 
     def __init__(self) -> None:
+        # The tier of the newest answer, the oldest target first. Threads that read answers write
+        # it, threads that send requests read it; each operation is atomic.
         self._tiers: dict[_Target, str] = {}
 
     def bounded(self, host: str, bound: RequestBound) -> RequestBound:
-        """Return a request's bound, in the tier that such requests were answered in."""
+        """Return a request's bound, priced in the tier that such requests were answered in."""
         if not self._tiers or names_tier(bound.terms.tier):
             return bound
         tier = self._tiers.get((host, bound.model))
@@ -34,7 +36,7 @@ class AnsweredTiers:
         return structs.replace(bound, terms=structs.replace(bound.terms, tier=tier))
 
     def learn(self, host: str, bound: RequestBound, usage: Usage) -> None:
-        """Take note of the tier of an answer, where it is dearer than the standard one."""
+        """Remember the tier of an answer if it is dearer than the standard one."""
         tier = usage.service_tier
         if tier is None or not is_dearer(tier) or names_tier(bound.terms.tier):
             return

@@ -1,4 +1,8 @@
-"""Charges a request whose vendor has not said what it cost: see ``guard.core.usage.ends``."""
+"""Charges a request whose answer does not say what it cost, by ``guard.core.usage.ends``.
+
+The event carries the same cost as the hold is ended with: the gateway then charges what this
+process has counted.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,19 @@ class EndedRequest(Protocol):
 
     @property
     def request(self) -> Call:
-        """What was asked."""
+        """The request's path and body."""
 
 
 def charged(
     ended: EndedRequest, counted: Usage | None, streamed: bool, began: bool
 ) -> Usage | None:
-    """Return what to record of a request without exact usage, and end its hold by that.
+    """Return the usage to record for a request without exact usage, and end its hold by that.
 
-    Of work that goes on it is the most that it can have used, marked ``later``; its hold stays.
+    For unfinished work it is the most that the work can use, marked ``later``; its hold stays.
 
     Args:
         ended: the request.
-        counted: what its answer shows: estimated, that its work goes on, or None.
+        counted: what its answer shows: an estimate, that its work is not finished, or None.
         streamed: whether the answer was a stream of messages.
         began: whether any of its body arrived.
     """
@@ -58,26 +62,31 @@ def charged(
         top_speed(provider_of(ended.host), model) is not None,
     )
     charge = charge_of(seen)
+    # 1. A poll will say what it cost.
     if charge is ChargeBy.LATER:
         return None if hold is None else _going_on(ended, counted, hold, model)
+    # 2. It cost nothing.
     if charge is ChargeBy.NOTHING:
         if hold is not None:
             hold.give_back()
         return counted
+    # 3. Nothing was set aside: it was not gated, or went out without cover. Charged by what its
+    #    answer shows.
     if hold is None or not is_held:
         if hold is not None:
             hold.keep()
         return _without_hold(ended, counted, model)
+    # 4. Charged by the hold.
     usage = _held(ended, hold, charge, counted, model)
     if charge is ChargeBy.BOUND and usage.cost_nanousd is None:
-        hold.keep()
-    else:  # by the cost that the event says: the gateway charges the same
-        hold.settle(usage)
+        hold.keep()  # no rates are known here: the gateway prices the event
+    else:
+        hold.settle(usage)  # by the event's cost, which the gateway charges too
     return usage
 
 
 def _known(counted: Usage | None) -> Known:
-    """Return what an answer without exact usage says; work that nothing names cannot be polled."""
+    """Return what an answer without exact usage says; work without an id cannot be polled."""
     if counted is None or (counted.later and counted.response_id is None):
         return "none"
     return "pending" if counted.later else "counted"
@@ -86,7 +95,8 @@ def _known(counted: Usage | None) -> Known:
 def _going_on(
     ended: EndedRequest, counted: Usage | None, hold: RequestCover, model: str | None
 ) -> Usage | None:
-    """Return the most that work can use that goes on; None where nothing bounds it."""
+    """Return the most that unfinished work can use; None where nothing bounds it."""
+    # What it is billed besides tokens has no bound (`unnumbered`): no amount stands for it.
     if ended.bound is not None and ended.bound.unnumbered:
         hold.keep()
         return None
@@ -105,11 +115,15 @@ def _held(
     counted: Usage | None,
     model: str | None,
 ) -> Usage:
-    """Return the usage of a request by what was set aside for it."""
+    """Return the usage of a request by what was set aside for it.
+
+    ``cost_nanousd`` is set where it is known, so that it does not depend on the gateway's prices.
+    """
     bound, asked = ended.bound, ended.request
+    # The output that the answer has shown, by an estimate that errs upwards.
     shown = 0 if counted is None else counted.output_tokens + counted.reasoning_tokens
     if bound is not None and bound.output_tokens is not None:
-        shown = min(shown, bound.output_tokens)  # the count is dear, and the vendor keeps the limit
+        shown = min(shown, bound.output_tokens)  # the vendor keeps the request's own limit
     speed, output = top_speed(provider_of(ended.host), model), shown
     if charge is ChargeBy.BOUND:
         output = max(shown, hold.output_tokens or 0)
@@ -144,10 +158,10 @@ def _usage(
 
 
 def _without_hold(ended: EndedRequest, counted: Usage | None, model: str | None) -> Usage | None:
-    """Return what can be said of a request for which nothing was set aside."""
+    """Return the usage of a request for which nothing was set aside; None if nothing is known."""
     limit = 0 if ended.bound is None else ended.bound.output_tokens or 0
     if counted is not None and counted.estimate is not None:
-        return None  # it has ended, and says nothing of what it used
+        return None  # a poll: the work has ended, and its answer names no usage
     if counted is not None:
         complete = ended.ending is Ending.COMPLETE
         return (
@@ -155,6 +169,8 @@ def _without_hold(ended: EndedRequest, counted: Usage | None, model: str | None)
             if complete or limit <= counted.output_tokens
             else replaced(counted, output_tokens=limit)
         )
+    # No answer to count in. A complete one is from something else than a model, or is reported by
+    # `Instrumentation.usage_unseen`. One that was cut off is charged its prompt and its limit.
     if ended.ending is Ending.COMPLETE or not (ended.endpoint.asks and ended.endpoint.certain):
         return None
     tokens = ended.request.prompt_tokens()

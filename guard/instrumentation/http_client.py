@@ -1,7 +1,7 @@
-"""Names LLM requests of the standard library: ``http.client``, and so ``urllib.request``.
+"""Reports LLM requests of the standard library: ``http.client``, and so ``urllib.request``.
 
-They are neither held nor metered. Clients that send through ``http.client`` and are observed, such
-as requests and botocore, are not named again.
+They are neither held nor metered. Requests of observed clients that send through ``http.client``,
+such as requests and botocore, are not reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _putrequest(original: Any) -> Any:
             host = str(getattr(self, "_tunnel_host", None) or self.host).lower()
             port = self.port
             path = url.partition("?")[0]
-            if path.startswith("http"):  # through a proxy
+            if path.startswith("http"):  # an absolute URL, as it is sent to a proxy
                 _, _, rest = path.partition("://")
                 host, slash, path = rest.partition("/")
                 (host, _, port), path = host.lower().partition(":"), slash + path
@@ -40,7 +40,7 @@ def _putrequest(original: Any) -> Any:
                 return original(self, method, url, *args, **options)
             endpoint = find_endpoint(method.upper(), host, path)
             if endpoint is not None and endpoint.asks and (endpoint.certain or provider_of(host)):
-                # One that has lost its hook, such as requests, sends through this class as well.
+                # A client that has lost its hook, such as requests, sends through this class too.
                 observer.unmetered(host, path, patching.TAKEN_OUT if patching.look() else _WHY)
         return original(self, method, url, *args, **options)
 

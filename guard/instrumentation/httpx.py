@@ -1,10 +1,11 @@
 """Hooks httpx and httpx2: ``Client.send`` and ``AsyncClient.send``, a tee on the stream.
 
 One implementation serves both modules. The client keeps its own response object; only the byte
-stream under it is wrapped, and every chunk is handed on before anything else happens to it.
+stream under it is wrapped. A chunk is checked for refused tools and recorded, then the reader gets
+it.
 
-The transports below are hooked too. There is nothing to do there, unless other code has taken the
-upper hook out: then the request is checked and observed below.
+The transports below are hooked too. They count each try that a client makes by itself, and each
+redirect. If other code has taken the upper hook out, the request is checked and observed there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from guard.instrumentation.tool_watch import (
 from guard.scope.scope import OWN_TRAFFIC
 
 _ENCODING: Final = "guard_accept_encoding"
-"""Where a request keeps its own encoding while it asks for usage."""
+"""Extension of a request that keeps its own ``accept-encoding`` while it asks for usage."""
 
 
 def patch(module: ModuleType) -> None:
@@ -62,7 +63,9 @@ def patch(module: ModuleType) -> None:
 
 
 class Outgoing:
-    """The bodies of requests: other ones for a module's requests, and whether one has left.
+    """Replaces the bodies of a module's requests, and reports when a request leaves.
+
+    Stateless after its creation, so all threads share one object.
 
     Args:
         module: ``httpx`` or ``httpx2``.
@@ -70,29 +73,36 @@ class Outgoing:
 
     def __init__(self, module: ModuleType) -> None:
         self._body: Any = _body_class(module)
+        # The streams whose bytes are in memory: they can be sent again, and replaced.
         self._bytes = module.ByteStream, self._body
+        # The transports that read a body only once they have a connection.
         self._transports = module.HTTPTransport, module.AsyncHTTPTransport
 
     def replace(self, request: Any, body: bytes) -> bool:
-        """Give a request another body; tells whether that was possible."""
+        """Give a request another body; return whether that was possible."""
         if is_signed(request.headers) or "content-encoding" in request.headers:
             return False
+        # Both: `request.content` returns the first, the transport sends the second.
         request._content = body
         request.stream = self._body(body)
         request.headers["content-length"] = str(len(body))
         return True
 
     def watch(self, call: ObservedCall, client: Any, request: Any) -> None:
-        """Let a call know when its request leaves, where httpx sends it itself."""
+        """Have a call's ``unsent`` set when its request leaves, if httpx sends it itself."""
         if type(request.stream) not in self._bytes:
-            return  # a stream of the caller's own: when it is read says nothing
+            return  # a stream of the caller's own may be read before there is a connection
         request.stream = self._body(request.content)
         find = getattr(client, "_transport_for_url", None)
         if find is not None and isinstance(find(request.url), self._transports):
-            call.unsent = True  # others may send it without reading the stream
+            call.unsent = True  # other transports may send it without reading the stream
 
     def tries_again(self, call: ObservedCall, request: Any) -> None:
-        """Note another try; what a redirect has answered was sent all the same."""
+        """Note that another try begins.
+
+        After a redirect ``unsent`` stays false: the request before it was sent, and a failure of
+        the next one does not undo that.
+        """
         if not call.tried or call.tried >= 400:
             call.unsent = True if type(request.stream) is self._body else None
 
@@ -101,7 +111,7 @@ def _body_class(module: ModuleType) -> type[Any]:
     base: Any = module.ByteStream
 
     class ObservedBody(base):  # type: ignore[misc]  # the base is known at run time only
-        """A body that is read once there is a connection: then its request leaves."""
+        """A body whose first read shows that its request leaves: there is a connection then."""
 
         def __iter__(self) -> Iterator[bytes]:
             _leaves()
@@ -123,12 +133,17 @@ def _leaves() -> None:
 def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
     @functools.wraps(original)
     def send(self: Any, request: Any, **options: Any) -> Any:
+        # 1. Check and cover the request. What raises here ends the call: nothing was sent.
         call = _begin(request, outgoing)
         if call is None:
             return other_request(original, self, request, **options)
         if call.uncovered:
             call.ask()
+        # 2. Change it. After the cover, which may have put a limit into the body.
         _make_ready(call, self, request, outgoing)
+        # 3. Send it, and once more if the vendor refuses what was changed. `Sending` ends the call
+        #    when the client raises. The user's event hooks may turn a refusal into an exception,
+        #    so both ways lead to `_change_back`.
         with Sending(call):
             while True:
                 try:
@@ -141,9 +156,10 @@ def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
                     continue
                 if not call.is_doubted(response.status_code):
                     break
-                answer = response.read()
+                answer = response.read()  # to its end, so that its connection can be used again
                 if not _change_back(call, self, request, answer, outgoing):
                     break
+        # 4. Observe the answer first, then check its tools: a refused answer is billed as well.
         _observe(call, response, tee, options)
         check_answer(call)
         return response
@@ -152,6 +168,8 @@ def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 
 
 def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
+    """Like :func:`_sync_send`, step by step."""
+
     @functools.wraps(original)
     async def send(self: Any, request: Any, **options: Any) -> Any:
         call = _begin(request, outgoing)
@@ -183,8 +201,10 @@ def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 
 
 def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
-    """Note each try that a transport makes by itself: every one is a request to the vendor."""
+    """Cover each try of one ``send``: every one is a request to the vendor."""
 
+    # The same steps as in `send`, for a request whose upper hook was taken out. `stream` is not
+    # a transport's option: it makes `_observe` wrap the stream and not read the whole answer.
     def bare(self: Any, request: Any, stream: bool) -> Any:
         return original(self, request)
 
@@ -193,15 +213,18 @@ def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
     @functools.wraps(original)
     def handle_request(self: Any, request: Any) -> Any:
         call = call_being_sent()
+        # 1. No hook above has seen the request.
         if call is None:
             if _is_covered(request):
                 return original(self, request)
-            patching.look()
+            patching.look()  # puts the upper hook back, for the next request
             return guarded(self, request, stream=True)
+        # 2. Another try, or a redirect: the last one may be billed, this one needs its own cover.
         if call.tried is not None:
             if call.has_lost_a_try:
                 call.again()
             outgoing.tries_again(call, request)
+        # 3. Every try. If it raises, `tried` stays 0: a try whose answer is lost.
         call.tried = 0
         response = original(self, request)
         call.tried = response.status_code
@@ -211,6 +234,8 @@ def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 
 
 def _handle_async(original: Any, tee: Any, outgoing: Outgoing) -> Any:
+    """Like :func:`_handle`."""
+
     async def bare(self: Any, request: Any, stream: bool) -> Any:
         return await original(self, request)
 
@@ -237,7 +262,7 @@ def _handle_async(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 
 
 def _is_covered(request: Any) -> bool:
-    """Tell whether a request that no hook above has seen needs nothing at its transport."""
+    """Return whether a request that no hook above has seen needs no cover at its transport."""
     if patching.active() is None or request.extensions.get(OWN_TRAFFIC):
         return True
     return find_endpoint(request.method, request.url.host, request.url.path) is None
@@ -260,7 +285,10 @@ def _begin(request: Any, outgoing: Outgoing) -> ObservedCall | None:
 
 
 def _make_ready(call: ObservedCall, client: Any, request: Any, outgoing: Outgoing) -> None:
-    """Let a stream say its usage, once the request has its output limit; watch when it leaves."""
+    """Have a stream report its usage, and watch when the request leaves.
+
+    In this order: what is watched is the final body.
+    """
     body = call.asking_for_usage()
     if body is not None:
         _ask_for_usage(call, request, body, outgoing)
@@ -270,7 +298,7 @@ def _make_ready(call: ObservedCall, client: Any, request: Any, outgoing: Outgoin
 def _ask_for_usage(call: ObservedCall, request: Any, body: bytes, outgoing: Outgoing) -> None:
     encoding = request.headers.get("accept-encoding")
     if outgoing.replace(request, body):
-        # The added chunk must be removed again, so the stream must not be compressed.
+        # The added chunk is removed from the stream again, so it must not be compressed.
         request.headers["accept-encoding"] = "identity"
         request.extensions = {**request.extensions, _ENCODING: encoding}
     else:
@@ -280,7 +308,7 @@ def _ask_for_usage(call: ObservedCall, request: Any, body: bytes, outgoing: Outg
 def _change_back(
     call: ObservedCall, client: Any, request: Any, answer: bytes, outgoing: Outgoing
 ) -> bool:
-    """Change back what was refused of a request; tells whether to send it once more."""
+    """Undo the change that was refused; return whether to send the request once more."""
     body = call.changed_back(answer)
     if body is None:
         return False
@@ -296,9 +324,10 @@ def _change_back(
 
 
 def _body(request: Any) -> bytes:
+    """Return the body, decoded; empty when it cannot be read without consuming it."""
     try:
         content = request.content
-    except Exception:  # noqa: BLE001  # a streamed upload is not kept, which is fine
+    except Exception:  # noqa: BLE001  # httpx's RequestNotRead: a streamed upload
         return _form(request)
     if not isinstance(content, bytes):
         return b""
@@ -308,7 +337,7 @@ def _body(request: Any) -> bytes:
 
 
 def _form(request: Any) -> bytes:
-    """Return the text fields of a multipart form as JSON, for the model's name."""
+    """Return the text fields of a multipart form as JSON: the model's name is among them."""
     fields = {
         field.name: field.value
         for field in getattr(request.stream, "fields", ())
@@ -319,21 +348,27 @@ def _form(request: Any) -> bytes:
 
 def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any]) -> None:
     header, status = _reader(response.headers), response.status_code
+    # 1. httpx has read the answer already, because its caller asked for no stream.
     if not options.get("stream"):
         call.whole(status, header, response.content)
         hide = call.filter
         if hide is not None and not header("content-encoding"):  # a stream, read at once
             response._content = hide.feed(response.content) + hide.rest()
-    elif response.is_stream_consumed:  # the user's event hook has already read it
+    # 2. The user's event hook has read it.
+    elif response.is_stream_consumed:
         content = getattr(response, "_content", None)
         if content is not None:
             call.whole(status, header, content)
+    # 3. Its caller is going to read it.
     elif call.streaming(status, header):
         response.stream = tee(response.stream, call, call.recording)
 
 
 def _reader(headers: Any) -> Callable[[str], str | None]:
-    """Return what reads response headers; httpx's ``get`` goes through all of them each time."""
+    """Return a function that reads response headers.
+
+    Looks all of them up once: httpx's ``get`` goes through the whole list at each call.
+    """
     found: dict[bytes, bytes] = {}
 
     def header(name: str) -> str | None:
@@ -364,7 +399,8 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             chunks = checked(chunks_of(self._stream), call)
             pend, room = recording.pending.append, PENDING_BYTES
             try:
-                # The common case, without a call for each chunk: `recording.feed` written out.
+                # 1. The common case, without a function call for each chunk: this is
+                #    `recording.feed` written out.
                 if hide is None and call.watch is None:
                     for chunk in chunks:
                         pend(chunk)
@@ -375,6 +411,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                         yield chunk
                     call.finish(Ending.COMPLETE)
                     return
+                # 2. The usage chunk is hidden, or the stream may outgrow its cover.
                 for chunk in chunks:
                     call.feed(chunk)
                     if shown := chunk if hide is None else hide.feed(chunk):
@@ -382,11 +419,14 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                 if hide is not None and (shown := hide.rest()):
                     yield shown
                 call.finish(Ending.COMPLETE)
+            # A transport's error is an `Exception`. Kills, refusals, cancellation and the
+            # `GeneratorExit` of a reader that leaves early are not: then the stream was closed
+            # here. Only the first `finish` counts.
             except Exception:
                 call.finish(Ending.LOST)
                 raise
             finally:
-                call.finish(Ending.CLOSED)  # no effect after its end: it was left early
+                call.finish(Ending.CLOSED)
 
         def close(self) -> None:
             try:
@@ -397,6 +437,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
         def __del__(self) -> None:  # dropped without being closed
             self._call.finish(Ending.CLOSED)
 
+    # The same, step by step, for asynchronous streams.
     class AsyncTee(async_base):  # type: ignore[misc]  # the base is known at run time only
         def __init__(self, stream: Any, call: ObservedCall, recording: Recording) -> None:
             self._stream = stream

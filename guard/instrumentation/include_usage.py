@@ -1,9 +1,9 @@
-"""Asks a stream for its usage on the caller's behalf, transparently to the caller.
+"""Asks a stream for its usage, transparently to the caller.
 
 ``stream_options.include_usage`` is put into each streamed request of OpenAI's chat format. What it
 adds to the stream is taken out again, so that code which expects ``choices`` in every chunk keeps
-working. An endpoint that refuses the option gets the request once more as it was, and is not asked
-again for that model.
+working. If an endpoint refuses the option, the request is sent once more without it, and later
+requests for that model are left as they are.
 """
 
 from __future__ import annotations
@@ -15,25 +15,31 @@ from guard.core.usage.message import mapping, parse, text_or_none
 from guard.loop import held_forks
 
 _HELD_BYTES_MAX: Final = 1024 * 1024
+"""A body with so many bytes and no end of an event is no event stream, and passes unchanged."""
+
 _KNOWN_MAX: Final = 1024
+"""How many refusing endpoints are remembered; the oldest is forgotten, and asked once more."""
+
 _NULLS: Final = (b',"usage":null', b', "usage": null')
-"""What the option adds to the other chunks. Inside a text the quotes would be escaped."""
+"""What the option adds to the other chunks. It can be removed from the raw bytes: inside a JSON
+string the quotes would be escaped."""
 
 
 class StreamUsage:
-    """Asks streams for their usage, where the endpoint has not refused that.
+    """Asks streams for their usage, unless the endpoint has refused that. Any thread.
 
     Args:
-        is_on: whether any is asked.
+        is_on: whether streams are asked at all.
     """
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
-        # By host and model; a dict for its order.
+        # Hosts and models that refuse the option; a dict for its order. Written by the thread
+        # whose request was refused, without a lock: each operation is atomic.
         self._refused: dict[tuple[str, str | None], None] = {}
 
     def asked(self, host: str, body: bytes) -> tuple[bytes, UsageChunkFilter] | None:
-        """Return a request's body with ``include_usage``, and what hides the answer to it.
+        """Return a request's body with ``include_usage``, and the filter that hides its effect.
 
         None when the request streams nothing, asks by itself, or would be refused.
         """
@@ -46,6 +52,7 @@ class StreamUsage:
             return None
         with held_forks():  # a child would keep the half of it that is loaded
             from guard.core.bounds.members import with_member
+        # Spliced into the bytes, not encoded anew: all else stays as the caller has written it.
         changed = with_member(body, ("stream_options", "include_usage"), b"true")
         return None if changed is None else (changed, UsageChunkFilter(lambda: self._refuse(key)))
 
@@ -56,11 +63,11 @@ class StreamUsage:
 
 
 def _nothing(*_: Any) -> None:
-    """Default: nobody wants it."""
+    """Default: neither the removed parts nor a refusal are of interest."""
 
 
 class UsageChunkFilter:
-    """Removes the usage chunk from an event stream.
+    """Removes the usage chunk from one event stream. Used by the stream's reader alone.
 
     Complete events pass at once; only the beginning of an event whose end has not arrived is held
     back, which no reader could have used yet.
@@ -69,8 +76,8 @@ class UsageChunkFilter:
         refused: called when the endpoint turns out to refuse the option.
 
     Attributes:
-        hidden: takes what is removed.
-        is_refused: the same request was taken without the option.
+        hidden: called with each event that is removed.
+        is_refused: called when the same request was accepted without the option.
     """
 
     __slots__ = ("_held", "_open", "hidden", "is_refused")
@@ -78,13 +85,13 @@ class UsageChunkFilter:
     def __init__(self, refused: Callable[[], None] = _nothing) -> None:
         # The beginning of an event whose end has not arrived.
         self._held = b""
-        # Whether everything passes from now on.
+        # Set for good by a body that is no event stream: then everything passes unchanged.
         self._open = False
         self.is_refused = refused
         self.hidden: Callable[[bytes], object] = _nothing
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the part of the stream that may pass now."""
+        """Return the part of the stream that may pass; the rest waits for the end of its event."""
         if self._open:
             return chunk
         data = self._held + chunk
@@ -93,7 +100,7 @@ class UsageChunkFilter:
         if len(self._held) > _HELD_BYTES_MAX:  # not an event stream; pass it through
             self._open = True
             whole, self._held = data, b""
-        if b'"usage"' not in whole:
+        if b'"usage"' not in whole:  # nearly every chunk: nothing is parsed
             return whole
         separator = b"\r\n\r\n" if b"\r\n\r\n" in whole else b"\n\n"
         events = whole.split(separator)
@@ -103,7 +110,7 @@ class UsageChunkFilter:
         return shown
 
     def rest(self) -> bytes:
-        """Return what is left at the end of the stream."""
+        """Return what was held back when the stream ended."""
         held, self._held = self._held, b""
         return held
 
@@ -126,4 +133,4 @@ def _is_usage_chunk(event: bytes) -> bool:
     chunk = mapping(parse(line[5:].strip()))
     if chunk.get("choices") != [] or not isinstance(chunk.get("usage"), dict):
         return False
-    return chunk.get("moderation") is None  # that is told in such a chunk as well
+    return chunk.get("moderation") is None  # the caller's own: it comes without choices as well

@@ -41,10 +41,11 @@ from guard.scope.scope import Scope, current_scope
 logger = logging.getLogger("guard.instrumentation")
 
 _MANY: Final = 1_000_000
-"""So many tokens cost something, if the model has a price."""
+"""Tokens that cost at least one nano-dollar at any model that has a price."""
 _UNSEEN_HOSTS_MAX: Final = 100
 _UNPRICED: Final = "its price is not known here"
 _RESPONSES_KEPT: Final = 4096
+"""How many response ids are remembered, to recognise a response that is polled again."""
 _POLL_S: Final = 0.005
 _UNREAD_MAX: Final = 128
 """Maximum answers kept for later reading: somewhat more than a batch of events."""
@@ -62,15 +63,18 @@ def _nothing(*request: object) -> None:
 
 
 class Instrumentation:
-    """Observes the process's HTTP clients; installs and removes the hooks.
+    """Observes the process's HTTP clients; installs and removes the hooks. Any thread.
+
+    The way of a request: :meth:`begin` checks and covers it, the transport sends it, :meth:`ended`
+    records it, :meth:`reported` takes its usage when the answer is read.
 
     Args:
         record: takes an ``llm`` event.
-        check: raises when the scope's next LLM request must not go out; true when it goes out
-            although it must not, and needs no cover.
+        check: raises when the scope's next LLM request must not go out; returns true when it
+            would be refused but goes out, because guard only observes. Then it needs no cover.
         enter: registers a request, in the thread of a frame or, without one, in the calling
             task, so that a kill can stop it; returns None where that is not needed. The second
-            argument tells whether it is an LLM request.
+            argument is whether it is an LLM request.
         leave: forgets what ``enter`` returned.
         tools: decides about the tools that answers ask for; None checks none.
         inject_stream_usage: whether streams are asked for their usage.
@@ -96,11 +100,14 @@ class Instrumentation:
         unread: UnreadAnswers | None = None,
         price_local: bool = False,
     ) -> None:
+        # Where requests go. Replaced once, by `divert`, attribute by attribute: a request of
+        # another thread may use old and new ones, which both know the process's own account.
         self._record = record
         self._check = check
         self.enter = enter
         self.leave = leave
         self.tools = tools
+        # What is learnt from answers, for the requests to come. Kept in a forked child.
         self.stream_usage = StreamUsage(inject_stream_usage)
         self._gate = request_gate
         self._max_output_tokens = max_output_tokens
@@ -108,27 +115,35 @@ class Instrumentation:
         self.limits = OutputLimits()
         self.tiers = AnsweredTiers()
         self._local = LocalHosts(price_local)
-        # Loaded late: it knows every vendor's request format.
+        # A module that is slow to load, since it knows every vendor's request format. Loaded by a
+        # timer of the background loop, or by the first request if that is earlier.
         self._bounds: ModuleType | None = None
         # Answers that ended at a limit that was put in; counted while `reading` is held.
         self.cut_short = 0
-        # Errors in the observation itself; for tests and diagnosis.
+        # Errors in the observation itself, for tests and diagnosis: approximate, since threads
+        # count without a lock.
         self.failures = 0
+        # Answers that wait to be parsed, and work that waits to be polled. Both hold money.
         self._unread = unread or UnreadAnswers()
         self.later = self._unread.later = LaterWork(self._ended_later)
-        # Calls that are not over; any thread adds and discards.
+        # Calls that are not over. Any thread adds and removes; each is one atomic operation. The
+        # removal decides who ends a call: in a forked child, which has a set of its own, none of
+        # the parent's calls is in it.
         self._open: set[ObservedCall] = set()
+        # Held while an answer is parsed and settled, which changes its event and `cut_short`.
         # Re-entrant: a signal handler may read the hosts while its thread reads an answer.
         self.reading = threading.RLock()
         # WebSockets, each dropped with its connection.
         self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
         # Hosts whose answers held no usage; a dict for its order.
         self._unseen: dict[str, None] = {}
-        # Hosts that the gateway was told of.
+        # Hosts that were reported to the gateway as unmetered; each is reported once.
         self._reported: dict[str, None] = {}
         self.unseen = UnseenRequests()
+        # Raises for a request that cannot be metered; None lets it go out. `guard run` and the
+        # proxy set it.
         self.refuse_unseen: Callable[[str, Scope], None] | None = None
-        # The newest responses by vendor and id, to recognise one that is polled again.
+        # The newest responses by caller with vendor and by id, the oldest first.
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def divert(
@@ -141,16 +156,16 @@ class Instrumentation:
         tools: ToolGate,
         request_gate: RequestGate | None,
     ) -> None:
-        """Give all that is seen from now on to others; the arguments are those of the class."""
+        """Replace what takes and decides everything from here on; arguments as for the class."""
         self._record, self._check, self._gate = record, check, request_gate
         self.enter, self.leave, self.tools = enter, leave, tools
 
     def prepare(self) -> None:
-        """Load what :meth:`install` needs, while the caller has to wait for something else."""
+        """Load the modules that :meth:`install` needs; called while ``init`` awaits the gateway."""
         patching.prepare()
 
     def load_bounds(self) -> ModuleType:
-        """Load what bounds a request. In a program that has the time, before its first request."""
+        """Load the module that bounds requests; on the background loop, or by the first request."""
         with held_forks():  # a child would keep the half of it that is loaded
             from guard.core import bounds
         self._bounds = bounds
@@ -161,13 +176,13 @@ class Instrumentation:
         patching.install(self)
 
     def look(self) -> None:
-        """Put back the hooks that other code has taken out; cheap where there is none."""
+        """Put back the hooks that other code has taken out; cheap if there are none."""
         patching.look()
         for package in self.unhooked_tools():
             self.unseen.note_framework(package)
 
     def restored_hooks(self) -> tuple[str, ...]:
-        """Return the methods of clients that other code had set back, hooked again since."""
+        """Return the methods of clients that other code had replaced, hooked again since."""
         return patching.restored()
 
     def unhooked_clients(self) -> tuple[str, ...]:
@@ -184,8 +199,12 @@ class Instrumentation:
         self._unread.read()
 
     def close(self) -> None:
-        """Remove the hooks, and record what calls that are still open have used so far."""
-        self.look()
+        """Remove the hooks, and record what calls that are still open have used so far.
+
+        In this order: no call begins after :meth:`uninstall`, an abandoned call adds an unread
+        answer, and an answer that is read may add later work.
+        """
+        self.look()  # a last time, so that the status names what was taken out
         self.uninstall()
         for call in list(self._open):
             call.abandon()
@@ -195,7 +214,11 @@ class Instrumentation:
         self.later.expire(math.inf)
 
     def wait_for_answers(self, timeout_s: float) -> None:
-        """Wait for the calls of other threads; those of this one cannot end meanwhile."""
+        """Wait for the calls of other threads; those of this one cannot end meanwhile.
+
+        Called by SIGTERM's handler. So it polls, and takes no lock that the interrupted code may
+        hold.
+        """
         own, ends_s = threading.get_ident(), time.monotonic() + timeout_s
         while time.monotonic() < ends_s:
             if all(call.thread == own for call in list(self._open)):
@@ -203,7 +226,11 @@ class Instrumentation:
             time.sleep(_POLL_S)
 
     def after_fork(self) -> None:
-        """Start afresh in a forked child: the parent reads the responses it has received."""
+        """Start afresh in a forked child: the parent records its own calls.
+
+        The child has one thread. Locks are replaced, since another thread of the parent's may have
+        held them at the fork.
+        """
         self.unseen.after_fork()
         self._unread.after_fork()
         self.later.after_fork()
@@ -233,12 +260,13 @@ class Instrumentation:
             method: the HTTP method, in upper case.
             host, path: of the URL.
             body: returns the request's body; called only when needed.
-            replace: gives the request another body; tells whether that was possible.
+            replace: gives the request another body; returns whether that was possible.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
             Refusal: it is paused or its budget is exhausted.
         """
+        # First what costs least: most requests of a program are not for an LLM.
         endpoint = find_endpoint(method, host, path)
         if endpoint is None:
             return None
@@ -250,6 +278,7 @@ class Instrumentation:
             self.unseen.note(host, path, _UNPRICED)
             self._report_unseen(host, _UNPRICED)
         scope = current_scope.get()
+        # Before the check, so that a refusal has a span too.
         span = RequestSpan.begin(endpoint, host, path, scope) if endpoint.asks else None
         try:
             observed = endpoint.asks and bool(self._check(scope))
@@ -261,6 +290,7 @@ class Instrumentation:
             raise
         if span is not None and observed:
             span.decision = "observed"
+        # From here on every end of the call is recorded, or returns its money.
         self._open.add(call)
         return call
 
@@ -273,11 +303,13 @@ class Instrumentation:
         *,
         observed: bool,
     ) -> None:
-        """Cover a request that may go out, and read what it says of tools.
+        """Cover a request that may go out, and name the unchecked tools whose results it sends.
 
         Raises:
             Refusal: refused.
         """
+        # Here and not only on the background loop: between two of its looks, a client that was
+        # just patched over could send any number of requests unseen.
         if call.started_s >= patching.next_look_s:
             patching.look()
         if call.endpoint.asks:
@@ -295,15 +327,18 @@ class Instrumentation:
         body: Callable[[], bytes],
         replace: Callable[[bytes], bool] | None,
     ) -> None:
-        """Set money aside for a request, or find that the gateway must be asked.
+        """Set money aside for a request, or leave it ``uncovered`` for the gateway to decide.
 
         Raises:
             Refusal: refused.
         """
+        # 1. The output limit to put in: the innermost option, else the setting.
         endpoint, content, tokens = call.endpoint, body(), self._max_output_tokens
         options = call.scope.options
         if options is not None and options.max_output_tokens is not None:
             tokens = options.max_output_tokens
+        # 2. What the request can cost at most. Answers may have shown that its tier is dearer, or
+        #    its host one's own.
         bounds = self._bounds or self.load_bounds()
         bound = bounds.bound_of(endpoint.format, path, content, self.ratios)
         is_known = endpoint.certain or (bound.model is not None and not endpoint.is_unlisted)
@@ -312,15 +347,18 @@ class Instrumentation:
         bound = self.tiers.bounded(call.host, bound)
         if endpoint.is_local and self._local.are_free(call.host):
             bound = structs.replace(bound, local=True)
+        # 3. Put the limit in, where the request has none; then it can cost less.
         if tokens is not None and replace is not None and bound.output_tokens is None:
             put = self.limits.put(endpoint.format, call.host, path, bound.model, content, tokens)
             if put is not None and replace(put.body):
                 call.limited_body = put
                 limit = bounds.bound_of(endpoint.format, path, put.body, self.ratios)
                 bound = structs.replace(limit, local=bound.local, terms=bound.terms)
+        # 4. Cover it from a lease. If the lease has too little left, read the answers that wait:
+        #    until then each holds its bound, which is mostly far more than it cost.
         bound = gate.counted(call.scope, bound, path, content)
         call.cover(gate, bound, replace)
-        if call.uncovered and self._unread.calls:  # they hold more than they cost
+        if call.uncovered and self._unread.calls:
             self._unread.read()
             call.cover(gate, bound, replace)
 
@@ -355,7 +393,7 @@ class Instrumentation:
             self.failed(exc)
 
     def unmetered(self, host: str, path: str, why: str) -> None:
-        """Name an LLM request that can be neither held nor metered.
+        """Report an LLM request that can be neither held nor metered.
 
         Raises:
             Refusal: such requests are refused here.
@@ -368,7 +406,7 @@ class Instrumentation:
             )
 
     def _report_unseen(self, host: str, why: str) -> None:
-        """Tell the gateway of a host that is not metered, once; it can alert its operators."""
+        """Report a host that is not metered to the gateway, once; it can alert its operators."""
         if host in self._reported or len(self._reported) >= _UNSEEN_HOSTS_MAX:
             return
         self._reported[host] = None
@@ -392,13 +430,14 @@ class Instrumentation:
     def ended(self, call: ObservedCall) -> None:
         """Record a call that has ended; never raises.
 
-        Its response is parsed on the background loop, when its event is made: many are parsed at
-        once there, and no caller waits. A large one, or one above the limit, is parsed here, and
-        one of another model than was asked for: the next request may not count by its price.
+        Its response is parsed on the background loop, when its event is made: no caller waits.
+        Three kinds are parsed here, on the caller's thread: a large one; all of them when too many
+        wait; and one of another model than was asked for, whose price may differ from the one that
+        the next request would be held by.
         """
         try:
             self._open.remove(call)
-        except KeyError:  # the parent's, in a forked child, which collects its copy
+        except KeyError:  # the parent's call, in a forked child that drops its copy of the stream
             return
         # An error in here must not reach the user's request, but its money must not stay held.
         try:
@@ -414,27 +453,30 @@ class Instrumentation:
                 local=endpoint.is_local and self._is_own(call),
                 digest=None if call.bound is None else call.bound.digest or None,
             )
-            # An answer of several models becomes several events, so it is read at once.
+            # 1. A small answer is recorded unread. Its event goes into the buffer first: an answer
+            #    in `unread` may be read, and its money be free, at any moment. An answer of
+            #    several models (`condense`) becomes several events, so it is read at once.
             if endpoint.asks and call.is_small and endpoint.condense is None:
                 self._record("llm", payload, call.scope)
                 unread = self._unread.calls
                 unread.append(payload)
                 if len(unread) >= _UNREAD_MAX or call.names_another:
                     self._unread.read()
+            # 2. Read at once, and there is something to report.
             elif usage_of(payload) is not None:
                 self._record("llm", payload, call.scope)
+            # 3. Nothing to report: its place in the journal would be charged if the process died.
             elif payload.entry is not None:
                 payload.entry.clear()
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
             if call.hold is not None:
-                call.hold.keep()
+                call.hold.keep()  # the vendor has answered: in doubt all of it is spent
 
     def _is_own(self, call: ObservedCall) -> bool:
-        """Tell whether a local address has answered by a model of one's own.
+        """Return whether a local address has answered with a model that costs nothing.
 
-        What was asked for may have had a price. By whatever name such a model answers, it is not
-        free.
+        A request that was held at a price stays priced, whatever model name the answer has.
         """
         is_priced = call.hold is not None and bool(call.hold.cost_at_most(_MANY, _MANY))
         return self._local.answered(call.host, call.header) and not is_priced
@@ -448,17 +490,24 @@ class Instrumentation:
         return True
 
     def tried(self, lost: ObservedCall) -> None:
-        """Note an earlier try of a call, which ends at once."""
+        """Register the copy of a call that stands for an earlier try; the copy ends at once."""
         self._open.add(lost)
 
     def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
-        """Return the usage to record; None if there is none or it was recorded before."""
+        """Return the usage to record; None if there is none or it was recorded before.
+
+        Called with ``reading`` held.
+        """
+        # 1. The answer holds none. Only a complete one of an LLM for certain is worth a warning.
         if usage is None:
             if call.endpoint.certain and call.is_complete:
                 self.usage_unseen(call.host, is_held=call.reservation_id is not None)
             return None
+        # 2. Its work is not finished.
         if usage.later:
             return None
+        # 3. It repeats a response: a poll of work that this process has begun, or of one that was
+        #    recorded before, or an answer from a cache.
         usage = _as_taken(usage)
         if usage.response_id is not None:
             # Vendors reuse ids, so two requests are two calls; only polls and caches repeat a
@@ -469,6 +518,7 @@ class Instrumentation:
             known = self._remember(key)
             if known and again:
                 return None
+        # 4. It is new. What other models have contributed becomes events of their own.
         for other in usage.others:
             more = InstrumentedCall(
                 call.endpoint.format.provider,
@@ -481,33 +531,37 @@ class Instrumentation:
         return usage
 
     def _is_settled(self, key: tuple[str, str], usage: Usage) -> bool:
-        """Settle the work that a poll has named; False where its usage is to be recorded."""
-        self._unread.read()  # the answer that has begun it may wait there
+        """Settle the work that a poll has named; False if the poll's usage is to be recorded."""
+        self._unread.read()  # the answer that began the work may still wait there
         if not usage.estimated:
             return self.later.end(key, usage)
-        if usage.estimate is not None:  # it has ended, and does not say what it used
+        if usage.estimate is not None:  # it has ended without a usage: charged its bound
             self.later.end(key, None)
-        return True  # its stream was left, or its request is charged
+        # An estimate is no reason to charge again: the request itself is charged, or still held.
+        return True
 
     def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
-        """Hold what a call has begun until a poll names its response."""
+        """Keep the hold of unfinished work until a poll names its response."""
         at_most, hold = _as_taken(replaced(at_most, later=False)), call.hold
         assert hold is not None
         assert at_most.response_id is not None
-        # The record of the call itself has nothing to say, and does not clear its place.
+        # The work takes the event's usage and its place in the journal along. The call's own record
+        # becomes empty: it is not sent, and does not clear the place, so that the work is charged
+        # if this process dies before the poll.
         whole = structs.replace(event, answer=None, usage=None)
         event.entry = event.usage = None
         work = Work(whole, call.scope, hold, at_most, call.started_s)
         self.later.add(_key_of(event.provider, at_most.response_id, call.scope), work)
 
     def _ended_later(self, event: InstrumentedCall, scope: Scope) -> None:
+        # Remembered, so that a second poll of the same response is not recorded.
         if event.usage is not None and event.usage.response_id is not None:
             self._remember(_key_of(event.provider, event.usage.response_id, scope))
         self.session_used(event, scope)
 
     def ratio_rose(self, model: str | None) -> None:
-        """Hold more for the open requests of a model whose prompts have more tokens than known."""
-        for call in list(self._open):
+        """Hold more for open requests whose model turned out to make more tokens of a prompt."""
+        for call in list(self._open):  # a copy: other threads begin and end calls meanwhile
             bound, hold = call.bound, call.hold
             if bound is None or hold is None or bound.model != model or not bound.text_tokens:
                 continue
@@ -525,7 +579,7 @@ class Instrumentation:
         logger.debug("a response could not be observed", exc_info=exc)
 
     def _remember(self, response: tuple[str, str]) -> bool:
-        """Remember a response; tell whether it was already known."""
+        """Remember a response; return whether it was known already."""
         if response in self._responses:
             return True
         self._responses[response] = None
@@ -536,13 +590,13 @@ class Instrumentation:
 
 
 def _key_of(provider: str, response_id: str, scope: Scope) -> tuple[str, str]:
-    """Return the key of a response: of another caller it is another one."""
+    """Return the key of a response; each caller has responses of its own."""
     caller = scope.caller
     return provider if caller is None else f"{caller.identity} {provider}", response_id
 
 
 def _as_taken(usage: Usage) -> Usage:
-    """Return usage with the vendor's words as the protocol takes them: else its event is lost."""
+    """Return usage whose texts fit the protocol: the gateway would refuse the event otherwise."""
     model, tier = usage.model and fitted(usage.model), usage.service_tier
     tier = tier and fitted(tier)
     response_id = usage.response_id

@@ -1,10 +1,10 @@
-"""Lets a kill reach a request that runs outside any protected body.
+"""Lets a kill stop a request that runs outside any protected body.
 
 A protected body is stopped together with the request that it waits for. A task that is not
 awaited, one behind ``asyncio.shield`` and a function in ``asyncio.to_thread`` belong to the
-workflow too, but only by their context: there a kill stops the request itself, while its answer
-is awaited, and for an LLM until the last byte of the answer. In a ``workflow`` without any
-protected call this applies to LLM requests only.
+workflow too, but only by their context. There a kill stops the request itself while its answer is
+awaited; an LLM request, until the last byte of the answer. In a ``workflow`` without any protected
+call this applies to LLM requests only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class InterruptibleRequest(Protocol):
     """A request that a kill can stop."""
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """The request ended; return the exception to raise instead of ``exc``, or None."""
+        """End the request; return the exception to raise instead of ``exc``, or None."""
 
 
 def llm_request(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -43,6 +43,9 @@ def llm_request_async(
 ) -> Awaitable[Any]:
     """Return an awaitable that sends an LLM request or reads its answer; await it at once.
 
+    Not a coroutine function: where no kill has to reach the request, the caller gets the client's
+    own awaitable, without a frame in between.
+
     Raises (here, or when awaited):
         WorkflowKilledInterrupt: the workflow was killed, meanwhile or before.
     """
@@ -50,7 +53,7 @@ def llm_request_async(
 
 
 def other_request(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function that sends any other request; one that starts after the kill may run.
+    """Call a function that sends any other request; one that starts after a kill may run.
 
     Raises:
         WorkflowKilledInterrupt: the workflow was killed meanwhile.
@@ -70,17 +73,21 @@ def other_request_async(
 
 
 def chunks_of(stream: Iterable[Any]) -> Iterable[Any]:
-    """Return a stream whose reader a kill stops; ``stream`` itself if a kill stops the body."""
+    """Return a stream whose reader a kill stops; ``stream`` itself where none has to."""
     return Chunks(stream) if _needed(sys._getframe()) else stream
 
 
 def chunks_of_async(stream: AsyncIterable[Any]) -> AsyncIterable[Any]:
-    """Return a stream whose reader a kill stops; ``stream`` itself if a kill stops the body."""
+    """Return a stream whose reader a kill stops; ``stream`` itself where none has to."""
     return AsyncChunks(stream) if _needed(None) else stream
 
 
 class Chunks:
-    """The chunks of a blocking stream."""
+    """The chunks of a blocking stream.
+
+    Each read is registered by itself: between two reads the reader's own code runs, which a kill
+    must not stop by way of this request.
+    """
 
     __slots__ = ("_chunks",)
 
@@ -116,7 +123,7 @@ def _needed(frame: FrameType | None) -> bool:
     observer = patching.active()
     if observer is None:
         return False
-    # Entered once to find out: the answer is the same for every chunk of the stream.
+    # Registered and removed at once, to find out: the result is the same for every chunk.
     request = observer.enter(frame, True)
     if request is None:
         return False
@@ -134,9 +141,10 @@ def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> A
         return function(*args, **options)
     try:
         result = function(*args, **options)
-        request.end(None)
+        request.end(None)  # in here: it raises a kill that has come too late for `function`
         return result
     except BaseException as exc:
+        # A kill of this request becomes the public interrupt; any other error stays.
         error = request.end(exc)
         if error is None or error is exc:
             raise
@@ -146,7 +154,10 @@ def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> A
 
 
 def _note_sent(llm: bool) -> None:
-    """The request is about to be handed to the client: no kill has stopped it."""
+    """Note when the request is handed to the client; after :meth:`enter`, which may raise a kill.
+
+    Each chunk of a stream would note it again, but ``call_being_sent`` is None by then.
+    """
     call = call_being_sent() if llm else None
     if call is not None:
         call.sent_s = time.monotonic()
@@ -156,6 +167,7 @@ def _await(
     llm: bool, function: Callable[..., Awaitable[Any]], args: Any, options: Any
 ) -> Awaitable[Any]:
     observer = patching.active()
+    # Before the coroutine is made: if a kill raises here, none is left that is never awaited.
     request = None if observer is None else observer.enter(None, llm)
     _note_sent(llm)
     if observer is None or request is None:
@@ -168,6 +180,7 @@ async def _awaited(
 ) -> Any:
     try:
         result = await answer
+    # A kill has cancelled this task: the cancellation becomes the public interrupt.
     except BaseException as exc:
         error = request.end(exc)
         if error is None or error is exc:

@@ -1,6 +1,6 @@
-"""Work that goes on after its answer: OpenAI's background responses and runs of threads.
+"""Work that continues after its answer: OpenAI's background responses and runs of threads.
 
-The vendor bills it whether or not anybody asks for its result. So its money stays set aside, and
+The vendor bills it whether or not its result is ever fetched. So its money stays set aside, and
 its place in the journal stays open, until a poll says what it cost.
 """
 
@@ -20,24 +20,24 @@ from guard.instrumentation.request_gate import RequestCover
 from guard.scope.scope import Scope
 
 WORKS_MAX: Final = 1000
-"""How many are held; the oldest is charged its bound when there are more."""
+"""How many pieces of work are held; the oldest is charged its bound when there are more."""
 
 AGE_MAX_S: Final = 3600.0
-"""After so long without a poll it is charged its bound. OpenAI's longest jobs take tens of minutes
-(https://platform.openai.com/docs/guides/deep-research), and a run expires after ten."""
+"""Seconds after which work without a poll is charged its bound. OpenAI's longest jobs take tens of
+minutes (https://platform.openai.com/docs/guides/deep-research), and a run expires after ten."""
 
 Key = tuple[str, str]
-"""A vendor, and its id of a response."""
+"""A vendor, with its caller if there is one, and its id of a response."""
 
 
 class Work(Struct, frozen=True, eq=False):
-    """A request whose work goes on.
+    """A request whose work is not finished.
 
     Attributes:
-        call: its event without its usage.
-        scope: that it was made in.
+        call: its event, still without its usage.
+        scope: in which it was made.
         hold: the money set aside for it.
-        at_most: what it can have used.
+        at_most: the most that it can use.
         started_s: when it was made, by the monotonic clock.
     """
 
@@ -49,13 +49,17 @@ class Work(Struct, frozen=True, eq=False):
 
 
 class LaterWork:
-    """The work of this process that goes on. Any thread.
+    """The unfinished work of this process. Any thread.
+
+    A piece of work ends once: whichever thread removes it from ``works``, under the lock, charges
+    it. The charge runs outside of the lock, because it records an event and returns money.
 
     Args:
-        record: takes the event and the scope of what has ended; never raises.
+        record: takes the event and the scope of work that has ended; never raises.
 
     Attributes:
-        works: by vendor and id, the oldest first; several where a run has several steps.
+        works: by vendor and id, the oldest first; several where a run has several steps. Changed
+            under the lock; read without it to see whether there is any.
     """
 
     def __init__(self, record: Callable[[InstrumentedCall, Scope], None]) -> None:
@@ -63,7 +67,7 @@ class LaterWork:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Forget the parent's: it polls what it has begun."""
+        """Forget the parent's work: the parent polls what it has begun."""
         # Re-entrant: a signal handler may read an answer while its thread does.
         self._lock = threading.RLock()
         self.works: dict[Key, list[Work]] = {}
@@ -73,18 +77,21 @@ class LaterWork:
         with self._lock:
             self.works.setdefault(key, []).append(work)
             oldest = next(iter(self.works)) if len(self.works) > WORKS_MAX else None
-        self.end(oldest, None)
+        self.end(oldest, None)  # None if there is room
 
     def end(self, key: Key | None, usage: Usage | None) -> bool:
-        """Charge a piece of work, and return the rest of what was set aside for it.
+        """Charge a piece of work, and return the rest of its money.
 
         Args:
-            key: its vendor and id.
-            usage: of all its steps; None when it does not say: then each costs its bound.
+            key: its vendor and id; None for none.
+            usage: of all its steps together; None when it is not known: then each step costs its
+                bound.
 
         Returns:
-            Whether it was held here.
+            Whether the work was held here.
         """
+        # Only the thread that removes the work charges it: a poll, the timer and the process's end
+        # may come at once.
         with self._lock:
             works = None if key is None else self.works.pop(key, None)
         if works is None:
@@ -95,13 +102,19 @@ class LaterWork:
             elif number == 0:
                 fees = work.at_most.fees if usage.fees is None else usage.fees
                 self._charge(work, replaced(usage, fees=fees))
-            else:  # the usage of the first is that of all
+            else:  # paid with the first
                 work.hold.give_back()
         return True
 
     def expire(self, now_s: float) -> None:
-        """Charge what is too old its bound."""
+        """Charge the work that is too old its bound; on the background loop, and at the end.
+
+        Args:
+            now_s: by the monotonic clock; infinite to charge all of it.
+        """
         while self.works:
+            # One at a time, so that the lock is free while events are recorded. The oldest is
+            # first: if it is young enough, all are.
             with self._lock:
                 key = next(iter(self.works), None)
                 if key is None or now_s - self.works[key][0].started_s < AGE_MAX_S:

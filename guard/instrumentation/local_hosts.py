@@ -1,4 +1,4 @@
-"""Local addresses: a model of one's own is free there, what a proxy passes on is not."""
+"""Local addresses: the user's own model is free there, a paid model behind a local proxy is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ https://docs.litellm.ai/docs/proxy/response_headers, Portkey, Helicone, Kong, Cl
 
 
 class LocalHosts:
-    """Which local hosts are taken for models of one's own. Thread-safe.
+    """Decides which local hosts serve the user's own models. Thread-safe.
 
     Args:
         price_local: whether all of them are priced like other hosts.
@@ -23,15 +23,15 @@ class LocalHosts:
 
     def __init__(self, price_local: bool) -> None:
         self._price_local = price_local
-        # Hosts whose answers are a proxy's, on whatever port: `add` is atomic.
+        # Hosts, without their port, that have answered as a proxy. Only grows; `add` is atomic.
         self._proxies: set[str] = set()
 
     def are_free(self, host: str) -> bool:
-        """Tell whether a model without a known price is free at a local host."""
+        """Return whether a model without a known price is free at a local host."""
         return not self._price_local and host not in self._proxies
 
     def answered(self, host: str, header: Callable[[str], str | None]) -> bool:
-        """Tell the same when an answer has come, which may show that it is a proxy's.
+        """Return the same after an answer, which may show that the host is a proxy.
 
         Args:
             host: the local host.

@@ -40,12 +40,17 @@ from guard.instrumentation.tool_watch import ToolGate, ToolWatch
 from guard.scope.scope import Scope
 
 _SMALL_BYTES: Final = 64 * 1024
+"""The largest whole answer that waits unread: a larger one is parsed and freed at once."""
+
 _HEAD_BYTES: Final = 1024
+"""How much of an answer is searched for the model's name, which vendors write at the beginning."""
+
 _REFUSALS: Final = (400, 422)
+"""Statuses by which vendors refuse a parameter of the request."""
 
 
 class CallReports(Lessons, Protocol):
-    """What an observed call reports to; an ``AnswerReports`` of such calls as well."""
+    """What an observed call reports to. Also an ``AnswerReports`` of such calls."""
 
     reading: threading.RLock
     """Held while an answer is read, so that two threads do not read it at once."""
@@ -66,13 +71,13 @@ class CallReports(Lessons, Protocol):
         """Forget a call that ends without anything to record; False if it is another process's."""
 
     def tried(self, lost: ObservedCall) -> None:
-        """Note an earlier try of a call, which ends at once."""
+        """Register the copy of a call that stands for an earlier try; the copy ends at once."""
 
     def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
         """Return the usage to record; None if there is none or it was recorded before."""
 
     def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
-        """Hold what a call has begun until a poll names its response."""
+        """Keep the hold of unfinished work until a poll names its response."""
 
     def failed(self, exc: Exception) -> None:
         """Count an error in the observation."""
@@ -86,6 +91,11 @@ class ObservedCall:
     when the stream ends, breaks or is abandoned. Only the first end counts. The caller does not
     wait for the response to be parsed: :meth:`read` does that later, on another thread.
 
+    The thread or task that makes the request writes all attributes until the call ends. Then
+    whichever thread reads the answer uses them, under ``reports.reading``. Three things may come
+    from another thread before the end: :meth:`abandon` at shutdown, what the hold grants to a
+    stream (``hold.output_tokens``), and the end of a stream that the garbage collector drops.
+
     Args:
         reports: takes what is found.
         endpoint: the endpoint that the URL belongs to.
@@ -96,25 +106,28 @@ class ObservedCall:
 
     Attributes:
         started_s: when it was made, by the monotonic clock.
-        thread: that made it.
-        sent_s: when it was handed to the client; None before.
+        thread: identity of the thread that made it.
+        sent_s: when it was last handed to the client; None before. A call without it has cost
+            nothing, whatever ends it.
         ended_s: when its answer, or the wait for it, was over.
         ending: how it ended.
         status: of its answer; None while there is none.
         recording: the recorded part of the stream that is being read.
         filter: removes the usage chunk from a stream whose caller did not ask for it.
         limited_body: the limit on the output that guard has put into it; None without one.
-        unsent: whether nothing of it has left this process yet; None where that is not known.
-        tried: the status by which a try below the client was answered; 0 while it is not, None
-            before the first.
+        unsent: true while nothing of it has left this process, false once some of it has; None
+            while that is not known.
+        tried: what the transport below the client got for its newest try: None before the first
+            try, 0 while a try is unanswered, else the status.
         bound: what it can cost at most; None where requests are not gated.
         hold: the money set aside for it; None until a lease or the gateway has given it.
         limited: whether its output was limited to what its money pays for.
         uncovered: whether the gateway must be asked first, by :meth:`ask` or :meth:`ask_async`.
-        watch: counts a stream that may outgrow its cover.
+        watch: counts the tokens of a stream that may outgrow its cover.
         tool_watch: checks the tools that the answer asks for; None where no rule applies.
     """
 
+    # Slots: a program may hold thousands of open calls. `_lose` relies on `copy.copy` of them.
     __slots__ = (
         "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_is_read", "_path",
         "_plain", "_replace", "_reports", "_span", "bound", "ended_s", "ending", "endpoint",
@@ -140,17 +153,20 @@ class ObservedCall:
         self.started_s = self.ended_s = time.monotonic()
         self.sent_s: float | None = None
         self.thread = threading.get_ident()
+        # Meaningless until `_done`; the value that costs most, in case an error comes before.
         self.ending = Ending.LOST
         self.status: int | None = None
         self.filter: UsageChunkFilter | None = None
         self.unsent: bool | None = None
         self.tried: int | None = None
         self._gate: RequestGate | None = None
-        # Gives the request another body; None where that cannot be.
+        # Gives the request another body, and returns whether it could; None where nothing can.
         self._replace: Callable[[bytes], bool] | None = None
-        # Its body before usage was asked for.
+        # The body as it was before `include_usage` was put into it, but with its output limit;
+        # None unless usage is asked for.
         self._plain: bytes | None = None
-        # Called when the vendor has taken what was changed back: it refused what was there before.
+        # Called when a request that was changed back succeeds. Only then is it certain that the
+        # vendor's refusal was about the change, and the change is not tried again.
         self._if_taken: tuple[Callable[[], None], ...] = ()
         self.limited_body: LimitedBody | None = None
         self.bound: RequestBound | None = None
@@ -161,14 +177,17 @@ class ObservedCall:
         self.tool_watch: ToolWatch | None = None
         self._path = path
         self._body = body
-        # Reads the response's headers; set with the response.
+        # Reads the response's headers; set when the response arrives.
         self._header: Callable[[str], str | None] = _no_header
-        # The response, or the recorded part of its stream, once it is over.
+        # The response, or the recorded part of its stream; None until it is over. A stream's
+        # recording moves here from `recording` at its end, so only one of the two is set.
         self._content: bytes | Recording | None = None
         self.recording: Recording | None = None
-        # Whether somebody has begun to read its stream.
+        # Whether a chunk of its stream has passed through `feed`.
         self._is_read = False
-        # Whether one of its ends came: a response, an error, a dropped stream. The first counts.
+        # Whether an end has come: a response, an error, a dropped stream. The first one counts,
+        # the others return without effect. Tested and set without a lock: the transports end a
+        # call on the thread that reads its answer.
         self._done = False
 
     # -- the request --------------------------------------------------------------------------
@@ -179,12 +198,12 @@ class ObservedCall:
         bound: RequestBound,
         replace: Callable[[bytes], bool] | None = None,
     ) -> None:
-        """Set money aside from a lease; ``uncovered`` says when the gateway must be asked.
+        """Set money aside from a lease; sets ``uncovered`` if the gateway must be asked instead.
 
         Args:
-            gate: sets it aside.
+            gate: sets the money aside.
             bound: what the request can cost at most.
-            replace: gives the request another body; tells whether that was possible.
+            replace: gives the request another body; returns whether that was possible.
         """
         self._gate, self.bound, self._replace = gate, bound, replace
         self.hold = gate.hold(self.scope, bound)
@@ -200,12 +219,12 @@ class ObservedCall:
         try:
             if self._gate is not None and self.bound is not None:
                 self.hold = self._gate.ask(self.scope, self._bound_to_ask(), self._limit)
-        except BaseException:
+        except BaseException:  # also Ctrl-C or a kill while it waits: the request is not sent
             self.dropped()
             raise
 
     async def ask_async(self) -> None:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        """Like :meth:`ask`, without blocking the caller's loop."""
         try:
             if self._gate is not None and self.bound is not None:
                 bound = self._bound_to_ask()
@@ -215,7 +234,10 @@ class ObservedCall:
             raise
 
     def asking_for_usage(self) -> bytes | None:
-        """Return the body that asks a stream for its usage; None when it is not to be changed."""
+        """Return the body that asks a stream for its usage; None to leave the body as it is.
+
+        Called after the output limit was put in: ``_plain`` has to keep the limit.
+        """
         bound = self.bound
         if bound is not None and not bound.streams and bound.input_tokens is not None:
             return None  # its body was read, and asks for no stream
@@ -231,20 +253,27 @@ class ObservedCall:
         return found[0]
 
     def is_doubted(self, status: int | None) -> bool:
-        """Tell whether a refusal may be about what guard has changed in the request."""
+        """Return whether a refusal may be about what guard has changed in the request."""
         changed = self.filter is not None or self.limited_body is not None
         return changed and status in _REFUSALS
 
     def changed_back(self, answer: bytes) -> bytes | None:
-        """Return the body to send once more after such a refusal; None to let it be.
+        """Return the body to send once more after such a refusal; None to accept the refusal.
+
+        The loop in the transport ends: the filter is taken out once, and ``LimitedBody.again``
+        returns a finite number of bodies.
 
         Args:
-            answer: what the vendor said; empty when nobody has read that.
+            answer: body of the refusal; empty when it was not read.
         """
         limited, usage = self.limited_body, self.filter
+        # In each case below the next body is without `include_usage`, so nothing is to be hidden.
         self.filter = None
-        self.unsent = None  # what has left was refused
-        # Where nobody has read why, the option is taken back first: more endpoints refuse that.
+        # What has left was refused, and cost nothing: a failure of the next try is judged afresh.
+        self.unsent = None
+        # 1. The output limit: a smaller one, or its other name. If the reason for the refusal was
+        #    not read, both changes are suspects, and the option is removed first (case 2): more
+        #    endpoints refuse that.
         if limited is not None and (answer or usage is None):
             changed = limited.again(answer)
             if changed is not None:
@@ -252,13 +281,20 @@ class ObservedCall:
                 self._if_taken = (*(self._if_taken if answer else ()), changed.is_taken)
                 self._note_limit(changed.tokens)
                 return changed.body
+        # 2. The option that asks for usage is removed.
+        # 3. Neither was changed, or the refusal is about something else.
         if usage is None:
             return None
         self._if_taken += (usage.is_refused,)
         return self._plain
 
     def _bound_to_ask(self) -> RequestBound:
-        """Return the bound; where the body cannot be replaced, no limit can be put in."""
+        """Return the bound for the question to the gateway.
+
+        A bound with ``least_output`` lets the gateway answer with a smaller output limit. That is
+        offered only if the body can be replaced, which is tried with the body itself: it is too
+        late to find out when the money for the smaller answer is set aside.
+        """
         bound, replace = self.bound, self._replace
         assert bound is not None
         if bound.least_output is not None and (replace is None or not replace(self._body())):
@@ -266,7 +302,11 @@ class ObservedCall:
         return bound
 
     def _limit(self, output_tokens: int) -> bool:
-        """Limit the answers to what their money pays for; tells whether that was possible."""
+        """Limit the answers to what their money pays for; return whether that was possible.
+
+        Args:
+            output_tokens: of all answers together, with ``beside_output``.
+        """
         bound, replace = self.bound, self._replace
         assert bound is not None
         each = (output_tokens - bound.beside_output) // bound.answers
@@ -282,7 +322,7 @@ class ObservedCall:
         return True
 
     def _note_limit(self, each: int) -> None:
-        """Note that each answer has no more than so many tokens."""
+        """Lower the bound: each answer has at most ``each`` tokens."""
         bound = self.bound
         if bound is not None and bound.output_tokens is not None:
             most = min(bound.output_tokens, each * bound.answers + bound.beside_output)
@@ -293,9 +333,10 @@ class ObservedCall:
         return Sending(self)
 
     def is_sent_by(self, path: str, body: Callable[[], bytes]) -> bool:
-        """Tell whether another request is this one, seen at a lower transport (httpx over aiohttp).
+        """Return whether another request is this one, seen at a lower transport.
 
-        A client may rewrite the host on the way, but not the path or the body.
+        Such as with httpx over aiohttp. A client may rewrite the host on the way, but not the path
+        or the body. An empty body is a stream that cannot be compared; then the path decides.
         """
         if path != self._path:
             return False
@@ -303,10 +344,11 @@ class ObservedCall:
         return not content or content == self._body()
 
     def unanswered(self, exc: BaseException) -> None:
-        """The client raised instead of answering. The vendor may have worked, and bills that."""
+        """End the call because the client raised; the vendor may have worked, and bill that."""
         if self._done:
             return
         self.status = status_of(exc)
+        # 1. There was a whole answer, and something raised after it: charge by the answer.
         answer = held_answer(exc)
         if answer is not None:  # a hook of the user's has raised, and may have read it before
             self.unsent = False
@@ -314,7 +356,9 @@ class ObservedCall:
             if content is not None and self.status is not None:
                 self.whole(self.status, answer.headers.get, content)
                 return
-        # Where nothing has watched the body leave, the exception's name may say so.
+        # 2. Nothing left, or the vendor refused: it costs nothing. Where no transport has watched
+        #    the body leave, the exception's class may say so.
+        # 3. Anything else is lost: it is charged its bound, because the vendor may bill it.
         unsent = never_left(exc) if self.unsent is None else self.unsent
         refused = self.status is not None and not may_be_billed(self.status)
         if self.sent_s is None or unsent or refused:
@@ -324,12 +368,12 @@ class ObservedCall:
 
     @property
     def has_lost_a_try(self) -> bool:
-        """Whether its last try has left, and the vendor may bill it although nobody reads it."""
+        """Whether its last try has left, and may be billed although its answer is not read."""
         tried = self.tried
         return tried is not None and not self.unsent and (not tried or may_be_billed(tried))
 
     def again(self) -> None:
-        """The client tries again by itself: the last try is lost, this one is held by itself.
+        """Begin another try of the client's own: the last try is lost, this one gets its own hold.
 
         Raises:
             Refusal: it may not go out.
@@ -340,15 +384,18 @@ class ObservedCall:
             self.ask()
 
     async def again_async(self) -> None:
-        """Like :meth:`again`; the caller's loop goes on meanwhile."""
+        """Like :meth:`again`, without blocking the caller's loop."""
         self._lose()
         if self.uncovered:
             await self.ask_async()
 
     def _lose(self) -> None:
+        """Charge the last try by a copy of this call, and cover the next one."""
+        # The copy takes the hold along, so that the lost try is charged by it. This object stays:
+        # the transports, the response and `nested_call` refer to it.
         lost = copy.copy(self)
         lost._span = None  # one span for all tries
-        self._reports.tried(lost)
+        self._reports.tried(lost)  # before its end: `ended` records only calls that are open
         lost._end(Ending.LOST)
         self.unsent = None
         if self._gate is not None and self.bound is not None:
@@ -357,7 +404,7 @@ class ObservedCall:
     # -- the response -------------------------------------------------------------------------
 
     def whole(self, status: int, header: Callable[[str], str | None], body: bytes) -> None:
-        """The whole response was read.
+        """End the call: the whole response was read.
 
         Args:
             status: HTTP status.
@@ -368,17 +415,18 @@ class ObservedCall:
             return
         self._header = header
         self._content = body
+        # The transport checks the tools after this: a refused answer is recorded all the same.
         self.tool_watch = self._tool_watch("")
         self._end(Ending.COMPLETE)
 
     def _answered(self, status: int) -> bool:
-        """Note the answer's status; False when there is no answer of a model behind it."""
+        """Note the answer's status; False, and the call has ended, if no model has answered."""
         self.status = status
         if status < 400:
             for is_taken in self._if_taken:
                 is_taken()
             return True
-        if may_be_billed(status):  # a proxy has lost the vendor
+        if may_be_billed(status):  # a proxy has lost its connection to the vendor
             self._end(Ending.LOST)
         else:
             self.dropped()
@@ -392,7 +440,7 @@ class ObservedCall:
 
     @property
     def reservation_id(self) -> str | None:
-        """What the call's event names; None without cover."""
+        """The lease or reservation that pays for it; None without cover."""
         return None if self.hold is None else self.hold.reservation_id
 
     def header(self, name: str) -> str | None:
@@ -420,7 +468,9 @@ class ObservedCall:
     def streaming(
         self, status: int, header: Callable[[str], str | None], encoding: str | None = None
     ) -> bool:
-        """The response is about to be read by the user; False when there is nothing to observe.
+        """Prepare for the user's reading of the response; False when there is nothing to observe.
+
+        May be called twice: urllib3 shows only with the first chunk whether it decodes the body.
 
         Args:
             status: HTTP status.
@@ -434,7 +484,9 @@ class ObservedCall:
         chosen = self._encoding if encoding is None else encoding
         self.recording = Recording(chosen, self.endpoint.condense)
         if self.filter is not None and encoding is None and self._encoding():
-            self.filter = None  # compressed although it was asked not to be
+            # Compressed although it was asked not to be: the usage chunk cannot be found, and is
+            # shown to the reader.
+            self.filter = None
         if self.hold is not None:
             encoded = chosen if isinstance(chosen, str) else chosen()
             self.watch = watch_of(self.hold, self.bound, self.scope, encoded)
@@ -445,29 +497,29 @@ class ObservedCall:
         """Record a chunk.
 
         Raises:
-            Refusal: the stream has outgrown its cover, and may not go on.
+            Refusal: the stream has outgrown its cover, and must stop.
         """
         if self.recording is not None:
             if not self._is_read:
                 self._is_read = True
-                open_streams.note(self)
+                open_streams.note(self)  # with the first chunk: in the reader's own context
             self.recording.feed(chunk)
         if self.watch is not None:
             try:
                 self.watch.feed(chunk)
-            except BaseException:
+            except BaseException:  # refused: the reader gets no more, and the transport closes it
                 self.finish(Ending.CLOSED)
                 raise
 
     def finish(self, ending: Ending) -> None:
-        """The stream is over: it reached its end, we have closed it, or it was lost."""
+        """End the call: its stream reached its end, was closed here, or was lost."""
         if self._done:
             return
         self._content, self.recording = self.recording, None
         self._end(ending)
 
     def dropped(self) -> None:
-        """There is nothing to record."""
+        """End the call without a record: it cost nothing. Its money goes back."""
         if not self._done:
             self._done = True
             self._forget()
@@ -475,12 +527,14 @@ class ObservedCall:
     def _forget(self) -> None:
         if self._span is not None:
             self._span.dropped(self)
+        # In a forked child the hold is the parent's: giving it back twice would free money that
+        # the parent's request is spending.
         is_ours = self._reports.forget(self)
         if self.hold is not None and is_ours:
             self.hold.give_back()
 
     def abandon(self) -> None:
-        """The process is ending: record what is known so far."""
+        """End the call because the process ends: record what is known so far. Any thread."""
         if self.sent_s is None or self.unsent:
             self.dropped()
         else:
@@ -496,7 +550,10 @@ class ObservedCall:
 
     @property
     def names_another(self) -> bool:
-        """Whether the unread answer names a model whose price is not what its hold counts by."""
+        """Whether the unread answer names a model that the hold's rates do not price.
+
+        Looks at the first bytes only, without parsing: it runs on the caller's thread.
+        """
         bound, hold, content = self.bound, self.hold, self._content
         if bound is None or hold is None or bound.model is None:
             return False
@@ -514,6 +571,8 @@ class ObservedCall:
         """Set what the call used, unless that was done already; never raises."""
         reports = self._reports
         with reports.reading:
+            # Two threads may come here with the same event: the background loop that sends it, and
+            # one that needs the money which it holds. The second finds it read.
             if call.answer is None:
                 return
             try:
@@ -521,7 +580,8 @@ class ObservedCall:
             except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
                 reports.failed(exc)
                 if self.hold is not None:
-                    self.hold.keep()
+                    self.hold.keep()  # the vendor has worked: in doubt all of it is spent
+            # Last, and also after an error: `usage_of` takes an event without an answer as read.
             call.answer = None
             if self._span is not None:
                 self._span.answered(self, call)
@@ -533,7 +593,7 @@ class ObservedCall:
 
     @property
     def request(self) -> Call:
-        """The request, for what is read or estimated from it."""
+        """The request, from which usage is read or estimated."""
         return Call(self._path, self._body, self._header)
 
     def _encoding(self) -> str:
@@ -541,13 +601,14 @@ class ObservedCall:
 
 
 def call_being_sent() -> ObservedCall | None:
-    """Return the observed call that is being sent in this context."""
+    """Return the observed call that is being sent in this context; None if there is none."""
     sending: Sending[ObservedCall] | None = nested_call.get()
     return None if sending is None else sending.call
 
 
 def is_signed(headers: Mapping[str, Any]) -> bool:
-    """Tell whether a request's signature covers its body, as AWS's does."""
+    """Return whether a request's signature covers its body, as AWS's does."""
+    # Some clients keep header values as bytes: `str` makes "b'AWS4-...'" of them.
     found = headers.get("Authorization") or headers.get("authorization") or b""
     return str(found).lstrip("b'").startswith("AWS4-")
 

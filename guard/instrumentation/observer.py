@@ -1,4 +1,4 @@
-"""What the transport hooks need from the instrumentation."""
+"""The interface between the transport hooks and the instrumentation."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ class Observer(Protocol):
         """Check a WebSocket and start observing it; None when it does not lead to an LLM."""
 
     def unmetered(self, host: str, path: str, why: str) -> None:
-        """Name an LLM request that can be neither held nor metered.
+        """Report an LLM request that can be neither held nor metered.
 
         Raises:
             Refusal: such requests are refused here.
         """
 
     def enter(self, frame: FrameType | None, llm: bool, /) -> Any:
-        """Register a request so that a kill can stop it; None where that is not needed."""
+        """Register a request so that a kill can stop it; None where that is not needed.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow is killed already.
+        """
 
     def leave(self, request: Any, /) -> None:
         """Forget what :meth:`enter` returned."""

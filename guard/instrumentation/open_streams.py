@@ -1,4 +1,8 @@
-"""The streams that the running task or thread reads: while it waits, they give nothing back."""
+"""The streams that the running task or thread reads: while it waits, they give nothing back.
+
+A request that is asked for in between two chunks names them. The gateway does not keep it in line
+for money that only its own reader could return.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ class ReadStream(Protocol):
 
     @property
     def scope(self) -> Scope:
-        """Where its request was made."""
+        """The scope of its request."""
 
     @property
     def recording(self) -> object | None:
-        """What was read of it; None once it is over."""
+        """The recorded part of it; None once it is over."""
 
     @property
     def hold(self) -> RequestCover | None:
@@ -31,18 +35,19 @@ class ReadStream(Protocol):
 _open: Final[ContextVar[tuple[tuple[int, ReadStream], ...]]] = ContextVar(
     "guard_open_streams", default=()
 )
-"""The streams that were read in this context, each with who has read its first chunk. A task has
-the context of the one that has started it, and is another reader."""
+"""The streams that were read in this context, each with the reader of its first chunk. A task has a
+copy of its creator's context, but is another reader; hence the reader beside each stream."""
 
 
 def note(stream: ReadStream) -> None:
     """Note that the running task or thread reads a stream; called with its first chunk."""
+    # Streams that are over are dropped here, so that the tuple stays as short as what is open.
     others = [each for each in _open.get() if each[1].recording is not None]
     _open.set((*others, (_reader(), stream)))
 
 
 def held(scope: Scope) -> dict[str, int]:
-    """Return what the caller's streams hold that are read here, in nano-dollars, by reservation."""
+    """Return the money of the caller's streams that are read here: nano-dollars by reservation."""
     if not _open.get():
         return {}
     found: dict[str, int] = {}

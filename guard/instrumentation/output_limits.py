@@ -1,4 +1,4 @@
-"""Limits on the output that guard puts into requests, in the way that the vendor takes them."""
+"""Output limits that guard puts into requests, in the form that the vendor accepts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from guard.core.usage.response_format import ResponseFormat
 
 _KNOWN_MAX = 1024
 _LOWERED_MAX = 3
-"""How often a limit is lowered that the vendor refuses as too large."""
+"""How often one request's limit is lowered after the vendor has refused it as too large."""
 
 _Target = tuple[str, str | None]
 """A host and a model."""
 
 
 class _Known(Struct, frozen=True):
-    """What a vendor takes for a model.
+    """What a vendor accepts for a model.
 
     Attributes:
-        other_name: whether it refuses the usual name.
-        most: the largest limit that it takes; None where it has refused none.
+        other_name: whether the limit has the other name (OpenAI renamed it), not the usual one.
+        most: the largest limit that it accepts; None where it has refused none.
     """
 
     other_name: bool = False
@@ -34,27 +34,31 @@ class LimitedBody(Struct, frozen=True):
 
     Attributes:
         body: with the limit.
-        tokens: the limit.
+        tokens: the limit on each answer.
     """
 
     body: bytes
     tokens: int
+    # What is assumed of the vendor; remembered only once it has accepted this body.
     _known: _Known
+    # Makes the request's body with a limit, by its tokens and whether it has the other name.
     _limited: Callable[[int, bool], bytes | None]
     _remember: Callable[[_Known], None]
+    # Both end the repetition: a request is renamed once, and lowered `_LOWERED_MAX` times.
     _is_renamed: bool = False
     _lowered: int = 0
 
     def again(self, answer: bytes) -> LimitedBody | None:
-        """Return what to send after an answer with status 400: a smaller limit, or the other name.
+        """Return what to send after a refusal: a smaller limit, or the other name.
 
-        None where it was about something else; the request's own limit keeps its name.
+        None where the refusal was about something else; the request's own limit keeps its name.
 
         Args:
-            answer: what the vendor said; empty when nobody has read that.
+            answer: body of the refusal; empty when it was not read.
         """
         from guard.core.bounds import lower_limit, rejects_limit
 
+        # 1. It names the largest limit that the vendor accepts.
         smaller = lower_limit(answer, self.tokens, is_lowered=self._lowered > 0)
         if smaller is not None and self._lowered < _LOWERED_MAX:
             known = _Known(self._known.other_name, smaller)
@@ -62,6 +66,7 @@ class LimitedBody(Struct, frozen=True):
             if body is not None and body != self.body:
                 lowered = self._lowered + 1
                 return replace(self, body=body, tokens=smaller, _known=known, _lowered=lowered)
+        # 2. It is about the limit's name, or may be.
         if self._is_renamed or (answer and not rejects_limit(self.body, answer)):
             return None
         known = replace(self._known, other_name=not self._known.other_name)
@@ -71,15 +76,16 @@ class LimitedBody(Struct, frozen=True):
         return replace(self, body=body, _known=known, _is_renamed=True)
 
     def is_taken(self) -> None:
-        """The vendor has taken it: later requests have the like at once."""
+        """Remember that the vendor has accepted it, for later requests of the same model."""
         self._remember(self._known)
 
 
 class OutputLimits:
-    """Puts limits into requests, and remembers which ones a vendor takes."""
+    """Puts limits into requests, and remembers which ones a vendor accepts. Any thread."""
 
     def __init__(self) -> None:
-        # Who does not take what is usual; a dict for its order.
+        # Hosts and models that accept other limits than the usual ones; a dict for its order. Each
+        # operation is atomic: at worst, two threads at once learn the same.
         self._others: dict[_Target, _Known] = {}
 
     def put(
@@ -98,7 +104,7 @@ class OutputLimits:
             host, path: of the URL.
             model: the model that was asked for.
             body: of the request.
-            tokens: the limit; less where the vendor is known to take no more.
+            tokens: the limit on each answer; lowered where the vendor is known to accept less.
         """
         from guard.core.bounds import with_output_limit  # loaded when the request was bounded
 
@@ -116,7 +122,7 @@ class OutputLimits:
         return LimitedBody(put, tokens, known, limited, lambda found: self._remember(target, found))
 
     def _remember(self, target: _Target, known: _Known) -> None:
-        self._others.pop(target, None)
+        self._others.pop(target, None)  # to the end of the order, or out if it is the usual
         if known != _Known():
             if len(self._others) >= _KNOWN_MAX:
                 self._others.pop(next(iter(self._others)), None)

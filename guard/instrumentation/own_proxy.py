@@ -1,6 +1,7 @@
-"""The proxy of the run that this process belongs to: what is sent there is held and recorded there.
+"""The address of this run's proxy, which holds and records the requests that it forwards itself.
 
-Clients are led to the vendor itself, but a settings file or an argument may still name the proxy.
+In a process that guard observes, clients are pointed back to the vendor. But a settings file or an
+argument may still name the proxy: such a request must not be held twice.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from urllib.parse import urlsplit
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 known: tuple[str, int] | None = None
-"""Its host and port; None where there is none. Callers look here before they call."""
+"""Its host and port; None without one. Set once, before the program starts. The hot path compares
+it with None before it calls :func:`is_at`."""
 
 
 def know(url: str | None) -> None:
-    """Say where the proxy is.
+    """Set the proxy's address.
 
     Args:
-        url: its address; None or anything that is none for no proxy.
+        url: its address; None, or anything that is not a URL with a port, for no proxy.
     """
     global known
     known = None
@@ -31,11 +33,11 @@ def know(url: str | None) -> None:
 
 
 def is_at(host: str | None, port: int | str | None) -> bool:
-    """Tell whether a request goes to the proxy.
+    """Return whether a request goes to the proxy.
 
     Args:
         host: of its URL, in lower case.
-        port: of its URL; None where that names none.
+        port: of its URL; None where the URL has none.
     """
     if known is None or port is None or str(port) != str(known[1]):
         return False

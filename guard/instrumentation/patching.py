@@ -3,7 +3,11 @@
 A hook is a method of a transport's class, replaced by a wrapper that calls :func:`active` on
 each call. Another tool may wrap the same method on top; then the wrapper stays in place and
 does nothing while no observer is active. Another tool may also take the wrapper out: :func:`look`
-finds that, at each tick of the background loop and before calls, and hooks the method again.
+finds that, on a timer of the background loop and before LLM requests, and hooks the method again.
+
+Locks: the import lock of a module comes before ``_lock``, because wrapt calls :func:`_imported` at
+the end of an import. So nothing here imports a client, or waits for its import, with ``_lock``
+held, except that a client's hook may import what the client itself has imported.
 """
 
 from __future__ import annotations
@@ -42,19 +46,25 @@ _HOOKS: Final[dict[str, str]] = {
 
 TAKEN_OUT: Final = "other code has taken guard's hook out of its client, which is hooked again now"
 
-# Replaced as a whole; the wrappers read it without the lock, under which all else changes.
+# Written under `_lock`. The wrappers read it without: it is replaced as a whole.
 _active: Observer | None = None
-# Clients that wrapt will report when they are imported; a hook of wrapt cannot be withdrawn.
+# The next four are about imports. They change under `_lock`, except in `_Imports.find_spec`, which
+# must not take it; each of its changes is one atomic operation.
+# Clients that wrapt will report when they are imported. A hook of wrapt cannot be withdrawn, so it
+# is registered once and outlives `uninstall`.
 _awaited: set[str] = set()
 # Clients that wrapt has reported since: their import has ended.
 _executed: set[str] = set()
-# Clients whose import another thread had begun when they were to be awaited.
+# Clients whose import another thread had begun when they were to be awaited. wrapt has used up its
+# hook for them, so `install` waits for their imports by itself.
 _half_imported: set[str] = set()
-# The client that is being awaited right now: wrapt reports a module at once if it is loaded.
+# The client that is being awaited right now. wrapt calls the hook at once for a module that is in
+# `sys.modules`, even if its import has not ended.
 _registering: str | None = None
-# By class and method.
+# By class and method; changed under `_lock`. Deleted only when no wrapper of guard's is left.
 _patches: dict[tuple[type[Any], str], Seam] = {}
-# By client: whether it could be hooked, and the module that was.
+# By client: whether it could be hooked, and the module that was; changed under `_lock`. They stay
+# after `uninstall`, for the status.
 _seams: dict[str, bool] = {}
 _modules: dict[str, ModuleType] = {}
 # Methods that other code has taken guard out of since it was installed; a dict for its order.
@@ -63,8 +73,11 @@ _restored: dict[str, None] = {}
 _lock = threading.RLock()
 
 _LOOK_S: Final = 0.05
+"""How often, at most, LLM requests look at the hooks."""
+
 next_look_s = 0.0
-"""When the next call is to :func:`look`, by the monotonic clock; callers compare it themselves."""
+"""When the next LLM request calls :func:`look`, by the monotonic clock. The caller compares it
+itself, which saves a function call. Threads write it without a lock: at worst two of them look."""
 
 
 def active() -> Observer | None:
@@ -84,12 +97,12 @@ def prepare() -> None:
 
 
 def restored() -> tuple[str, ...]:
-    """Return the methods that other code had set back, and that were hooked again."""
+    """Return the methods that other code had replaced, and that were hooked again."""
     return tuple(_restored)
 
 
 def unhooked() -> tuple[str, ...]:
-    """Return the clients whose version could not be hooked, so that their requests pass unseen."""
+    """Return the clients whose version could not be hooked: their requests pass unseen."""
     return tuple(
         name for name, is_hooked in _seams.items()
         if not is_hooked and name not in tool_table.PACKAGES
@@ -97,22 +110,27 @@ def unhooked() -> tuple[str, ...]:
 
 
 def unhooked_tools() -> tuple[str, ...]:
-    """Return the frameworks whose version could not be hooked, so that tools run unchecked."""
+    """Return the frameworks whose version could not be hooked: their tools run unchecked."""
     return tuple(dict.fromkeys(package for module, package in tool_table.PACKAGES.items()
                                if module != tool_table.HANDLER  # it calls none
                                and package in sys.modules and _is_unhooked(module)))  # fmt: skip
 
 
 def _is_unhooked(name: str) -> bool:
-    """Tell whether a framework's module could not be hooked, or is not where it should be."""
+    """Return whether a framework's module could not be hooked, or does not exist."""
     if name in _seams:
         return not _seams[name]
+    # Not imported yet. It will be hooked when it is, unless this version of the framework has no
+    # such module.
     return _active is not None and not _exists(name)
 
 
 @functools.cache
 def _exists(name: str) -> bool:
-    """Tell whether there is a module of this name, without importing what is around it."""
+    """Return whether a module can be found, without importing its packages.
+
+    ``importlib.util.find_spec`` would import them.
+    """
     *around, last = name.split(".")
     path: Any = None
     for depth in range(len(around)):
@@ -128,13 +146,17 @@ def _exists(name: str) -> bool:
 
 
 def install(observer: Observer) -> None:
-    """Observe the clients, including existing ones. Idempotent."""
+    """Observe the clients, including existing instances. Idempotent."""
     global _active
     _wait_for_imports()
     with _lock:
         if _active is not observer:
             _restored.clear()
+        # Before the methods are replaced, so that the first request through a wrapper is seen.
         _active = observer
+        # A client is (1) imported: hooked now; (2) not imported: hooked at the end of its import;
+        # (3) in the middle of its import, which began after `_wait_for_imports`: `_await` puts it
+        # into `_half_imported`.
         for name in _HOOKS:
             module = sys.modules.get(name)
             if module is not None and (name in _executed or _is_loaded(module)):
@@ -142,10 +164,12 @@ def install(observer: Observer) -> None:
             elif name not in _awaited:
                 _await(name)
         if _imports not in sys.meta_path:
-            sys.meta_path.insert(0, _imports)  # before wrapt's, which it tells what to await
+            # Before wrapt's finder: it registers the hook that wrapt's then finds.
+            sys.meta_path.insert(0, _imports)
         half_imported = sorted(_half_imported)
         _half_imported.clear()
-    for name in half_imported:  # another thread has begun meanwhile
+    # Without the lock, which the importing thread takes at the end of its import.
+    for name in half_imported:
         with contextlib.suppress(Exception):  # raised in the thread that imports it
             _imported(importlib.import_module(name))
 
@@ -166,6 +190,8 @@ def uninstall(observer: Observer) -> None:
 def replace(owner: type[Any], name: str, wrap: Callable[[Any], Any]) -> None:
     """Replace a method by ``wrap(method)``, once, until :func:`uninstall`.
 
+    Called by the clients' hooks, with the lock held.
+
     Args:
         owner, name: of the method.
         wrap: makes the wrapper around a function that takes the instance first.
@@ -183,7 +209,7 @@ def replace(owner: type[Any], name: str, wrap: Callable[[Any], Any]) -> None:
 
 
 def is_hooked(owner: type[Any], name: str) -> bool:
-    """Tell whether the method that instances of a class have leads to guard's wrapper."""
+    """Return whether the method that instances of a class have leads to guard's wrapper."""
     for each in owner.__mro__:
         method = each.__dict__.get(name)
         if method is not None:
@@ -192,13 +218,17 @@ def is_hooked(owner: type[Any], name: str) -> bool:
 
 
 def look() -> bool:
-    """Look whether each hook is still called, and put back what others have taken out.
+    """Look whether each hook is still called, and put back those that others have taken out.
+
+    Each method that was put back is logged once. Never raises.
 
     Returns:
-        Whether there was one. It is said in the log, once for each method. Never raises.
+        Whether any was put back.
     """
     global next_look_s
     next_look_s = time.monotonic() + _LOOK_S
+    # Without the lock, and by copies, since other threads may be patching: nearly every look ends
+    # here.
     if _active is None or (
         all(seam.is_untouched() for seam in tuple(_patches.values()))
         and all(sys.modules.get(name, module) is module for name, module in tuple(_modules.items()))
@@ -212,7 +242,8 @@ def look() -> bool:
             if not seam.is_in_place() and seam.put():
                 _tell_restored(seam)
                 gone = True
-        # Classes that were loaded anew, beside their module or with it.
+        # Modules that were loaded anew have other classes, or the same module has: `patch` hooks
+        # those that it does not know yet.
         for name in list(_modules):
             module = sys.modules.get(name)
             if module is not None and _is_loaded(module):
@@ -229,11 +260,15 @@ def _tell_restored(seam: Seam) -> None:
 
 
 class _Imports:
-    """Has a client hooked whenever it is imported: a hook of wrapt's is for one import."""
+    """Has a client hooked each time it is imported: a hook of wrapt's works for one import only.
+
+    A program may delete a module from ``sys.modules`` and import it again.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Have the import that has just begun reported at its end; never finds a module."""
-        # Without the lock: a thread that holds it may be waiting for this import.
+        # Without the lock: this thread holds the module's import lock, and a thread that holds
+        # `_lock` may be waiting for that.
         if name in _HOOKS and name not in sys.modules and name not in _awaited:
             import wrapt
 
@@ -259,9 +294,11 @@ def _await(name: str) -> None:
 
 
 def _imported(module: ModuleType) -> None:
+    """Hook a client; called by wrapt, in the thread that has imported it."""
     with _lock:
+        # Called from within `_await`, for a module that another thread is still importing.
         if _registering == module.__name__ and not _is_loaded(module):
-            _half_imported.add(module.__name__)  # not its end: it is in ``sys.modules`` already
+            _half_imported.add(module.__name__)
             return
         _executed.add(module.__name__)
         _awaited.discard(module.__name__)
@@ -270,23 +307,25 @@ def _imported(module: ModuleType) -> None:
 
 
 def _wait_for_imports() -> None:
-    """Wait for clients that another thread is importing: a half of a module cannot be patched.
+    """Wait for clients that another thread is importing: half a module cannot be patched.
 
     Call it without the lock, which the other thread needs at the end of its import.
     """
     for name in _HOOKS:
         module = sys.modules.get(name)
         if module is not None and not _is_loaded(module):
-            with contextlib.suppress(Exception):  # raised in the thread that imports it
+            # Waits for the module's import lock. The importing thread gets an error as well.
+            with contextlib.suppress(Exception):
                 importlib.import_module(name)
 
 
 def _is_loaded(module: ModuleType) -> bool:
-    """Tell whether a module's import has ended."""
+    """Return whether a module's import has ended."""
     return not getattr(module.__spec__, "_initializing", False)
 
 
 def _patch(name: str, module: ModuleType) -> None:
+    """Hook a client; called with the lock held. Never raises: the client works without guard."""
     try:
         importlib.import_module(_HOOKS[name]).patch(module)
         _seams[name] = True

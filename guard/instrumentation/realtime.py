@@ -30,6 +30,9 @@ class SessionObserver(Protocol):
 class RealtimeSession:
     """One connection to a realtime API, from its handshake to its end.
 
+    Messages are sent and received by two tasks or threads. The sender writes ``_scope`` and
+    ``_asked_s``, the receiver reads them: it charges the work that has asked last.
+
     Args:
         observer: takes what is found.
         provider, host: the vendor and its host.
@@ -41,16 +44,18 @@ class RealtimeSession:
         self._provider = provider
         self._host = host
         self._usage = RealtimeUsage(provider, query)
-        # Of the newest message that was sent: what is received belongs to its work.
+        # The scope of the newest message that was sent; received usage is charged there.
         self._scope = current_scope.get()
-        # When that response was asked for; None before the first message.
+        # When the response that is expected next began, by the monotonic clock: at the first
+        # message, then at the end of each response. None before the first message.
         self._asked_s: float | None = None
         # Whether any usage was found.
         self._seen = False
+        # Set by the first of: a closed connection, its finaliser, the end of the process.
         self._ended = False
 
     def sending(self, message: Any) -> None:
-        """Check a message before it goes out.
+        """Check a message before it is sent.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
@@ -68,10 +73,11 @@ class RealtimeSession:
             self._report(self._usage.read(message))
 
     def ended(self) -> None:
-        """The connection is over. Idempotent."""
+        """Report what is left when the connection is over. Idempotent."""
         if self._ended:
             return
         self._ended = True
+        # A response whose end was not received: estimated by what it has shown.
         self._report(self._usage.rest())
         if self._asked_s is not None and not self._seen:
             self._observer.usage_unseen(self._host)

@@ -1,4 +1,7 @@
-"""What the transport hooks need from the gate: cover for each request before it is sent."""
+"""The interface between the transport hooks and the gate: cover for each request before it is sent.
+
+A cover is money that is set aside for one request, from a lease of this process or at the gateway.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,27 @@ if TYPE_CHECKING:
 
 
 PutLimit = Callable[[int], bool]
-"""Limits a request's output to so many tokens; tells whether that was possible."""
+"""Limits a request's output to so many tokens; returns whether that was possible."""
 
 
 def takes_no_limit(output_tokens: int) -> bool:
-    """Stand for a request that takes no limit."""
+    """The :data:`PutLimit` of a request into which no limit can be put."""
     return False
 
 
 class RequestCover(Protocol):
     """Money set aside for one request. Thread-safe; only the first end counts.
 
+    It ends once: by :meth:`settle`, :meth:`give_back` or :meth:`keep`. Until then its money is
+    missing for other requests, so every way out of the code around a request ends its cover.
+
     Attributes:
-        reservation_id: what the request's event names: the lease, or its own reservation. None
-            when the request goes out without cover (``open`` mode, gateway away).
-        output_tokens: the largest output that it pays for; None if that is unknown.
-        refusal: why a stream that has outgrown it may not go on; None while it may.
+        reservation_id: the lease, or the request's own reservation; its event names it. None when
+            the request goes out without cover (``open`` mode, gateway away).
+        output_tokens: the largest output that it pays for; None if that is unknown. Raised on the
+            background loop while a stream is read.
+        refusal: why a stream that has outgrown it must stop; None while it may continue. Set on
+            the background loop.
     """
 
     @property
@@ -53,31 +61,31 @@ class RequestCover(Protocol):
         """Return what the request costs at most with so many tokens; None without rates."""
 
     def prices(self, model: str | None) -> bool:
-        """Tell whether what this model answers is paid for by the rates that are known here."""
+        """Return whether an answer of this model is paid for by the rates that are known here."""
 
     def settle(self, usage: Usage) -> None:
-        """The answer was read: pay for what it used, return the rest."""
+        """End the cover: pay for what the answer used, return the rest."""
 
     def give_back(self) -> None:
-        """The request cost nothing: it was not sent, or refused by the vendor."""
+        """End the cover of a request that cost nothing: not sent, or refused by the vendor."""
 
     def keep(self) -> None:
-        """What the answer cost stays unknown: the whole amount counts as spent.
+        """End the cover of a request whose cost is unknown here: the whole amount counts as spent.
 
-        The caller records an event that costs as much, or a poll will record what it did cost.
+        The caller records an event that costs as much, or a poll will record the cost.
         """
 
     def grow(self, output_tokens: int) -> None:
-        """A stream nears what the hold pays for: ask for more in the background.
+        """Ask for more in the background, for a stream that nears what the hold pays for.
 
         The hold's ``output_tokens`` rises, or its ``refusal`` is set.
 
         Args:
-            output_tokens: what the stream has had so far.
+            output_tokens: of the stream so far.
         """
 
     def raise_input(self, input_tokens: int) -> None:
-        """Its prompt may have more tokens than was known: hold that too, if there is money."""
+        """Hold more for a prompt that may have more tokens than was known, if there is money."""
 
 
 class RequestGate(Protocol):
@@ -99,7 +107,8 @@ class RequestGate(Protocol):
         Args:
             scope: of the request.
             bound: what it can cost at most.
-            limit: puts a limit on the output into it.
+            limit: puts an output limit into the request, where the gateway has set less aside
+                than was asked for. Called before this returns, in the same thread or task.
 
         Raises:
             Refusal: refused, or the gateway cannot be asked and there is no fallback.
@@ -107,4 +116,4 @@ class RequestGate(Protocol):
         """
 
     async def ask_async(self, scope: Scope, bound: RequestBound, limit: PutLimit) -> RequestCover:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        """Like :meth:`ask`, without blocking the caller's loop."""

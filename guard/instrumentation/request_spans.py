@@ -25,7 +25,7 @@ from guard.telemetry.spans import (
 
 _NANO: Final = 1e-9
 _LOST: Final = "lost"
-"""The kind of error of an answer that has broken off."""
+"""The error of an answer that was cut off."""
 
 
 class SpannedHold(Protocol):
@@ -59,10 +59,15 @@ class SpannedCall(Protocol):
 class RequestSpan:
     """The span of one request. It begins before guard decides, and ends when the answer is read.
 
+    The requesting thread begins it; usually the background loop ends it. One of :meth:`refused`,
+    :meth:`dropped` and :meth:`answered` is called, once.
+
     Args:
-        span: that has begun.
-        labels: what it and the metrics say of the request.
-        decision: of guard, if the request goes out.
+        span: a span that has begun.
+        labels: attributes of the span that are the metrics' attributes as well.
+
+    Attributes:
+        decision: of guard, if the request goes out: ``allowed`` or ``observed``.
     """
 
     __slots__ = ("_labels", "_span", "decision")
@@ -88,7 +93,7 @@ class RequestSpan:
 
     @harmless
     def refused(self, error: BaseException) -> None:
-        """End it: guard has not let the request out."""
+        """End it: guard has refused the request."""
         error = unwrap(error)
         self._span.set({**self._labels, names.DECISION: "refused"})
         self._span.end(error)
@@ -96,7 +101,8 @@ class RequestSpan:
 
     @harmless
     def dropped(self, call: SpannedCall) -> None:
-        """End it: the request was refused, by guard or by its vendor, or did not get there."""
+        """End it: the request was refused, by guard or by its vendor, or never left."""
+        # Called in the handler of what has ended the call, if that was an exception.
         raised = sys.exception()
         error = None if raised is None else unwrap(raised)
         if isinstance(error, GuardError | WorkflowKilledInterrupt):
@@ -135,6 +141,7 @@ class RequestSpan:
             self._span.name(f"{labels[names.OPERATION]} {model}")
 
     def _end(self, call: SpannedCall, usage: Usage | None, error: str | None) -> None:
+        # The hold's cost is what is charged; an event that names its cost is the next best.
         hold, labels, cost = call.hold, self._labels, None
         if usage is not None:
             labels[names.RESPONSE_MODEL] = usage.model

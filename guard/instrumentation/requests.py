@@ -28,17 +28,20 @@ def _send(original: Any) -> Any:
             return other_request(original, self, request, *args, **options)
         if call.uncovered:
             call.ask()
+        # The same steps as in `httpx._sync_send`. The adapter returns refusals as
+        # answers, so no exception is looked at.
         encoding = request.headers.get("Accept-Encoding")
         _ask_for_usage(call, request)
         with call.sending():
             response = llm_request(original, self, request, *args, **options)
             while call.is_doubted(response.status_code):
-                body = call.changed_back(response.content)
+                body = call.changed_back(response.content)  # read whole: its connection is free
                 if body is None:
                     break
                 _replace(request, body)
                 _set_encoding(request, encoding)
                 response = llm_request(original, self, request, *args, **options)
+        # Always a stream: the session reads the body later, also for a caller that wants it whole.
         if call.streaming(response.status_code, response.headers.get):
             observe(call, response.raw)
         return response
@@ -47,12 +50,12 @@ def _send(original: Any) -> Any:
 
 
 def _ask_for_usage(call: ObservedCall, request: Any) -> None:
-    """Let a stream say its usage."""
+    """Have a stream report its usage."""
     body = call.asking_for_usage()
     if body is None:
         return
     if _replace(request, body):
-        _set_encoding(request, "identity")  # what is added is removed again
+        _set_encoding(request, "identity")  # the added chunk has to be found in the stream
     else:
         call.filter = None
 

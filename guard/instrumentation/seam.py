@@ -1,7 +1,7 @@
-"""One hooked method: put in place, found again below the wrappers of others, put back.
+"""One hooked method: wrapped, found again below other tools' wrappers, put back.
 
 Other tools patch the same methods: they wrap what is there, restore what they have saved, or load
-the module anew. Whether guard's wrapper is still called is read from what is in the class now.
+the module anew. Whether guard's wrapper is still called is derived from what the class has now.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from types import CellType, FunctionType
 from typing import Any, Final
 
 _LOOKED_AT_MAX: Final = 64
-"""How many functions are looked at below a method; most have two or three."""
+"""How many functions are searched below a method; most have two or three."""
 
 
 class Seam:
     """A method of a class, and guard's wrappers around it.
 
-    Usually there is one. There are two when others have wrapped the method in a way that hides
-    guard's wrapper: it is wrapped again then, and the inner one sees that the outer one is at work.
+    Usually there is one wrapper. There are two when another tool has wrapped the method in a way
+    that hides guard's: the method is wrapped again then, and the inner wrapper does nothing,
+    because the outer one is sending the same request.
+
+    Changed under the lock of :mod:`guard.instrumentation.patching`. Only :meth:`is_untouched` and
+    :meth:`leads_to` are called without.
 
     Args:
         owner, name: of the method.
@@ -34,9 +38,12 @@ class Seam:
         self.owner = owner
         self.name = name
         self._wrap = wrap
-        # What each wrapper was put around, as it was in the class.
+        # By wrapper of guard's: what it was put around, as it was in the class (perhaps a
+        # descriptor). Weak: a wrapper that another tool has dropped is forgotten.
         self._wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        # What was in the class when guard's wrapper was last known to be called.
+        # What was in the class when guard's wrapper was last known to be called, perhaps another
+        # tool's function; and the class that had the owner's name then. As long as both are the
+        # same, no tool has patched anything, and the search in `leads_to` is spared.
         self._top: Any = None
         self._seen_as: Any = None
 
@@ -44,11 +51,11 @@ class Seam:
         return f"{self.owner.__module__}.{self.owner.__qualname__}.{self.name}"
 
     def is_untouched(self) -> bool:
-        """Tell whether nothing has changed since the last look; cheap."""
+        """Return whether nothing has changed since the last look; cheap."""
         return self.owner.__dict__.get(self.name) is self._top and self._class() is self._seen_as
 
     def is_in_place(self) -> bool:
-        """Tell whether the method still leads to guard's wrapper, and remember what was seen."""
+        """Return whether the method still leads to guard's wrapper, and remember what was seen."""
         self._seen_as = self._class()
         current = self.owner.__dict__.get(self.name)
         if current is None or (current is not self._top and not self.leads_to(current)):
@@ -57,7 +64,7 @@ class Seam:
         return True
 
     def leads_to(self, function: Any) -> bool:
-        """Tell whether a function is guard's wrapper, or calls it as far as can be seen."""
+        """Return whether a function is guard's wrapper, or calls it as far as can be seen."""
         return any(each in self._wrapped for each in _within(function) if _is_function(each))
 
     def put(self) -> bool:
@@ -75,6 +82,7 @@ class Seam:
     def take_out(self) -> bool:
         """Put back what was wrapped; False if a wrapper stays below another tool's."""
         current = self.owner.__dict__.get(self.name)
+        # Only from the top: what another tool has put around guard's wrapper is not removed.
         while _is_function(current) and current in self._wrapped:
             current = self._wrapped.pop(current)
             setattr(self.owner, self.name, current)
@@ -82,12 +90,12 @@ class Seam:
         return not self.leads_to(current)
 
     def _class(self) -> Any:
-        """Return what has the name of the class now: another one where it was loaded anew."""
+        """Return the class that has the owner's name: another one if the module was loaded anew."""
         return getattr(sys.modules.get(self.owner.__module__), self.owner.__name__, None)
 
 
 def unbound(method: Any) -> Any:
-    """Return what is in a class as a function that takes the instance first.
+    """Return an attribute of a class as a function that takes the instance first.
 
     A descriptor is bound as Python does for ``instance.method``: those of wrapt need it.
 
@@ -109,7 +117,11 @@ def unbound(method: Any) -> Any:
 
 
 def _within(function: Any) -> Iterator[Any]:
-    """Yield a function and those that it holds: what it wraps, and what its code names."""
+    """Yield a function and those that it holds: what it wraps, and what its code names.
+
+    Breadth first, so that the nearest come first; by identity, because functions refer to each
+    other in circles.
+    """
     seen: set[int] = set()
     waiting = [function]
     while waiting and len(seen) < _LOOKED_AT_MAX:
@@ -146,5 +158,5 @@ def _contents(cell: CellType) -> Iterator[Any]:
 
 
 def _is_function(value: Any) -> bool:
-    # Not `isinstance`: a proxy of wrapt says that it is one.
+    # Not `isinstance`: wrapt's proxies pretend to be functions.
     return type(value) is FunctionType

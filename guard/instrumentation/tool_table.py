@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 NameOf = Callable[[Any, tuple[Any, ...], dict[str, Any]], str | None]
-"""Reads a tool's name from the instance and arguments of a call; None leaves the call alone."""
+"""Reads a tool's name from the instance and arguments of a call; None for an unchecked call."""
 
 
 def _attribute(tool: Any, *_: object) -> str | None:
@@ -27,7 +27,7 @@ def _of_crewai(tool: Any, *_: object) -> str | None:
 
 
 def _of_dspy(tool: Any, *_: object) -> str | None:
-    # `ReAct` has a tool of its own that says that the work is done.
+    # `ReAct` has a tool of its own by which the model says that it has finished.
     is_own = getattr(tool.func, "__module__", None) == "dspy.predict.react"
     return None if is_own else str(tool.name)
 
@@ -43,7 +43,7 @@ def _of_llama_index(tool: Any, *_: object) -> str | None:
 
 def _of_pydantic_ai(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str | None:
     validated = args[0] if args else options["validated"]
-    # Without valid arguments the tool does not run: the model is told why.
+    # Without valid arguments the tool does not run: the framework answers the model itself.
     runs = validated.args_valid and getattr(validated, "deferral", None) is None
     return str(validated.call.tool_name) if runs else None
 
@@ -63,7 +63,7 @@ _NO_ARGUMENTS: Final = frozenset(
 
 
 def _given(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return the arguments of a tool: what was passed, without what is the framework's own."""
+    """Return a tool's arguments: those of the call, without the framework's own."""
     own = {name: value for name, value in options.items() if name not in _NO_ARGUMENTS}
     return [*args, own]
 

@@ -1,6 +1,6 @@
 """Checks the tools that an answer asks for before the answer reaches its caller.
 
-A refusal leaves the answer's request recorded as it is: it was made, and the vendor bills it.
+A refusal does not change how the request is recorded: it was made, and the vendor bills it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from guard.scope.scope import Scope
 on_asking: Final[ContextVar[Callable[[bool], None] | None]] = ContextVar(
     "guard_on_asking", default=None
 )
-"""Called with true when an answer begins to wait for a decision about a tool, which may be a
-person's, and with false when it goes on; None where nobody wants to know."""
+"""Called with true when an answer begins to wait for a decision about a tool, perhaps a person's,
+and with false when the wait is over. None: no caller is interested. The proxy sets it to keep its
+connection alive."""
 
 
 class ToolGate(Protocol):
     """Decides about the tools that answers ask for."""
 
     def applies(self, scope: Scope) -> bool:
-        """Tell whether there are tool rules for answers in this scope; costs next to nothing."""
+        """Return whether there are tool rules for answers in this scope; costs next to nothing."""
 
     def results(self, body: bytes) -> None:
-        """Name the tools without a check whose results a request sends to a model."""
+        """Report the unchecked tools whose results a request sends to a model."""
 
     def check(self, scope: Scope, names: list[str]) -> list[str]:
         """Check tools against the local rules; return those that the gateway decides about.
 
         Raises:
-            Refusal: one of them is blocked; the public error where no edge would make it one.
+            Refusal: one of them is blocked. Outside of all scopes it is the public error, because
+                there is no edge to turn the carrier into it.
         """
 
     def ask(self, scope: Scope, name: str) -> None:
-        """Ask the gateway about a tool, and wait for a person if need be; blocks the thread.
+        """Ask the gateway about a tool, and wait for a person if needed; blocks the thread.
 
         Raises:
             Refusal: refused, or the gateway cannot be asked.
@@ -47,11 +49,14 @@ class ToolGate(Protocol):
         """
 
     async def ask_async(self, scope: Scope, name: str) -> None:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        """Like :meth:`ask`, without blocking the caller's loop."""
 
 
 class ToolWatch:
-    """The tools of one answer.
+    """The tools of one answer. Used by the answer's reader alone.
+
+    A chunk is first scanned (:meth:`take`), then settled, and only then shown. The two are apart
+    because asking has a blocking and an asynchronous form.
 
     Args:
         gate: decides about them.
@@ -65,9 +70,10 @@ class ToolWatch:
         self._gate = gate
         self._scope = scope
         self._scanner = scanner
-        # Tools that the gateway has to decide about, in order; removed once they are allowed.
+        # Tools that the gateway has to decide about, in order. Each is removed once it is allowed:
+        # an interrupted wait asks about the rest when the next chunk is read.
         self._questions: list[str] = []
-        # The first refusal: it is raised again for each later chunk, so that a caller that swallows
+        # The first refusal. It is raised again for each later chunk, so that a caller that swallows
         # it gets no more of the answer.
         self._refusal: BaseException | None = None
 
@@ -76,7 +82,7 @@ class ToolWatch:
         self._check(self._scanner.whole(body))
 
     def take(self, chunk: bytes, *, last: bool = False) -> None:
-        """Scan the next bytes; whatever they ask for, :meth:`settle` settles.
+        """Scan the next bytes; :meth:`settle` then decides about the tools that they ask for.
 
         Args:
             chunk: of the answer; may be empty.
@@ -109,6 +115,7 @@ class ToolWatch:
             WorkflowKilledInterrupt: the workflow is killed.
         """
         while self._questions:
+            # Not remembered: a kill or Ctrl-C. The question stays, for the next chunk.
             try:
                 self._gate.ask(self._scope, self._questions[0])
             except (Refusal, GuardError) as exc:
@@ -117,7 +124,7 @@ class ToolWatch:
             del self._questions[0]
 
     async def settle_async(self) -> None:
-        """Like :meth:`settle`; the caller's loop goes on meanwhile."""
+        """Like :meth:`settle`, without blocking the caller's loop."""
         if not self._questions:
             return
         asking = on_asking.get()
@@ -135,18 +142,18 @@ class ToolWatch:
                 asking(False)
 
     def check(self, chunk: bytes, *, last: bool = False) -> None:
-        """Scan the next bytes and settle what they ask for."""
+        """Scan the next bytes and settle the tools that they ask for."""
         self.take(chunk, last=last)
         self.settle()
 
     async def check_async(self, chunk: bytes, *, last: bool = False) -> None:
-        """Like :meth:`check`; the caller's loop goes on meanwhile."""
+        """Like :meth:`check`, without blocking the caller's loop."""
         self.take(chunk, last=last)
         await self.settle_async()
 
 
 class WatchedCall(Protocol):
-    """What is needed of an observed call.
+    """The part of an observed call that is needed here.
 
     Attributes:
         tool_watch: checks its answer; None where no rule applies.
@@ -163,7 +170,7 @@ class WatchedCall(Protocol):
 
 
 def check_answer(call: WatchedCall) -> None:
-    """Check an answer that was read whole; one that is a stream is checked as it passes.
+    """Check an answer that was read whole; a stream is checked as it passes.
 
     Raises:
         Refusal: it asks for a tool that is refused.
@@ -176,7 +183,7 @@ def check_answer(call: WatchedCall) -> None:
 
 
 async def check_answer_async(call: WatchedCall) -> None:
-    """Like :func:`check_answer`; the caller's loop goes on meanwhile."""
+    """Like :func:`check_answer`, without blocking the caller's loop."""
     watch, body = call.tool_watch, call.body
     if watch is not None and body is not None:
         watch.take_whole(body)
@@ -189,7 +196,7 @@ def checked(chunks: Iterable[Any], call: WatchedCall) -> Iterable[Any]:
 
 
 def checked_async(chunks: AsyncIterable[Any], call: WatchedCall) -> AsyncIterable[Any]:
-    """Like :func:`checked`; the caller's loop goes on meanwhile."""
+    """Like :func:`checked`, without blocking the caller's loop."""
     return chunks if call.tool_watch is None else _CheckedAsync(chunks, call, call.tool_watch)
 
 
@@ -210,20 +217,22 @@ class _Checked:
         try:
             chunk = next(self._chunks)
         except StopIteration:
-            self._watch.check(b"", last=True)
+            self._watch.check(b"", last=True)  # a tool call may be complete only now
             raise
         # Checked before the chunk is returned: a refused tool call never reaches its reader.
         try:
             self._watch.check(chunk)
         except BaseException:
             with contextlib.suppress(Refusal):
-                self._call.feed(chunk)  # it has arrived, and may say what the request has cost
+                # It has arrived, and may say what the request has cost. Its own refusal, of a
+                # stream that has outgrown its hold, gives way to the one that is being raised.
+                self._call.feed(chunk)
             raise
         return chunk
 
 
 class _CheckedAsync:
-    """The chunks of an asynchronous stream."""
+    """The chunks of an asynchronous stream; see :class:`_Checked`."""
 
     __slots__ = ("_call", "_next", "_watch")
 

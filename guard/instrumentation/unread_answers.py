@@ -1,4 +1,4 @@
-"""LLM answers that were received and not read yet: what was set aside for them is not settled."""
+"""LLM answers that were received but not parsed yet: their money is still set aside."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from guard.instrumentation.later_work import LaterWork
 class UnreadAnswers:
     """Answers on their way from the caller's thread to the background loop, in order.
 
+    The events are in the buffer as well, and are read when they are sent. This is a shorter way to
+    their money for any thread that needs it. An answer that is read both ways is parsed once.
+
     Attributes:
-        calls: the answers. Appended to by callers' threads, emptied by whichever thread needs the
-            money that they hold; ``append`` and ``popleft`` are atomic.
-        later: what was begun and goes on; None without an instrumentation.
+        calls: the events with the answers. Appended to by callers' threads, emptied by any thread
+            that needs the money; ``append`` and ``popleft`` are atomic.
+        later: the work that is not finished; None without an instrumentation.
     """
 
     def __init__(self) -> None:
@@ -22,19 +25,23 @@ class UnreadAnswers:
         self.later: LaterWork | None = None
 
     def after_fork(self) -> None:
-        """Forget the parent's answers: it reads what it has received."""
+        """Forget the parent's answers: the parent reads them."""
         self.calls = deque()
 
     def expire(self, now_s: float) -> None:
-        """Charge what goes on for too long its bound."""
+        """Charge the work that is too old its bound; on the background loop."""
         if self.later is not None and self.later.works:
             self.later.expire(now_s)
 
     def read(self) -> None:
-        """Read all of them, so that what was set aside for them is settled."""
+        """Read all of them, which settles their money. Any thread.
+
+        Another thread may still be parsing an answer that it has taken out of ``calls``: its money
+        comes back a moment after this returns.
+        """
         calls = self.calls
         while calls:
             try:
                 usage_of(calls.popleft())
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread has taken the last one
                 return

@@ -1,4 +1,4 @@
-"""What guard cannot see: LLM requests by host and path, without the query, and tools by name."""
+"""Counts what guard cannot check: LLM requests by host and path (no query), and tools by name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ logger = logging.getLogger("guard.instrumentation")
 
 TOOL: Final = "tool:"
 FRAMEWORK: Final = "tools of:"
-"""How tools, and the frameworks of tools, are told from requests."""
+"""Prefixes of names that are not requests: of tools, and of the frameworks of tools."""
 
 _NAMES_MAX: Final = 100
 
 UNSEEN_EVENT: Final = "sdk.unseen"
-"""Tells the gateway of a host that is not metered, so that operators can be alerted."""
+"""Kind of the event that reports an unmetered host, so that operators can be alerted."""
 
 
 class UnseenRequests:
-    """Counts them. Thread-safe.
+    """Counts requests and tools that guard cannot check. Thread-safe.
 
     Attributes:
-        changed: called with all counts after each change; for ``guard run``.
+        changed: called with all counts after each change, without the lock; for ``guard run``.
     """
 
     def __init__(self) -> None:
+        # By name with its prefix; at most `_NAMES_MAX`, since paths come from the program. Guarded
+        # by the lock.
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.changed: Callable[[dict[str, int]], None] | None = None
@@ -37,12 +39,12 @@ class UnseenRequests:
 
         Args:
             host, path: of its URL.
-            why: it cannot be metered.
+            why: the reason that it cannot be metered.
         """
         self._count(f"{host}{path}", "a request to %s is not metered: %s", why)
 
     def note_session(self, host: str, path: str) -> None:
-        """Count a realtime session: it is metered, and nothing is set aside for it.
+        """Count a realtime session: it is metered, but nothing is set aside for it.
 
         Args:
             host, path: of its URL.
@@ -60,7 +62,7 @@ class UnseenRequests:
         self._count(f"{TOOL}{name[:256]}", "%s has run without a check: %s", why)
 
     def note_framework(self, package: str) -> None:
-        """Name an agent framework, once, whose calls of tools could not be hooked."""
+        """Report an agent framework whose calls of tools could not be hooked; once."""
         if f"{FRAMEWORK}{package}" not in self._counts:
             why = "this version calls them at another place"
             self._count(f"{FRAMEWORK}{package}", "%s are only checked in answers: %s", why)
@@ -73,6 +75,8 @@ class UnseenRequests:
                 logger.warning(said, name, why)
             self._counts[name] += 1
             counts = dict(self._counts)
+        # Outside of the lock, because it writes a file. Two threads may report in the other order;
+        # the next change corrects that.
         if self.changed is not None:
             self.changed(counts)
 

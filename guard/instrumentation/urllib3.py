@@ -20,11 +20,11 @@ _READING: Final = ("read", "read1")
 _CLOSING: Final = {
     "close": Ending.CLOSED, "release_conn": Ending.LOST, "drain_conn": Ending.LOST,
 }  # fmt: skip
-"""What ends the body; only the first closes the connection, so that the vendor may notice."""
+"""Methods that end the body. Only ``close`` closes the connection: the vendor may notice that."""
 
 
 def watch_connections() -> None:
-    """Note when a request leaves: requests and botocore send theirs through these classes."""
+    """Have ``unsent`` set as requests leave: requests and botocore send through these classes."""
     from urllib3 import connection, connectionpool
 
     patching.replace(connectionpool.HTTPConnectionPool, "urlopen", _urlopen)
@@ -37,7 +37,8 @@ def _urlopen(original: Any) -> Any:
     @functools.wraps(original)
     def urlopen(self: Any, *args: Any, **options: Any) -> Any:
         call = call_being_sent()
-        # It calls itself to try again: another request to the vendor, within one of the client's.
+        # urllib3 calls `urlopen` from itself to try again: another request to the vendor, within
+        # one of the client's. Without a status the last try has ended by an error, and is lost.
         if call is not None and call.unsent is False:
             history = getattr(options.get("retries"), "history", ())
             status = history[-1].status if history else None
@@ -69,7 +70,8 @@ def _request(original: Any) -> Any:
         try:
             return original(self, *args, **options)
         finally:
-            # It connects first, if it has to. Without a connection nothing has left.
+            # The original connects first, if it has to. Without a socket afterwards it could not,
+            # and nothing has left. With one, at least a part of the request may have.
             call.unsent = getattr(self, "sock", None) is None
 
     return request
@@ -77,6 +79,9 @@ def _request(original: Any) -> Any:
 
 def observe(call: ObservedCall, raw: Any) -> None:
     """Feed every piece of a response's body to the call.
+
+    By attributes of the instance, which hide the class's methods: the user's reader keeps the type
+    that it expects.
 
     Args:
         call: the request's observed call.
@@ -95,16 +100,21 @@ def observe(call: ObservedCall, raw: Any) -> None:
 
 
 class _Body:
-    """The methods call each other; only what the outermost one returns is fed."""
+    """The body of one response. Used by its reader alone.
+
+    urllib3's methods call each other (``stream`` calls ``read``), and all of them are wrapped. Only
+    what the outermost one returns is fed, so that no byte counts twice.
+    """
 
     def __init__(self, call: ObservedCall, raw: Any) -> None:
         self._call = call
         self._raw = raw
         # How many of these methods are running inside each other.
         self._depth = 0
-        # Whether a piece was fed: whether urllib3 decodes is known from the first call that reads.
+        # Whether a piece was fed. Only the arguments of the first read show whether urllib3 decodes
+        # the body, so the recording is set up again then.
         self._started = False
-        # What may be shown, and was more than the reader asked for.
+        # Bytes that may be shown, and were more than the reader asked for.
         self._waiting = b""
 
     def _shown(self, data: bytes, *, last: bool = False) -> bytes:
@@ -127,6 +137,7 @@ class _Body:
                     finally:
                         self._depth -= 1
                     if chunk is None:
+                        # The end first: the check may raise, which must not look like an early one.
                         if outermost:
                             self._call.finish(self._at_end())
                             self._check(b"", last=True)
@@ -158,7 +169,7 @@ class _Body:
             if self._call.filter is None and not self._waiting:
                 return data
             shown = self._waiting + self._shown(data, last=not data or asked is None)
-            while not shown and data:  # to its caller nothing means the end
+            while not shown and data:  # empty bytes would mean the end to the reader
                 data = once(*args, **options)
                 shown = self._shown(data, last=not data)
             end = len(shown) if asked is None else asked
@@ -179,7 +190,7 @@ class _Body:
                 self._depth -= 1
             if data:
                 self._feed(data, args, options)
-            # The end: all was asked for, nothing came, or urllib3 has closed the response.
+            # The end: everything was asked for, nothing came, or urllib3 has closed the response.
             asked = args[0] if args else options.get("amt")
             last = bool(asked is None or (not data and asked) or self._ended())
             if last:
@@ -220,7 +231,8 @@ class _Body:
                 raise
 
     def _at_end(self) -> Ending:
-        # A connection that was closed early is an end like any other to some readers.
+        # To some readers a connection that was closed early looks like any other end; only the
+        # content's length shows what is missing.
         lacking = getattr(self._raw, "length_remaining", None)
         return Ending.LOST if lacking else Ending.COMPLETE
 

@@ -37,8 +37,8 @@ def _begin(connection: Any) -> RealtimeSession | None:
     session = observer.begin_session(uri.host, uri.path, uri.query)
     if session is not None:
         setattr(connection, SESSION_ATTRIBUTE, session)
-        # Also ends a session whose connection is dropped without being closed; not at exit, where
-        # `Instrumentation.close` does it in its turn.
+        # Also ends a session whose connection is dropped without being closed. Not at exit, where
+        # `Instrumentation.close` ends the sessions before the last events are sent.
         weakref.finalize(connection, session.ended).atexit = False
     return session
 
@@ -52,7 +52,7 @@ def _handshake(original: Any) -> Any:
             return llm_request(original, self, *args, **options)
         except Exception:  # the client cleans up after those itself
             raise
-        except BaseException:
+        except BaseException:  # a refusal or a kill: the client would leave the socket open
             self.close_socket()
             raise
 
@@ -68,8 +68,10 @@ def _handshake_async(original: Any) -> Any:
             return await llm_request_async(original, self, *args, **options)
         except Exception:  # the client cleans up after those itself
             raise
-        except BaseException:
+        except BaseException:  # a refusal or a kill: the client would leave the connection open
             self.transport.abort()
+            # The loop reports the loss in one of its next steps: the connection is gone before this
+            # raises.
             await asyncio.wait([self.connection_lost_waiter])
             raise
 

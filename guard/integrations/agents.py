@@ -35,7 +35,7 @@ class GuardRunHooks(RunHooks[Any]):
     """
 
     def __init__(self) -> None:
-        # By the identity of the tool call's context, which lives until its end.
+        # When a tool was started, by the identity of its call's context, which lives until its end.
         self._started_s: dict[int, float] = {}
 
     async def on_llm_start(self, *arguments: Any, **options: Any) -> None:

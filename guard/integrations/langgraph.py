@@ -37,7 +37,7 @@ logger = logging.getLogger("guard.integrations")
 _THREADS_KEPT: Final = 10_000
 
 _installed: ContextVar[BaseCallbackHandler | None] = ContextVar("guard_langchain", default=None)
-# The handler that `install` has made, for every run.
+# The handler that `install` has made for every run; None while it is not installed.
 _everywhere: BaseCallbackHandler | None = None
 
 
@@ -48,14 +48,17 @@ class GuardCallbackHandler(BaseCallbackHandler):
     ``invoke`` and ``ainvoke``, ``stream`` and ``astream``.
     """
 
-    # LangChain is to raise what a callback raises, instead of logging it, and to call it in the
-    # run's own thread and context.
+    # Has LangChain raise a callback's exception instead of logging it, and call it in the run's
+    # own thread and context.
     raise_error = True
     run_inline = True
 
     def __init__(self) -> None:
-        # By LangChain's run id: what to report at the end of a tool, and what to close.
+        # One handler serves all runs, in any thread and task. The keys are LangChain's run ids, so
+        # that no two callbacks at once use the same entry.
+        # Of running tools: name, start by the monotonic clock, id of the call.
         self._tools: dict[UUID, tuple[str, float, str]] = {}
+        # The chain and span that a graph or node has entered; closed at its end.
         self._scopes: dict[UUID, contextlib.ExitStack] = {}
         # Graph threads whose chain was started; further runs continue it.
         self._threads: dict[str, None] = {}
@@ -145,11 +148,11 @@ class GuardCallbackHandler(BaseCallbackHandler):
         self._scopes[run_id] = scopes
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **options: Any) -> None:
-        """Close what was opened."""
+        """Leave the chain and the span."""
         self._left(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **options: Any) -> None:
-        """Close what was opened."""
+        """Leave the chain and the span."""
         self._left(run_id)
 
     def _left(self, run_id: UUID) -> None:
@@ -211,10 +214,10 @@ def _call_id(run_id: UUID, options: dict[str, Any]) -> str:
 
 
 def _is_awaited() -> bool:
-    """Tell whether LangChain's asynchronous dispatcher is the caller.
+    """Return whether LangChain's asynchronous dispatcher is the caller.
 
-    A running loop is no proof: ``invoke`` may be called inside one, and its dispatcher logs what a
-    coroutine raises and continues.
+    A running loop is no proof: ``invoke`` may be called inside one, and the synchronous dispatcher
+    only logs an exception of a coroutine: the tool would run although it was refused.
     """
     return sys._getframe(2).f_code.co_name == "_ahandle_event_for_handler"
 

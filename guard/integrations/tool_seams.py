@@ -1,7 +1,7 @@
 """Hooks the places where agent frameworks call their tools: each call passes the tool policy.
 
-Text protocols (dspy's ``ReAct``, code that a model writes for smolagents) name a tool in words
-that no HTTP client can tell from others; there these seams are the only check. A tool call that an
+Text protocols (dspy's ``ReAct``, code that a model writes for smolagents) name a tool in plain
+text, which no HTTP client can recognise; there these seams are the only check. A tool call that an
 adapter or another framework around it has checked already is not checked again
 (:func:`guard.integrations.tools.call_tool`).
 """
@@ -42,7 +42,7 @@ def patch(module: ModuleType) -> None:
     for caller in TOOL_CALLERS:
         if caller.module != module.__name__:
             continue
-        owner = getattr(module, caller.owner)
+        owner = getattr(module, caller.owner)  # missing: an AttributeError, as documented
         for names, wrap in ((caller.calls, _call), (caller.awaited, _await),
                             (caller.streamed, _stream)):  # fmt: skip
             for name in names:
@@ -146,7 +146,10 @@ def _end_events(original: Any) -> Any:
 
 
 def _run_code(original: Any) -> Any:
-    """Let the tools and agents that a model's code calls run in the scope of its agent."""
+    """Run the tools and agents that a model's code calls in the scope of its agent.
+
+    smolagents runs that code in a thread of its own, which has an empty context.
+    """
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **options: Any) -> Any:
@@ -182,5 +185,5 @@ class _Carried:
 
 
 def _is_called(tool: Any) -> bool:
-    """Tell whether a name in a model's code is a tool or an agent, not a plain function."""
+    """Return whether a name in a model's code is a tool or an agent, not a plain function."""
     return type(tool).__module__.partition(".")[0] not in ("builtins", "numpy")

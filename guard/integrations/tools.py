@@ -1,4 +1,8 @@
-"""What the adapters share: a framework's tool call as a protected call under the tool's name."""
+"""Shared by the adapters: runs a framework's tool call as a protected call under the tool's name.
+
+Several adapters may see one call (a callback, a hook in the framework, an MCP session). The first
+asks; the others find ``running``, or the open calls of ``guard.asking.tool_calls``.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,17 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class RunningTool:
-    """A tool whose call was allowed and is not over.
+    """A tool whose call was allowed.
+
+    Tasks and threads that the tool has started share it by their copies of the context. Each of its
+    changes is one atomic operation.
 
     Attributes:
         name: of the tool.
-        seen_by: the kinds of watchers that have seen the call.
-        is_over: whether it has ended; what it has started may run on.
+        seen_by: the kinds of watchers that have seen the call. Each kind sees a call once: what it
+            sees again is another call, which is asked about anew.
+        is_over: whether it has ended. Tasks that it has started may still run, but their calls are
+            not a part of it.
     """
 
     name: str
@@ -37,7 +46,7 @@ class RunningTool:
     is_over: bool = False
 
     def is_seen_by(self, name: str, kind: str) -> bool:
-        """Tell whether another watcher sees this call, for the first time."""
+        """Return whether this is the call that another watcher sees; it sees each call once."""
         if self.is_over or name != self.name or kind in self.seen_by:
             return False
         self.seen_by.add(kind)
@@ -45,7 +54,7 @@ class RunningTool:
 
 
 running: Final[ContextVar[RunningTool | None]] = ContextVar("guard_running_tool", default=None)
-"""The tool call around the code: what else sees it does not ask again."""
+"""The tool call around the code, so that other watchers of it do not ask again."""
 
 
 def call_tool(name: str, run: Callable[[], T], watcher: Watcher, given: Any = None) -> T:
@@ -54,12 +63,13 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher, given: Any = No
     Args:
         name: what tool policies match.
         run: calls the tool.
-        watcher: what the adapter is to the tool call.
+        watcher: the kind of adapter, and the framework's id of the call.
         given: the tool's arguments, by which repeats are counted; None where they are not known.
 
     Raises:
         GuardError: the call is refused. Inside a workflow or a protected call, a carrier that
             frameworks do not turn into text; it becomes the exception at the scope's boundary.
+            A refusal that the tool itself raises is treated alike.
         WorkflowKilledInterrupt: the workflow is killed, before or in the middle of it.
     """
     if _is_checked(name, watcher):
@@ -67,6 +77,7 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher, given: Any = No
     started_s = time.monotonic()
     edge = _edge(name, watcher, given)
 
+    # Inside the edge, so that nothing is marked as running before the call is allowed.
     def tool() -> T:
         inside = _Inside(name, watcher, edge)
         try:
@@ -74,6 +85,8 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher, given: Any = No
         finally:
             inside.leave()
 
+    # The tool's own edge has made the refusal a public error, which the framework would turn into
+    # text for the model. As a carrier it passes through, to the edge of the scope around.
     try:
         result: T = run_inside(tool, lambda: edge)()
     except GuardError as exc:
@@ -138,10 +151,11 @@ def gate_tool(name: str, watcher: Watcher, given: Any = None) -> None:
 
     Args:
         name: what tool policies match.
-        watcher: what the adapter is to the tool call. With the framework's id of the call,
-            :func:`tool_ended` has to follow.
+        watcher: the kind of adapter. If it has the framework's id of the call, :func:`tool_ended`
+            has to follow.
         given: as for :func:`call_tool`.
     """
+    # A protected call around nothing: admitted, and over at once. The framework runs the tool.
     edge = _edge(name, watcher, given)
     try:
         run_inside(_nothing, lambda: edge)()
@@ -151,7 +165,11 @@ def gate_tool(name: str, watcher: Watcher, given: Any = None) -> None:
 
 
 async def gate_tool_async(name: str, watcher: Watcher, given: Any = None) -> None:
-    """Like :func:`gate_tool`, without blocking the loop; hooks that run at once ask once."""
+    """Like :func:`gate_tool`, without blocking the loop.
+
+    Some frameworks run their hooks for one call concurrently. Those wait for their turn, so that
+    the second finds the first one's answer.
+    """
     account = active_account(current_scope.get())
     if account is None:
         await _gate_async(name, watcher, given)
@@ -170,7 +188,7 @@ async def _gate_async(name: str, watcher: Watcher, given: Any) -> None:
 
 
 def tool_ended(call_id: str) -> None:
-    """A tool call with a framework's id is over, well or not."""
+    """Note that a tool call with a framework's id is over, whether it succeeded or not."""
     account = active_account(current_scope.get())
     if account is not None:
         account.tools.calls.ended(call_id)
@@ -204,7 +222,7 @@ def _edge(name: str, watcher: Watcher, given: Any) -> ProtectedCall:
 
 
 def is_running(name: str) -> bool:
-    """Tell whether the code runs inside of a call of this tool that was checked already."""
+    """Return whether the code runs inside a call of this tool that was checked already."""
     around = running.get()
     return around is not None and not around.is_over and around.name == name
 
@@ -215,7 +233,11 @@ def _is_checked(name: str, watcher: Watcher) -> bool:
 
 
 class _Inside:
-    """The context of a tool's body."""
+    """The context of a tool's body.
+
+    Set and put back by value and not by tokens: the body of a stream may end in another context
+    than the one in which it began.
+    """
 
     def __init__(self, name: str, watcher: Watcher, edge: ProtectedCall) -> None:
         self._running = RunningTool(name, {watcher.kind})
@@ -224,7 +246,7 @@ class _Inside:
         current.set(edge.tool_call)
 
     def leave(self) -> None:
-        """Put back the context around; of a stream, whose context may be another's, as well."""
+        """Put back the values from before the body, and mark the call as over."""
         self._running.is_over = True
         before, call = self._around
         running.set(before)
@@ -232,8 +254,8 @@ class _Inside:
 
 
 def _nothing() -> None:
-    """The tool is run by its framework."""
+    """The body of a gated call: the framework runs the tool itself."""
 
 
 async def _nothing_async() -> None:
-    """The tool is run by its framework."""
+    """Like :func:`_nothing`."""

@@ -6,8 +6,8 @@
 
     app = WSGIMiddleware(app)  # outermost
 
-``WorkflowKilledInterrupt`` is no ``Exception``, so frameworks let it through, and some servers end
-the worker then, with the other requests in it (gunicorn's ``gthread``).
+``WorkflowKilledInterrupt`` is no ``Exception``, so frameworks let it pass. Some servers then end
+the worker with all other requests in it (gunicorn's ``gthread``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Message = dict[str, Any]
 class WSGIMiddleware:
     """Answer 503 for a request whose workflow is killed.
 
-    A response that has begun is broken off with a ``ConnectionAbortedError``.
+    A response that has begun is cut off with a ``ConnectionAbortedError``.
 
     Args:
         app: the application.
@@ -45,7 +45,8 @@ class WSGIMiddleware:
             body = self._app(environ, start_response)
         except BaseException as exc:  # noqa: BLE001  # raised again unless it is a kill
             return [_refuse(_killed_or_raise(exc), start_response)]
-        # A whole body, or a file that the server sends itself: the application is not called again.
+        # A whole body, or a file that the server sends itself: no code of the application runs
+        # while it is sent. Returned as it is, because servers optimise these types.
         file_wrapper = environ.get("wsgi.file_wrapper")
         if isinstance(body, list | tuple) or (
             isinstance(file_wrapper, type) and isinstance(body, file_wrapper)
@@ -55,7 +56,7 @@ class WSGIMiddleware:
 
 
 class _Body:
-    """The response of an application that is made while it is sent."""
+    """A response that the application produces while it is sent."""
 
     def __init__(self, body: Iterable[bytes], start_response: Callable[..., Any]) -> None:
         self._body = body
@@ -82,7 +83,8 @@ def _refuse(killed: WorkflowKilledInterrupt, start_response: Callable[..., Any])
     try:
         raise aborted from killed
     except ConnectionAbortedError:
-        # A server whose response has begun raises what it is given here.
+        # By the WSGI specification a server whose response has begun raises the exception that it
+        # gets here; else the 503 replaces what was not sent yet.
         start_response("503 Service Unavailable", _headers(text), sys.exc_info())
     return text
 

@@ -19,11 +19,11 @@ CONNECTIONS_MAX: Final = 4096
 
 
 def main() -> None:
-    """Serve until ``guard run`` ends, or says so."""
+    """Serve until standard input ends: ``guard run`` has closed it, or has died."""
     try:
         told = json.loads(sys.stdin.buffer.readline() or b"{}")
         asyncio.run(_serve(told))
-    except Exception as exc:  # noqa: BLE001  # whatever it is, who started it has to hear of it
+    except Exception as exc:  # noqa: BLE001  # whatever it is, `guard run` has to report it
         _say({"error": f"{type(exc).__name__}: {exc}"})
         raise SystemExit(1) from None
 
@@ -46,7 +46,9 @@ async def _serve(told: dict[str, Any]) -> None:
     def seen() -> None:
         nonlocal requests
         requests += 1
-        if requests == 1:  # at the end again, with the number
+        # Written at once, so that the run knows even if this process is killed; at the end the
+        # total replaces it.
+        if requests == 1:
             reports.say_proxied(directory, requests)
 
     listening = _listening(told)
@@ -56,11 +58,14 @@ async def _serve(told: dict[str, Any]) -> None:
     stdin = sys.stdin.fileno()
 
     def at_its_end() -> None:
+        # An empty read is the end. The kernel closes the other side however `guard run` ends, so
+        # no proxy outlives its run.
         if not os.read(stdin, 4096):
             loop.remove_reader(stdin)
             server.stop()
 
     loop.add_reader(stdin, at_its_end)
+    # Only now: `guard run` starts the program as soon as it has this line.
     _say({"url": base_url(listening)})
     try:
         await server.serve()
@@ -75,7 +80,7 @@ def _listening(told: dict[str, Any]) -> socket.socket:
 
     if "fd" not in told:
         return bind("127.0.0.1", 0)
-    # With its protocol: only then does asyncio send the body of an answer without a delay.
+    # With its protocol: asyncio sets TCP_NODELAY only on sockets that name it.
     inherited = socket.socket(
         socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=told["fd"]
     )

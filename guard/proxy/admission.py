@@ -1,4 +1,4 @@
-"""Whose money a request spends: that of the proxy's own key."""
+"""Decides whose money a request spends. Here: everything is charged to the proxy's own key."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from guard.scope.scope import current_scope
 
 
 class RequestAdmission(Protocol):
-    """Decides whose a request is."""
+    """Decides whose money a request spends."""
 
     def enter(
         self, headers: Pairs, key: str | None
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Do everything inside for whom a request is made.
+        """Run the block in the scope that a request is charged to.
 
         Args:
             headers: of the request.
-            key: of guard, where the path names one.
+            key: guard's key in the path; None without one.
         """
 
 
 class OwnKey:
-    """Everything is charged to the key of this process.
+    """Charges everything to the key of this process.
 
     Args:
         by_tool: whether each tool is a workflow of its own, so that it can be stopped by its name.
@@ -37,7 +37,7 @@ class OwnKey:
 
     @contextlib.asynccontextmanager
     async def enter(self, headers: Pairs, key: str | None) -> AsyncIterator[None]:
-        """Name the tool as the agent, and its session as the run."""
+        """Run the block with the tool as the agent, and its session as the run."""
         outer = current_scope.get()
         agent = sessions.agent_of(headers) or outer.agent
         inner = outer.evolve(agent=agent, run_id=sessions.run_of(headers) or outer.run_id)

@@ -24,17 +24,19 @@ logger = logging.getLogger("guard.proxy")
 
 _CONNECT_S: Final = 30.0
 _KEPT_ALIVE_MAX: Final = 256
+"""Idle connections upstream that are kept for later requests."""
+
 _NOT_FORWARDED: Final = b"not for who comes by a proxy"
 _UPGRADE: Final = b"a WebSocket is not forwarded; send the request over HTTP"
 
 
 class ProxyApp:
-    """Forwards requests; one for a process.
+    """Forwards requests; one for a process, on one loop.
 
     Args:
-        upstreams: where paths lead.
-        admission: says whose requests they are.
-        counts: what it has done.
+        upstreams: maps paths to addresses.
+        admission: decides whose money requests spend.
+        counts: of requests and bytes.
         seen: called before each request to a model.
     """
 
@@ -96,16 +98,19 @@ class ProxyApp:
             counted,
             self._seen,
         )
-        # In a task of its own: the program may go away at any moment, also while it waits in line.
+        # In a task of its own, which is cancelled when the program leaves: that may happen at any
+        # moment, also while the request waits in line or for a person.
         working = asyncio.create_task(exchange.run())
         watching = asyncio.create_task(incoming.gone())
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Reached when either has ended, or when the server stops and cancels this.
             watching.cancel()
             if not working.done():
                 counted.left()
                 working.cancel()
+            # The exchange may still close its connection upstream. What it raises is read below.
             await asyncio.wait((working, watching))
         if not working.cancelled() and (error := working.exception()) is not None:
             raise error
@@ -125,7 +130,11 @@ async def _answer(scope: Scope, send: Send, status: int, media: bytes, body: byt
 
 
 def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
-    """Return a client that adds nothing to a request and keeps nothing of an answer."""
+    """Return a client that adds nothing to a request and keeps nothing of an answer.
+
+    No timeout but that of connecting: a model may think for many minutes, and the program decides
+    how long it waits. No limit on connections: the server limits its own.
+    """
     no_cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
     return httpx.AsyncClient(
         verify=tls,

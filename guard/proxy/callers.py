@@ -11,7 +11,7 @@ from guard.proxy.headers import OWN_KEY, Pairs, value_of
 
 
 class NoKeyError(Exception):
-    """A request does not say whom it is charged to."""
+    """A request names no key to charge."""
 
 
 class CallersKeys:
@@ -19,11 +19,13 @@ class CallersKeys:
 
     @contextlib.asynccontextmanager
     async def enter(self, headers: Pairs, key: str | None) -> AsyncIterator[None]:
-        """Do everything inside for the caller whose key the request names.
+        """Run the block in the scope of the caller whose key the request names.
+
+        The header wins over the path.
 
         Raises:
             NoKeyError: it names none.
-            CallerRejectedError: there is no such key.
+            CallerRejectedError: the gateway refuses the key.
         """
         named = value_of(headers, OWN_KEY)
         api_key = key if named is None else named.decode("latin-1").strip()

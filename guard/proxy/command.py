@@ -110,7 +110,7 @@ def serve(
         with contextlib.closing(bind(host, port)) as listening:
             runtime = guard.init(api_url="local" if local else None)
             session = runtime.link.session
-            # A gateway that is out of reach has said nothing yet; then requests get 503.
+            # A gateway that cannot be reached has not described the key: requests get 503 then.
             if not local and session is not None and session.features and not session.is_proxys:
                 raise click.ClickException(
                     "not a proxy's key; make one: guard gateway keys create NAME --role proxy"

@@ -1,4 +1,4 @@
-"""What the proxy has done, for ``/metrics``."""
+"""Counts the proxy's requests and bytes, for ``/metrics``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from prometheus_client import (
 
 
 class Counted:
-    """One open request.
+    """Counts one request; at its end, by its last outcome.
 
     Args:
         counts: of the proxy.
-        vendor: that it goes to; one of a bounded set of names.
+        vendor: the vendor's name in the path, from a bounded set: it becomes a label.
     """
 
     __slots__ = ("_counts", "_outcome", "_vendor")
@@ -28,7 +28,7 @@ class Counted:
     def __init__(self, counts: ProxyCounts, vendor: str) -> None:
         self._counts = counts
         self._vendor = vendor
-        self._outcome = "failed"
+        self._outcome = "failed"  # unless another is set before the end
 
     def received(self, size: int) -> None:
         """Count bytes of the request."""
@@ -39,7 +39,7 @@ class Counted:
         self._counts.bytes_out.inc(size)
 
     def answered(self) -> None:
-        """Note that the answer of upstream went out."""
+        """Note that upstream's answer was sent to its end."""
         self._outcome = "answered"
 
     def refused(self, code: str) -> None:
@@ -48,7 +48,7 @@ class Counted:
         self._counts.refusals.labels(self._vendor, code).inc()
 
     def left(self) -> None:
-        """Note that the program has gone."""
+        """Note that the program has closed its connection."""
         self._outcome = "left"
 
     def close(self) -> None:
@@ -92,5 +92,5 @@ class ProxyCounts:
             counted.close()
 
     def text(self) -> bytes:
-        """Return all of it in the format of Prometheus."""
+        """Return all counters in the format of Prometheus."""
         return generate_latest(self._registry)

@@ -1,4 +1,8 @@
-"""One request and its answer, forwarded byte by byte under guard."""
+"""One request and its answer, forwarded unchanged under guard.
+
+The client that sends upstream is one of guard's hooked clients. So the request is checked, held and
+metered there; here are only the reading, the forwarding and the answer to a refusal.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +48,20 @@ _STREAMS: Final = (
 _ENDS: Final = (b"\n\n", b"\r\n\r\n")
 
 KEEP_ALIVE_S: Final = 10.0
-"""How often a stream that waits for a person says that it lives; clients wait for a minute."""
+"""Seconds between the pings of a stream that waits for a person; clients wait for a minute."""
 
 _STREAMED_ARRAY: Final = ":streamGenerateContent"
-"""Where Gemini streams one JSON array, if it is not asked for events."""
+"""End of the path where Gemini streams one JSON array, unless it is asked for events."""
 
 _WHOLE_MAX: Final = 64 << 20
-"""Bytes of an answer that is checked whole before its status goes out; larger ones pass on."""
+"""Bytes of an answer that are held back until it was checked whole. Of a larger one the rest is
+forwarded as it arrives: memory is bounded."""
 
 _STOPS: Final = (Refusal, GuardError, WorkflowKilledInterrupt)
 
 
 class _BrokenStreamError(Exception):
-    """The answer cannot be completed: the connection to the program is cut, as upstream's was."""
+    """The answer cannot be completed. The server cuts the connection, and the program notices."""
 
 
 class Exchange:
@@ -64,13 +69,13 @@ class Exchange:
 
     Args:
         client: sends upstream.
-        admission: says whose it is.
-        destination: where to.
+        admission: decides whose money it spends.
+        destination: where it is sent.
         endpoint: of the model that works for it; None where none does, as far as is known.
         scope: of ASGI.
         incoming: the request.
         send: of ASGI.
-        counted: takes what becomes of it.
+        counted: counts its outcome.
         seen: called before a request to a model.
     """
 
@@ -98,37 +103,46 @@ class Exchange:
         self._counted = counted
         self._seen = seen
         self._dialect = dialect_of(destination.vendor, endpoint)
-        # Of the request as it has arrived.
+        # The content-length of the request before guard's hooks have changed it.
         self._length: str | None = None
-        # Whether the status has gone out, and whether an event may still follow what has.
+        # What was sent to the program. Written by this task, and by the keep-alive's while this one
+        # waits for a decision; both run on the server's loop.
+        # Whether the status was sent; and whether an error may still follow as an event, because
+        # the answer is a stream of events that names no length.
         self._started = False
         self._can_append = False
-        # Whether what has gone out ends with a whole event.
+        # Whether the last bytes that were sent end an event: only there a keep-alive fits.
         self._at_boundary = True
 
     async def run(self) -> None:
-        """Forward it, or tell the program why not."""
+        """Forward it, or send the program the reason for not doing so."""
         questions_stay.set(True)  # of this task, which ends with the exchange
         earlier = self._earlier_refusal()
-        if earlier is not None:  # it has ended the run: nothing of it goes upstream any more
+        if earlier is not None:  # it has ended the run: nothing more is sent upstream
             await self._tell(told_of(unwrap(earlier)))
             return
+        # 1. Answered by upstream, whatever its status.
         try:
             async with self._admission.enter(self._headers, self._destination.key):
                 await self._forward()
             self._counted.answered()
+        # 2. No caller to charge.
         except NoKeyError:
             await self._tell(unknown_caller(named=False))
         except CallerRejectedError:
             await self._tell(unknown_caller(named=True))
+        # 3. Refused by guard: before the request was sent, or in the middle of its answer.
         except _STOPS as exc:
             await self._tell(told_of(unwrap(exc)))
+        # 4. The request is not one that can be forwarded.
         except TooLargeError:
             await self._tell(ErrorAnswer(413, "GD-P003", "guard: the request is larger than 64 MB"))
-        except ProgramGoneError:
+        except ProgramGoneError:  # there is no connection to answer on
             self._counted.left()
         except httpx.InvalidURL as exc:
             await self._tell(ErrorAnswer(REFUSED, "GD-P002", f"guard: {exc}"))
+        # 5. Upstream is out of reach, or was lost. Nothing is added to an answer that has begun:
+        #    the program should see the same loss.
         except httpx.TransportError as exc:
             logger.info("%s: %s", self._destination.origin, type(exc).__name__)
             if self._started:
@@ -145,20 +159,25 @@ class Exchange:
         try:
             await self._answer(request, response)
         finally:
+            # Also when the program has left, which cancels this task: the vendor may stop then.
             await response.aclose()
 
     # -- the request ---------------------------------------------------------------------------
 
     async def _request(self) -> httpx.Request:
+        """Read the request, as far as it is needed before it is sent."""
         headers = sent_upstream(self._headers)
         content: bytes | AsyncIterator[bytes]
+        # 1. For a model: whole, because its body bounds what it costs.
         if self._endpoint is not None and self._endpoint.asks:
             self._seen()
             content = await self._incoming.whole(value_of(headers, b"content-length"))
+        # 2. Anything else with a body: in parts, so that an upload of any size passes.
         elif self._has_body():
             if self._endpoint is None and self._method == "POST":
                 self._check_unbounded()
             content = self._incoming.parts()
+        # 3. Without a body: read to its end all the same, after which `Incoming.gone` can watch.
         else:
             content = await self._incoming.whole(None)
         request = httpx.Request(
@@ -178,7 +197,7 @@ class Exchange:
         )
 
     def _check_unbounded(self) -> None:
-        """Name a request that no model is known to answer; raise where it must not go out."""
+        """Report a request that no model is known to answer; raise where it must not be sent."""
         observer, path = patching.active(), self._destination.path
         host = self._destination.host
         if observer is not None and not self._destination.is_telemetry and not is_free(host, path):
@@ -187,13 +206,15 @@ class Exchange:
     # -- the answer ----------------------------------------------------------------------------
 
     async def _answer(self, request: httpx.Request, response: httpx.Response) -> None:
-        if response.is_stream_consumed:  # guard has read it: a refusal of what was put in
+        # 1. The vendor has refused what guard has put in: the hook has read and decoded the answer.
+        if response.is_stream_consumed:
             headers = sent_back(response.headers.raw, length=False, coding=False)
             await self._start(response.status_code, headers)
             await self._body(response.content, more=False)
             return
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A stream that guard asks for its usage comes without what that adds: it gets shorter.
+        # If guard has asked for the usage, the hook removes it from the stream. Then the length of
+        # the answer, if it names one, is wrong. The request's length shows whether guard has asked.
         is_changed = request.headers.get("content-length") != self._length
         is_stream = kind in _STREAMS or self._destination.path.endswith(_STREAMED_ARRAY)
         self._can_append = kind in _STREAMS
@@ -201,9 +222,11 @@ class Exchange:
             response.headers.raw, length=not (is_stream and is_changed), coding=True
         )
         chunks = aiter(response.aiter_raw())
+        # 2. A whole answer of a model: its status is not sent before its tools were checked.
         if self._endpoint is not None and self._endpoint.asks and not is_stream:
             await self._whole(response.status_code, headers, chunks)
             return
+        # 3. A stream, or an answer of something else.
         await self._start(response.status_code, headers)
         with self._kept_alive():
             async for chunk in chunks:
@@ -212,7 +235,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def _kept_alive(self) -> Iterator[None]:
-        """While a person is asked about a tool, send what the vendor sends when it is silent."""
+        """Send pings while the answer waits for a decision about a tool."""
         pulse = keep_alive(self._dialect) if self._can_append else None
         if pulse is None:
             yield
@@ -233,14 +256,14 @@ class Exchange:
             asking(False)
 
     async def _beat(self, pulse: bytes) -> None:
-        """Send it again and again. The exchange's own task sends nothing meanwhile."""
+        """Send it again and again. Meanwhile the exchange's own task waits, and sends nothing."""
         while True:
             await asyncio.sleep(KEEP_ALIVE_S)
             if self._at_boundary:
                 await self._body(pulse, more=True)
 
     async def _whole(self, status: int, headers: Pairs, chunks: AsyncIterator[bytes]) -> None:
-        """Send an answer once all of it is there: a refusal can still take its place."""
+        """Send an answer once all of it has arrived: until then a refusal can take its place."""
         parts, size = [], 0
         async for chunk in chunks:
             parts.append(chunk)
@@ -255,20 +278,25 @@ class Exchange:
             await self._body(b"", more=False)
 
     async def _tell(self, told: ErrorAnswer) -> None:
-        """Tell the program why there is no answer, or no more of it."""
+        """Send the program the reason why there is no answer, or no more of it."""
         self._counted.refused(told.code)
+        # 1. Nothing was sent: the refusal is the answer.
         if not self._started:
             headers, body = told.whole(self._dialect)
             self._counted.sent(len(body))
-            # It may come before all of its request: in one write the program learns that.
+            # It may come before all of the request. In one write the server says that the
+            # connection ends, so that the program does not use it again.
             await send_whole(self._scope, self._send, told.status, headers, body)
+        # 2. A stream of events has begun: the refusal is its last event.
         elif self._can_append:
             await self._body(told.event(self._dialect), more=False)
+        # 3. Anything else has begun: a whole answer could pass for complete, so it is cut.
         else:
             raise _BrokenStreamError
 
     async def _start(self, status: int, headers: Pairs) -> None:
         self._started = True
+        # What is appended would exceed the length, or be no part of what is encoded.
         if any(name in (b"content-length", b"content-encoding") for name, _ in headers):
             self._can_append = False
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

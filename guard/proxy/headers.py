@@ -1,4 +1,4 @@
-"""What of a header goes through the proxy: all but what belongs to one connection; no I/O."""
+"""Forwards headers: all but those that belong to one connection; no I/O."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 Pairs = list[tuple[bytes, bytes]]
 
 OWN_KEY: Final = b"x-guard-key"
-"""Names the key of guard that a request is charged to."""
+"""Header with the guard key that a request is charged to. It is never sent upstream."""
 
 _HOP_BY_HOP: Final = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-"""Of one connection (RFC 9110, 7.6.1)."""
+"""Headers of one connection (RFC 9110, 7.6.1)."""
 
 _NOT_SENT: Final = _HOP_BY_HOP | {b"host", b"expect", OWN_KEY}
 
@@ -30,8 +30,8 @@ def sent_back(headers: Iterable[tuple[bytes, bytes]], *, length: bool, coding: b
 
     Args:
         headers: of the answer.
-        length: whether its length stays as it is.
-        coding: whether its content is still encoded.
+        length: whether its length is unchanged, and can be forwarded.
+        coding: whether its body is forwarded as it is encoded.
     """
     pairs = [(name.lower(), value) for name, value in headers]
     dropped = _HOP_BY_HOP | _named(pairs)

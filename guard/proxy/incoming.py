@@ -10,7 +10,7 @@ from guard.gateway.api.http import Receive
 from guard.proxy.counts import Counted
 
 BODY_MAX: Final = 64 << 20
-"""Bytes of a request to a model: it is read whole before it is held."""
+"""Maximum bytes of a request to a model, which is in memory as a whole."""
 
 
 class TooLargeError(Exception):
@@ -18,34 +18,40 @@ class TooLargeError(Exception):
 
 
 class ProgramGoneError(Exception):
-    """The program has gone before its request was complete."""
+    """The program closed its connection before its request was complete."""
 
 
 class Incoming:
     """One request.
 
+    Two tasks use it: the exchange's reads the body, another waits in :meth:`gone`. ASGI's
+    ``receive`` must not be called by both at once, so the second waits until the body is read.
+
     Args:
         receive: of ASGI.
-        counted: counts what arrives.
+        counted: counts the bytes that arrive.
     """
 
     def __init__(self, receive: Receive, counted: Counted) -> None:
         self._receive = receive
         self._counted = counted
-        # Set once nothing more of the body will be read here: then only the end can arrive.
+        # Set once the body has ended, or the program has gone: from then on only `gone` receives.
+        # An exchange that ends before never sets it; then its caller cancels `gone`.
         self._is_read = asyncio.Event()
+        # Whether the connection was closed; written by whichever of the two tasks receives that.
         self._has_gone = False
 
     async def whole(self, length: bytes | None) -> bytes:
         """Return the body.
 
         Args:
-            length: what the request says of its length.
+            length: value of ``content-length``; None without one.
 
         Raises:
-            TooLargeError: it is too large.
-            ProgramGoneError: it has not arrived.
+            TooLargeError: it is too large, or its length is no number.
+            ProgramGoneError: the program left before all of it had arrived.
         """
+        # Before a byte is read; 20 digits are more than any length has, and fast to convert.
         if length is not None and (not length.isdigit() or int(length[:20]) > BODY_MAX):
             raise TooLargeError
         parts, size = [], 0
@@ -60,7 +66,7 @@ class Incoming:
         """Yield the body as it arrives.
 
         Raises:
-            ProgramGoneError: it does not arrive any more.
+            ProgramGoneError: the program left before all of it had arrived.
         """
         more = True
         while more:
@@ -78,7 +84,7 @@ class Incoming:
                 yield body
 
     async def gone(self) -> None:
-        """Return when the program has gone; once its request is complete, that is all to come."""
+        """Return when the program has closed its connection; notices that once the body is read."""
         await self._is_read.wait()
         while not self._has_gone:
             message = await self._receive()

@@ -1,8 +1,8 @@
-"""How a refusal is told to a program: in its vendor's own shape, with one sentence; no I/O.
+"""Formats a refusal for a program: as an error of its vendor, with one sentence; no I/O.
 
-The status is 400: the only one after which coding agents send no further request (402 and 403 are
-sent again by Codex, 429 by Claude Code and Gemini without an end). 503 means that nothing was
-decided, and that sending again is right.
+The status is 400: the only one after which coding agents do not retry (Codex retries after 402 and
+403; Claude Code and Gemini retry after 429 for ever). 503 means that nothing was decided, and that
+a retry is right.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _ACTED_ON: Final = re.compile(
     r"|input is too long|quota",
     re.IGNORECASE,
 )
-"""Words by which tools recognise something else, and shorten their prompt or change their model."""
+"""Words that tools take for another error, after which they shorten their prompt or change their
+model. They are replaced in the sentence."""
 
 
 _EXCEPTION: Final = {
@@ -51,11 +52,11 @@ _EXCEPTION: Final = {
     ":exception-type": "validationException",
     ":content-type": "application/json",
 }
-"""Headers of the frame by which an AWS event stream tells of an exception."""
+"""Headers of the frame that carries an exception in an AWS event stream."""
 
 
 class Dialect(StrEnum):
-    """A vendor's way to tell of an error."""
+    """A vendor's format of errors."""
 
     ANTHROPIC = "anthropic"
     CHAT = "chat"
@@ -80,7 +81,7 @@ _OF_VENDORS: Final = {
 
 
 def dialect_of(vendor: str, endpoint: Endpoint | None) -> Dialect:
-    """Return how errors are told at an endpoint of a vendor."""
+    """Return the format of errors at an endpoint of a vendor."""
     if endpoint is not None:
         for kinds, dialect in _OF_FORMATS:
             if isinstance(endpoint.format, kinds):
@@ -90,13 +91,13 @@ def dialect_of(vendor: str, endpoint: Endpoint | None) -> Dialect:
 
 @attrs.frozen
 class ErrorAnswer:
-    """What a program is told instead of its answer.
+    """The error that a program gets instead of its answer.
 
     Attributes:
         status: of HTTP.
         code: of the catalogue, such as ``GD-B004``.
         sentence: what happened, and what to do.
-        retry_after_s: when to send again; None where that is not known.
+        retry_after_s: seconds after which to send again; None where that is not known.
     """
 
     status: int
@@ -126,7 +127,7 @@ class ErrorAnswer:
         return msgspec.json.encode(_error(self, dialect))
 
     def event(self, dialect: Dialect) -> bytes:
-        """Return what a stream ends with, as the vendor would end it after an error."""
+        """Return the last event of a stream, as the vendor would end it after an error."""
         match dialect:
             case Dialect.BEDROCK:
                 return aws_frame(self.body(dialect), _EXCEPTION)
@@ -141,7 +142,7 @@ class ErrorAnswer:
 
 
 def keep_alive(dialect: Dialect) -> bytes | None:
-    """Return what keeps a silent stream alive and says nothing; None where there is no such thing.
+    """Return bytes that keep a silent stream alive and mean nothing; None where there are none.
 
     Lines that begin with a colon are comments (https://html.spec.whatwg.org, 9.2.6).
     """
@@ -151,7 +152,7 @@ def keep_alive(dialect: Dialect) -> bytes | None:
 
 
 def told_of(error: BaseException) -> ErrorAnswer:
-    """Return what a program is told of an exception of guard's."""
+    """Return the error that a program gets for an exception of guard's."""
     code = str(getattr(error, "error_code", "GD-X000"))
     sentence = _ACTED_ON.sub("allowance", f"guard: {_sentence(error, code)}")
     if isinstance(error, RateLimitError):
@@ -161,7 +162,7 @@ def told_of(error: BaseException) -> ErrorAnswer:
 
 
 def unknown_caller(named: bool) -> ErrorAnswer:
-    """Return what is told where a request names no key of guard, or none that is valid."""
+    """Return the error for a request that names no guard key, or an invalid one."""
     what = "this key is not valid; ask for another" if named else (
         "name your key in the header x-guard-key, or as /k/KEY before the vendor in the base URL"
     )  # fmt: skip
@@ -169,7 +170,7 @@ def unknown_caller(named: bool) -> ErrorAnswer:
 
 
 def unreachable(origin_host: str) -> ErrorAnswer:
-    """Return what is told where upstream cannot be reached."""
+    """Return the error for an upstream that cannot be reached."""
     return ErrorAnswer(UNDECIDED, "GD-B001", f"guard: {origin_host} cannot be reached from here")
 
 
@@ -231,10 +232,10 @@ def _error(told: ErrorAnswer, dialect: Dialect) -> dict[str, Any]:
 
 
 def _failed_response(sentence: str) -> bytes:
-    """Return both events that end a response: clients act on either, and pass over the other.
+    """Return both events that end a response: each client acts on one, and ignores the other.
 
-    OpenCode begins anew after ``response.failed``, and ends after ``error``; Codex does not read
-    that one. ``invalid_prompt`` is the code after which neither sends the request again.
+    OpenCode ends after ``error``, but would retry after ``response.failed`` alone; Codex reads only
+    ``response.failed``. ``invalid_prompt`` is the code after which neither retries.
     """
     code = "invalid_prompt"
     about = {"code": code, "message": sentence, "param": None}

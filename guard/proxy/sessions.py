@@ -1,4 +1,4 @@
-"""Who sends a request: the tool as the agent, its session as the run; no I/O."""
+"""Reads the sender of a request: the tool is the agent, its session the run; no I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SESSION: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 
 def agent_of(headers: Pairs) -> str | None:
-    """Return the name of the tool, without its version: each version would be another agent.
+    """Return the name of the tool, without its version, which would make each one another agent.
 
     >>> agent_of([(b"user-agent", b"claude-cli/2.0.1 (external, cli)")])
     'claude-cli'

@@ -1,4 +1,8 @@
-"""Where a path of the proxy leads: its vendor and the address upstream; no I/O."""
+"""Maps a path of the proxy to its vendor and the address upstream; no I/O.
+
+A program chooses the path, so a path must never lead to a host that is not known here: the proxy
+would reach into its own network for the program.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,8 @@ REGIONAL: Final = ("vertex", "azure", "bedrock")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
 _LOCATION: Final = re.compile(r"/locations/([a-z0-9-]{1,40})/")
+# Dot segments, also encoded: upstream might resolve them to another path than the one that was
+# looked up here, and a request to a model would pass as something else.
 _DOTS: Final = re.compile(rb"(?i)(?:/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)")
 
 _TELEMETRY: Final = re.compile(
@@ -32,11 +38,11 @@ _TELEMETRY: Final = re.compile(
     r"|fetchAdminControls|listExperiments|retrieveUserQuota|setCodeAssistGlobalUserSetting)$"
     r"|/(?:telemetry|statsig|log_event|metrics|otel|traces|logs)(?:/|$)"
 )
-"""What tools report about themselves, or ask about an account: no model works for it."""
+"""Paths where tools report about themselves, or ask about an account: no model works for them."""
 
 
 class NoUpstreamError(Exception):
-    """A path leads nowhere; the text says why, and what would be a path."""
+    """A path leads nowhere; the text says why, and what a path looks like."""
 
 
 @attrs.frozen
@@ -48,7 +54,7 @@ class Destination:
         origin: scheme, host and port.
         target: raw path and query, as they are sent.
         path: the path without the query, as text.
-        key: of guard, where the path begins with ``/k/KEY``; for tools that send no headers.
+        key: guard's key, where the path begins with ``/k/KEY``; for tools that cannot send headers.
     """
 
     vendor: str
@@ -82,7 +88,7 @@ class Upstreams:
     """The addresses upstream.
 
     Args:
-        origins: by name; those of vendors that are not named are their own.
+        origins: addresses by name; vendors that are not named keep their own.
     """
 
     origins: Mapping[str, str] = attrs.field(factory=dict, converter=_with_vendors)
@@ -102,6 +108,7 @@ class Upstreams:
         """
         if not raw_path.isascii() or _DOTS.search(raw_path):
             raise NoUpstreamError("a path has no dot segments and only ASCII characters")
+        # `/k/KEY/VENDOR/...`, `/custom/NAME/...` or `/VENDOR/...`; the rest is upstream's path.
         key = None
         vendor, slash, rest = raw_path[1:].decode("ascii").partition("/")
         if vendor == "k":
@@ -134,6 +141,7 @@ def _regional(vendor: str, path: str) -> tuple[str, str]:
     if not _NAME.fullmatch(name):
         what = "a resource" if vendor == "azure" else "a region"
         raise NoUpstreamError(f"the path begins with /{vendor}/ and {what}")
+    # The name may be a host, but only one of Azure's: the request carries the program's Azure key.
     if vendor == "azure":
         host = name if "." in name else f"{name}.openai.azure.com"
         if not host.endswith((".azure.com", ".azure.us", ".azure.cn")):

@@ -1,4 +1,4 @@
-"""What a decorator can run inside an edge: functions and objects that are called, nothing else."""
+"""Checks what a decorator can run inside an edge: functions and callable objects only."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ async def _async_manager() -> AsyncIterator[None]:
     yield
 
 
+# By code: what `contextlib` returns is a plain function, but all of them share one code object.
 _MANAGERS: Final[dict[object, str]] = {
     _manager.__code__: "contextmanager",
     _async_manager.__code__: "asynccontextmanager",
 }
-"""What these decorators return only makes a context manager; its body runs later."""
+"""Code of the functions that these decorators return. Such a function only makes a context manager,
+whose body runs later, outside of the edge."""
 
 _DESCRIPTORS: Final = (property, functools.cached_property, functools.singledispatchmethod)
 
 
 def require_callable(function: Any, decorator: str) -> None:
-    """Refuse what a decorator could not guard, with what to do instead.
+    """Raise for a function that a decorator could not guard, with advice what to decorate.
 
     Args:
-        function: what is decorated.
+        function: the decorated object.
         decorator: its name, for the message.
 
     Raises:

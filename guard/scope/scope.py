@@ -36,7 +36,7 @@ class CallRecord(Struct, eq=False):
         reservation_id: what pays for it: a reservation of its own, or a lease.
         hold: what it has taken from a lease.
         metered: whether an LLM call was recorded in it.
-        counted: its tool and the kind of its watcher, where it counts as one of the same calls.
+        counted: its tool and the kind of its watcher, where repeats of it are counted.
     """
 
     call_id: str
@@ -47,22 +47,27 @@ class CallRecord(Struct, eq=False):
 
 
 class Identified(Protocol):
-    """Somebody for whom a process works; see ``guard.runtime.callers.Caller``."""
+    """A caller for whom a process works; see ``guard.runtime.callers.CallerAccount``."""
 
     @property
     def identity(self) -> str:
-        """What no other caller has."""
+        """A text that is unique to the caller."""
 
 
 class Entry(Struct, eq=False):
     """One entry of a context manager or a protected call.
 
+    The mutable part of a scope: all tasks and threads that have copied the scope share its entry.
+    So a refusal that a task swallows still reaches the edge. Each change is one assignment; the
+    newest refusal wins.
+
     Attributes:
         outer: the scope that it was entered from.
         refused: the newest refusal that was raised inside, which code there may have swallowed,
             or turned into an error of its own.
-        run_id: the run that it is the entry of, where it is one of a workflow.
-        of_generator: whether a generator's body has entered it: that may be suspended, for good.
+        run_id: the run that it has begun, if it is the entry of a workflow.
+        of_generator: whether a generator's body has entered it; such a body may be suspended for
+            good, and then never leaves it.
         span: of the entry, in the program's own tracing; None without one.
     """
 
@@ -87,21 +92,23 @@ class Entry(Struct, eq=False):
 
 
 class Scope(Struct, frozen=True, eq=False):
-    """An immutable position. Fields are None outside of what they name.
+    """An immutable position. A field is None outside of what it names.
+
+    Only the two caches at the end change, and ``OUTSIDE`` (:func:`set_process_scope`).
 
     Attributes:
         workflow_id, run_id: the workflow and this entry of it.
-        chain_id, chain_op: the soft-budget chain and what the next gate request says of it.
+        chain_id, chain_op: the soft-budget chain, and the operation in the next gate request.
         agent: identity of the agent.
         trace_id, span_id, parent_span_id: W3C Trace Context ids.
         foreign_span_id: the OpenTelemetry span that was running when this span was opened.
         model, tools: the call context for the gate.
-        user, tags: for whom the work is, and its tags as text (:mod:`guard.core.tags`).
-        note: for the person who is asked to approve a call.
+        user, tags: the user for whom the work is, and its tags as text (:mod:`guard.core.tags`).
+        note: shown to the person who is asked to approve a call.
         options: those of the ``guard.context.options`` block around the code.
         call: the protected call whose body is running.
         entry: the innermost entry that the code runs in.
-        caller: for whom this is done; None for the owner of the process's own key.
+        caller: the caller for whom this is done; None for the owner of the process's own key.
     """
 
     workflow_id: str | None = None
@@ -138,7 +145,7 @@ class Scope(Struct, frozen=True, eq=False):
 
     @property
     def event_fields(self) -> EventFields:
-        """What an event says about where it happened.
+        """The fields of an event that say where it happened.
 
         A tuple that holds only strings, made once: the garbage collector stops tracking it, and
         the records that hold it, instead of traversing a full buffer again and again.
@@ -167,7 +174,7 @@ class Scope(Struct, frozen=True, eq=False):
 
         Args:
             call_id, kind, function: of the call or request.
-            fields: what else is asked; a ``model`` takes the place of the scope's.
+            fields: further fields of the question; a ``model`` takes the place of the scope's.
         """
         fields.setdefault("model", self.model or UNKNOWN_MODEL)
         chain = None
@@ -212,9 +219,9 @@ current_scope: ContextVar[Scope] = ContextVar("guard_scope", default=OUTSIDE)
 
 
 def calls_of(scope: Scope, most: int) -> list[CallRecord]:
-    """Return the protected calls around running code, innermost first, at most so many.
+    """Return the protected calls around running code, innermost first, at most ``most``.
 
-    Those of another caller are none of its own.
+    Stops at the scope of another caller, whose calls are paid by another key.
     """
     found: list[CallRecord] = []
     each: Scope | None = scope
@@ -228,13 +235,14 @@ def calls_of(scope: Scope, most: int) -> list[CallRecord]:
 
 
 def set_process_scope(workflow_id: str | None, run_id: str | None) -> None:
-    """Name the workflow of everything outside of one, in this process; None for no name.
+    """Set the workflow of everything outside of one, in this process; None for no workflow.
 
     Every check and every event reads ``current_scope``, whose default is one object. That object is
     changed in place: at the start of a runtime, in a forked child and at the end.
     """
     force_setattr(OUTSIDE, "workflow_id", workflow_id)
     force_setattr(OUTSIDE, "run_id", run_id)
+    # The caches last: they are computed from the fields above.
     force_setattr(OUTSIDE, "_event_fields", None)
     force_setattr(OUTSIDE, "_call_lane", None)
 

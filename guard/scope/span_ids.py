@@ -38,8 +38,8 @@ def call_scope(
 ) -> Scope:
     """Return the scope of a protected call's body: a new span in ``outer``.
 
-    The same as ``outer.evolve`` with :func:`child_span`, in a sixth of the time. Where the program
-    uses OpenTelemetry, the span is one of that as well.
+    The same as ``outer.evolve`` with :func:`child_span`, in a sixth of the time: one for each
+    protected call. Where the program uses OpenTelemetry, a span of that is opened as well.
 
     Args:
         outer: the scope around the call.
@@ -97,7 +97,7 @@ def _ancestry(outer: Scope, otel: Any) -> tuple[str | None, str | None, str | No
     """Return the trace, the parent and the OpenTelemetry span of a new span in ``outer``."""
     if otel is not None:
         context = otel.get_current_span().get_span_context()
-        # One that was running before ``outer`` was opened is an ancestor already.
+        # The span that was running when ``outer`` was opened is an ancestor of it already.
         if context.is_valid and f"{context.span_id:016x}" != outer.foreign_span_id:
             foreign = f"{context.span_id:016x}"
             return f"{context.trace_id:032x}", foreign, foreign

@@ -1,9 +1,9 @@
 """Runs the bodies of decorated functions inside an edge: one driver for each kind of function.
 
-``@protect``, ``@guarded`` and the context managers' decorators all run their functions here. Each
-step of a generator's body runs inside and what it yields is outside, because a body shares the
-context of the code that asks it for the next item. So the scope outside is restored at each
-``yield``, and the body's own is put in place again for its next step.
+``@protect``, ``@guarded`` and the context managers' decorators all run their functions here. A
+generator's body shares the context of the code that asks it for the next item. So each step of the
+body runs inside the edge; at each ``yield`` the scope outside is restored, and the body's own is
+set again for its next step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ C = TypeVar("C", bound=Callable[..., Any])
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 INTERRUPTIBLE: Final[set[CodeType]] = set()
-"""Code of the SDK in which an exception may be raised from outside; see :func:`interruptible`."""
+"""Code of the SDK in which an exception may be raised from outside; see :func:`interruptible`.
+
+A kill raises nothing in any other code of the SDK: a lock or a counter could be left wrong."""
 
 
 def interruptible(function: C) -> C:
@@ -36,13 +38,15 @@ class Edge:
     """What surrounds the body of one call, from its admission to its end.
 
     A driver admits the call, runs the body (of a generator: each step) between :meth:`enter` and
-    :meth:`leave`, and ends with :meth:`finish`. This class surrounds a body with nothing.
+    :meth:`leave`, and ends with :meth:`finish`. This base class does nothing but set the scope.
+
+    One thread or task at a time uses it. The steps of a generator may run in different ones.
 
     Attributes:
         scope: the scope of the body, or None to run it in its caller's. A generator's body may
             change it; the change lasts from one step to the next.
-        body: the body, or the step of a generator's, that runs now and that a kill can stop.
-        called: with what the function is called; unset where there is none.
+        body: the registered body, or step of a generator, that is running and that a kill can stop.
+        called: the arguments of the function; unset until a driver sets them.
     """
 
     called: tuple[tuple[Any, ...], dict[str, Any]]
@@ -70,33 +74,42 @@ class Edge:
             current_scope.set(self.scope)
 
     def suspend(self) -> None:
-        """Give the caller its scope back; again changes nothing."""
+        """Give the caller its scope back. Idempotent."""
         outside = self._outside
         if outside is not None:
-            self.scope = current_scope.get()  # what the body has made of it
+            self.scope = current_scope.get()  # the body may have changed it
             self._outside = None
             current_scope.set(outside)
 
     def enter(self, *, in_task: bool) -> None:
-        """The body, or its next step, is about to be called by the calling frame."""
+        """Prepare for the body, or its next step, which the calling frame is about to call.
+
+        Args:
+            in_task: whether the body is awaited, so that a kill cancels the task; else a kill
+                raises in the thread.
+        """
         self.resume()
 
     def leave(
         self, exc: BaseException | None = None, *, yields: bool = False
     ) -> BaseException | None:
-        """The body, or its step, ended; return what is to be raised now, or None.
+        """End the body, or its step; return the exception to raise, or None.
 
         An exception that was meant for the body can be raised in here: leave again with it.
 
         Args:
-            exc: what it raised; None if it returned or yielded.
-            yields: whether it has yielded, and goes on later.
+            exc: the exception of the body; None if it returned or yielded.
+            yields: whether it has yielded, and will be resumed.
         """
         self.suspend()
         return exc
 
     def finish(self, exc: BaseException | None) -> None:
-        """The call is over: at its end, abandoned (both None), or with an error. Idempotent."""
+        """End the call. Idempotent.
+
+        Args:
+            exc: the error; None if it has returned, or a generator was abandoned.
+        """
 
     def finish_async(self, exc: BaseException | None) -> Awaitable[None] | None:
         """Like :meth:`finish`, without blocking the caller's loop; None when there is no wait."""
@@ -139,7 +152,11 @@ def _called(function: Any) -> Any:
 
 
 def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
-    """Return a plain function that calls another one inside an edge; see :func:`run_inside`."""
+    """Return a plain function that calls another one inside an edge; see :func:`run_inside`.
+
+    A kill of a blocking body is an exception that is posted to its thread. Python raises it between
+    two instructions of this frame or of what it calls, so any line here may raise one.
+    """
 
     @interruptible
     @functools.wraps(function)
@@ -149,13 +166,15 @@ def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
         error: BaseException | None = None
         try:
             try:
+                # In here too: what a refused admission raises goes through `leave` and `finish`.
                 edge.admit()
                 edge.enter(in_task=False)
                 result = function(*args, **kwargs)
                 error = edge.leave()
             except BaseException as exc:
-                # What was posted to the thread while the body ran can arrive as late as at the
-                # first instruction of what is called next, which is `leave`; so can Ctrl-C.
+                # An exception that was posted to the thread while the body ran can arrive as late
+                # as at the first instruction of the next call, which is `leave`; so can Ctrl-C.
+                # It arrives once, so the second `leave` is not interrupted by it.
                 try:
                     error = edge.leave(exc)
                 except BaseException as late:  # noqa: BLE001  # becomes the exception of the call
@@ -164,8 +183,9 @@ def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
                 if error is None or error is exc:
                     raise
                 raise error from error.__cause__
+            # Outside of the inner `try`: an error of `finish` is not one of the body.
             edge.finish(error)
-            if error is not None:
+            if error is not None:  # raised by the edge, although the body has returned
                 raise error from error.__cause__
             return result
         finally:
@@ -220,6 +240,7 @@ def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
         try:
             edge.admit()
             while True:
+                # One step: until the body yields (`item`), returns (`StopIteration`) or raises.
                 try:
                     edge.enter(in_task=False)
                     item = step(value)
@@ -301,7 +322,10 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
 
 
 def _close(edge: Edge, generator: Generator[Any, Any, Any]) -> None:
-    """Run what the generator has left to clean up; why the call ends is what is raised."""
+    """Run the cleanup of a generator's body, in its scope; its errors are logged.
+
+    The call raises the reason for its end, which an error of the cleanup must not replace.
+    """
     edge.resume()
     try:
         generator.close()
@@ -312,7 +336,7 @@ def _close(edge: Edge, generator: Generator[Any, Any, Any]) -> None:
 
 
 async def _aclose(edge: Edge, generator: AsyncGenerator[Any, Any]) -> None:
-    """Run what the generator has left to clean up; why the call ends is what is raised."""
+    """Like :func:`_close`."""
     edge.resume()
     try:
         await generator.aclose()

@@ -33,7 +33,7 @@ class _Instruments:
 
 
 class _Made:
-    """The instruments, and the module that has made them."""
+    """The instruments, and the module of OpenTelemetry that has made them."""
 
     by: Any = None
     instruments: _Instruments | None = None
@@ -47,7 +47,8 @@ def _instruments() -> _Instruments | None:
     if otel is None:
         return None
     if _made.by is not otel:
-        _made.by = otel  # once: what fails now fails each time
+        # Set first: an API that fails here would fail at each request, and is tried once.
+        _made.by = otel
         _made.instruments = _Instruments(otel.get_meter(SCOPE, version(), schema_url=SCHEMA_URL))
     return _made.instruments
 
@@ -58,8 +59,8 @@ def decided(decision: str, operation: str, code: str | None = None) -> None:
 
     Args:
         decision: ``allowed``, ``refused`` or ``observed``.
-        operation: what was decided about.
-        code: of a refusal.
+        operation: the kind of request or call.
+        code: error code of a refusal.
     """
     found = _instruments()
     if found is not None:
@@ -75,9 +76,9 @@ def answered(
 
     Args:
         labels: operation, vendor, models and host.
-        seconds: that it took.
+        seconds: its duration.
         tokens: of the whole input and of the whole output; None where they are not known.
-        cost_usd: what it has cost, in dollars; None where its price is not known here.
+        cost_usd: its cost in dollars; None where its price is not known here.
     """
     found = _instruments()
     if found is None:

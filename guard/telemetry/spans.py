@@ -1,7 +1,7 @@
 """Spans in the program's own OpenTelemetry; metrics are in :mod:`guard.telemetry.metrics`.
 
-Nothing of OpenTelemetry is imported here: a program that has not done so has no use for a span. No
-span holds a message of an exception, a prompt or an argument.
+OpenTelemetry is never imported here: a program that has not imported it has no use for a span. No
+span contains an exception's message, a prompt or an argument.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ _KINDS: Final = {False: "INTERNAL", True: "CLIENT"}
 
 
 class _Switch:
-    """Whether there are spans and metrics, and the version that they name."""
+    """The state of this module. Written by the runtime at its start and end, read by any thread."""
 
+    # Of guard; spans and metrics name it.
     version = ""
     is_on = False
-    # The tracer, and the module that has made it.
+    # OpenTelemetry's module and the tracer that it has made: another one if a program, or a test,
+    # loads OpenTelemetry anew. Two threads at once may make one each, which does no harm.
     tracer: tuple[Any, Any] | None = None
 
 
@@ -54,12 +56,12 @@ def module(name: str) -> Any | None:
 
 
 def are_on() -> bool:
-    """Tell whether a span may be wanted: cheap, to be asked before its attributes are made."""
+    """Return whether a span may be wanted; cheap, to be called before its attributes are made."""
     return module("opentelemetry.trace") is not None
 
 
 def harmless(method: Callable[P, None]) -> Callable[P, None]:
-    """Let a method that tells OpenTelemetry something log what it raises, and raise nothing."""
+    """Wrap a function that calls OpenTelemetry: its exceptions are logged and not raised."""
 
     @functools.wraps(method)
     def told(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -94,7 +96,7 @@ class OpenSpan:
     def __init__(self, otel: Any, span: Any) -> None:
         self._otel = otel
         self._span = span
-        # OpenTelemetry's context around it, while it is the current one.
+        # OpenTelemetry's context around it; set while it is the current span.
         self._outside: Any = None
         self.is_recorded: bool = span.is_recording()
         context = span.get_span_context()
@@ -102,7 +104,7 @@ class OpenSpan:
         self.span_id = f"{context.span_id:016x}"
 
     def enter(self) -> None:
-        """Make it the current span: what is opened from here on is inside of it."""
+        """Make it the current span: the parent of spans that are opened from here on."""
         if not self.is_recorded:
             return
         context = sys.modules["opentelemetry.context"]
@@ -126,15 +128,16 @@ class OpenSpan:
 
     @harmless
     def end(self, error: BaseException | str | None = None, ended_s: float | None = None) -> None:
-        """End it; again changes nothing. Never raises.
+        """End it. Idempotent; never raises.
 
         Args:
-            error: what ended it badly, or the name of that; its message is not told.
+            error: the error that ended it, or the error's name; its message is not recorded.
             ended_s: when that was, by the monotonic clock; None for now.
         """
         if error is not None:
             self._span.set_attribute(conventions.ERROR, error_name(error))
             self._span.set_status(self._otel.Status(self._otel.StatusCode.ERROR))
+        # OpenTelemetry counts in nanoseconds of the wall clock, guard by the monotonic one.
         ago_s = 0.0 if ended_s is None else time.monotonic() - ended_s
         self._span.end(time.time_ns() - int(ago_s * 1e9))
 
@@ -153,7 +156,7 @@ class Position(Protocol):
 
 
 def scope_attributes(scope: Position) -> dict[str, str | None]:
-    """Return what a span says of the place that it is opened in."""
+    """Return the attributes of a span that name the scope in which it is opened."""
     return {
         conventions.WORKFLOW: scope.workflow_id,
         conventions.RUN: scope.run_id,
