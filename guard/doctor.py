@@ -67,13 +67,13 @@ VENDORS: Final = {
 
 @attrs.frozen
 class Check:
-    """What one check has found.
+    """The result of one check.
 
     Attributes:
         name: what was checked.
         result: ``ok``, ``warn`` (it works, but read it) or ``fail``.
-        detail: what was found; never a key.
-        advice: what to do about it; empty when there is nothing to do.
+        detail: the finding; never a key.
+        advice: how to resolve it; empty when there is nothing to do.
     """
 
     name: str
@@ -180,7 +180,7 @@ def _address(settings: Settings, *, is_local: bool = False) -> Check:
 
 
 def _unanswered(settings: Settings, exc: GuardError) -> Iterator[Check]:
-    """Report a gateway that gave no answer; nothing is said of a certificate that none has seen."""
+    """Report a gateway that gave no answer; its certificate, which was not seen, is left out."""
     text = str(exc)
     if settings.api_url.startswith("https:"):
         if "CERTIFICATE" in text or "certificate" in text:
@@ -211,10 +211,11 @@ def _tls(settings: Settings) -> Check:
 
 
 async def _probe(settings: Settings) -> tuple[wire.Capabilities, int]:
-    """Return what the gateway can do, and by how much its clock is ahead, in milliseconds."""
+    """Return the gateway's capabilities, and by how many milliseconds its clock is ahead."""
     client = GatewayClient(settings, lambda _: None)
     try:
-        # Compared with the middle of the request, so that a slow network is no wrong clock.
+        # Compared with the middle of the request, so that a slow network does not look like a wrong
+        # clock.
         before_ms = time.time() * 1000
         capabilities = await client.capabilities()
         middle_ms = (before_ms + time.time() * 1000) / 2

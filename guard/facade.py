@@ -42,14 +42,14 @@ _RESERVED_TYPES: Final = frozenset(
 )
 _PAYLOAD_BYTES_MAX: Final = 60_000
 
-# Held while a runtime is made or opened, so that threads get the same one. Re-entrant: a hook or a
-# signal handler may call `init` again.
+# Held while a runtime is made or opened, so that all threads get the same one. Re-entrant: a hook
+# or a signal handler may call `init` again.
 _init_lock = threading.RLock()
-# Bound once for `track_llm`.
+# Bound once for `track_llm`, where each attribute look-up counts.
 _scope = current_scope.get
 _time_ns = time.time_ns
 _model: str | None = None
-"""The model name that was checked last."""
+"""The model name that was checked last. No lock: whichever thread sets it has checked the name."""
 
 
 def init(
@@ -57,10 +57,10 @@ def init(
 ) -> GuardRuntime:
     """Initialise the process's runtime and return it.
 
-    Idempotent: with the same settings the running one comes back. It probes the gateway for at
-    most ``GUARD_TIMEOUT_MS``; one that cannot be reached is not an error (``status().state`` is
-    ``offline`` until it recovers). Inside a running event loop, ``await GuardRuntime.start()``
-    does the same without blocking the loop.
+    Idempotent: with the same settings it returns the running one. It probes the gateway for at most
+    ``GUARD_TIMEOUT_MS``; a gateway that cannot be reached is not an error (``status().state`` is
+    ``offline`` until it recovers). Inside a running event loop, ``await GuardRuntime.start()`` does
+    the same without blocking the loop.
 
     Args:
         api_key: key of the gateway; ``GUARD_API_KEY`` when None.
@@ -136,7 +136,7 @@ async def ready_runtime_async() -> GuardRuntime:
         return runtime
     require_task()
     runtime = await in_thread(ready_runtime)
-    # Again from here: only the main thread can install the handler of SIGTERM.
+    # Opened again in this thread: only the main thread can install the handler of SIGTERM.
     return runtime if runtime.is_shut_down else runtime.open()
 
 
@@ -158,7 +158,7 @@ def _recording_runtime() -> GuardRuntime:
     """Return the runtime for an event, without waiting: it connects in the background."""
     runtime = active_runtime()
     if runtime is None:
-        # Looked at again under the lock: another thread may have made one.
+        # Checked again under the lock: another thread may have made one.
         with _init_lock:
             runtime = active_runtime() or GuardRuntime()
     return runtime
@@ -190,7 +190,7 @@ def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     except BreakerTransportError as exc:
         if threading.main_thread().is_alive():
             raise
-        logger.warning("at exit: %s", exc)  # there is no caller any more
+        logger.warning("at exit: %s", exc)  # there is no caller to raise to
 
 
 def status() -> GuardStatus:
@@ -294,7 +294,8 @@ def track_llm(
             "llm", at_ns, serial, fields, model, input_tokens, output_tokens, latency_ms, encoded
         )
     )
-    # After the event is in the buffer: the call that clears this mark takes it along.
+    # After the event is in the buffer: the gate request that clears this mark then takes the event
+    # along. The other way round, the mark could be cleared by a request without the event.
     metered = account.leases.metered
     if scope.workflow_id not in metered:
         metered.add(scope.workflow_id)
@@ -385,7 +386,7 @@ def track_event(event_type: str, **kwargs: Any) -> None:
 def set_call_context(
     model: str | None = None, tools: list[str] | list[dict[str, Any]] | None = None
 ) -> None:
-    """Tell the gate which model and tools the next calls of this context use.
+    """Set the model and the tools that the next calls of this context report to the gate.
 
     Holds until it is set again, or until the enclosing ``workflow``, ``chain``, ``span`` or
     ``agent`` ends. Without it the gate gets the model ``"unknown"`` and no tools.
@@ -412,7 +413,7 @@ def set_call_context(
 
 
 def name_of(argument: str, value: object) -> str:
-    """Return a name that a caller gives, or raise an error that says what it must be."""
+    """Return a caller's argument if it is a valid name, or raise an error that describes one."""
     if not isinstance(value, str):
         raise TypeError(f"{argument} must be a string, not {type(value).__name__}")
     return require_name(argument, value)
@@ -465,6 +466,7 @@ def _plain_number(value: object) -> int | float:
 
 def _after_fork() -> None:
     global _init_lock
+    # Another thread, which does not exist here, may have held it.
     _init_lock = threading.RLock()
 
 

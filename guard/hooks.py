@@ -1,8 +1,8 @@
 """Hooks for errors (spec part 4, ``on_error``) and for the gateway's warnings.
 
-Hooks of an error that has a caller run before it propagates: in the caller's thread, or in a thread
-of their own while an asynchronous caller awaits them. Hooks of everything that happens in the
-background run in guard's hook thread, never on its loop.
+The hooks of an error that is raised to a caller run before it propagates: in the caller's thread,
+or in a thread of their own while an asynchronous caller awaits them. The hooks of everything that
+happens in the background run in guard's hook thread, never on its loop.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ H = TypeVar("H", bound=Callable[..., object])
 
 _QUEUE_MAX: Final = 1000
 _FIRED: Final = "_guard_hooks_fired"
+"""Attribute of an error whose hooks have been called."""
 
 
 @attrs.frozen
@@ -47,7 +48,7 @@ class ErrorContext:
 
 @attrs.frozen
 class GatewayWarning:
-    """What the gateway warned of when it allowed a call.
+    """A warning with which the gateway allowed a call.
 
     Attributes:
         text: such as ``"85% of budget used or reserved: workflow w"``.
@@ -93,13 +94,13 @@ class _Registry(Generic[H]):
     """The hooks of one kind, in registration order.
 
     Args:
-        takes: the name of the public function that registers them.
+        takes: name of the public function that registers them, for its errors.
     """
 
     def __init__(self, takes: str) -> None:
         self._takes = takes
         self.lock = threading.Lock()
-        """Held while the tuple is replaced; calling the hooks reads it without."""
+        """Held while the tuple is replaced; :meth:`call` reads the tuple without it."""
         self.registrations: tuple[_Registration[H], ...] = ()
 
     def add(self, hook: H) -> Callable[[], None]:
@@ -118,7 +119,7 @@ class _Registry(Generic[H]):
         return unregister
 
     def call(self, *args: object) -> None:
-        """Call each hook; what it raises stays with it."""
+        """Call each hook; an exception of one neither stops the others nor reaches the caller."""
         for registration in self.registrations:
             try:
                 registration.hook(*args)
@@ -132,14 +133,15 @@ class _HookThread:
     """Calls hooks one after the other in a daemon thread, which ends when nothing is left."""
 
     def __init__(self) -> None:
-        # All three change under the condition's lock; calls run without it.
+        # All three change under the condition's lock; the hooks, the user's code, run without it.
         self._queue: deque[Callable[[], object]] = deque()
         # Notified when the queue is empty and the thread ends.
         self._idle = threading.Condition()
+        # The thread while it has work; None means that the queue is empty.
         self._thread: threading.Thread | None = None
 
     def put(self, call: Callable[[], object]) -> None:
-        """Queue a call; never blocks for what is queued."""
+        """Queue a call, without waiting for those that are queued."""
         with self._idle:
             if len(self._queue) >= _QUEUE_MAX:
                 logger.warning("the hooks are too slow: one more call of them is dropped")
@@ -158,6 +160,7 @@ class _HookThread:
     def _work(self) -> None:
         while True:
             with self._idle:
+                # Under the lock, together with the check: a later `put` starts a new thread.
                 if not self._queue:
                     self._thread = None
                     self._idle.notify_all()
@@ -165,11 +168,11 @@ class _HookThread:
                 call = self._queue.popleft()
             try:
                 call()
-            except BaseException:  # it has no caller: the thread goes on
+            except BaseException:  # it has no caller; the other calls are still to be made
                 logger.debug("a hook raised", exc_info=True)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until everything queued has been called; a hook does not wait for itself."""
+        """Wait until every queued call has been made; returns at once within a hook."""
         if threading.current_thread() is self._thread:
             return
         with self._idle:
@@ -242,42 +245,42 @@ def on_wind_down(hook: WindDownHook) -> Callable[[], None]:
 
 
 def fire(error: BaseException, context: ErrorContext) -> None:
-    """Tell the hooks of an error in the calling thread, once per error."""
+    """Call the hooks for an error in the calling thread, once per error."""
     if _is_first(error):
         _errors.call(error, context)
 
 
 async def fire_async(error: BaseException, context: ErrorContext) -> None:
-    """Tell the hooks of an error in a thread and await them, once per error."""
+    """Call the hooks for an error in a thread and await them, once per error."""
     if _errors.registrations and _is_first(error):
         await in_thread(copy_context().run, _errors.call, error, context)
 
 
 def fire_in_background(error: BaseException, context: ErrorContext) -> None:
-    """Tell the hooks of an error that has no caller, once per error; returns at once."""
+    """Queue the hooks for an error that is raised to no caller, once per error."""
     if _errors.registrations and _is_first(error):
         _background.put(lambda: _errors.call(error, context))
 
 
 def warn_in_background(warning: GatewayWarning) -> None:
-    """Tell the hooks of a warning; returns at once."""
+    """Queue the hooks for a warning."""
     if _warnings.registrations:
         _background.put(lambda: _warnings.call(warning))
 
 
 def wind_down_in_background(run: WindDown) -> None:
-    """Tell the hooks of a run that winds down; returns at once."""
+    """Queue the hooks for a run that winds down."""
     if _wind_downs.registrations:
         _background.put(lambda: _wind_downs.call(run))
 
 
 def wait(timeout_s: float) -> None:
-    """Wait until the hooks in the background have been called, for so many seconds at most."""
+    """Wait until the queued hooks have been called, ``timeout_s`` seconds at most."""
     _background.wait(timeout_s)
 
 
 def _is_first(error: BaseException) -> bool:
-    """Return whether hooks hear of an error, and have not yet."""
+    """Return whether an error is for the hooks and has not been passed to them; then mark it."""
     if not isinstance(error, GuardError) or error.__dict__.get(_FIRED):
         return False
     # On the error itself: it may pass several places that report errors on its way out.

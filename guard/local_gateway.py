@@ -9,7 +9,7 @@
 - ``identity.json``: its keys and its usual port; kept, as are ``gateway.sqlite3`` and
   ``gateway.log``.
 
-Used by both sides, so it knows nothing of guard.
+Used by the SDK and by the gateway, so it imports neither.
 """
 
 from __future__ import annotations
@@ -84,18 +84,18 @@ class Files:
 
     @property
     def log(self) -> Path:
-        """What it has to say."""
+        """Its log."""
         return self.directory / "gateway.log"
 
 
 @attrs.frozen
 class Identity:
-    """What stays the same when the gateway is started again.
+    """The part that stays the same when the gateway is started again.
 
     Args:
-        port: where it listens if it can; 0 when there was none yet.
+        port: where it listens if the port is free; 0 before the first start.
         api_key, hmac_secret: for the SDK. Requests and replies are signed, so that a program that
-            takes the port over can neither allow calls nor learn what is needed to ask.
+            takes over the port can neither allow calls nor learn a secret with which to ask.
         admin_key: for ``guard gateway`` commands.
     """
 
@@ -167,7 +167,7 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file, or an empty one where the file is missing or torn."""
+    """Return the object in a file; an empty one if the file is missing or incomplete."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -177,19 +177,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a file in one step; it is readable by its owner only."""
+    # Left over if an earlier process with this pid died before the rename.
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         fresh.unlink()
     with open(open_private(fresh, os.O_WRONLY | os.O_EXCL), "w", encoding="utf-8") as file:
         json.dump(value, file)
-        # On disk before it gets its name: after a power failure the old file is there, or the new.
+        # On disk before it is renamed: a power failure leaves the old file or the new one.
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
 
 
 def read_identity(files: Files) -> Identity:
-    """Return what is known of the gateway; an empty identity when it never ran."""
+    """Return the stored identity; an empty one when the gateway has never run."""
     stored = read_json(files.identity)
     known = {field.name: stored.get(field.name) for field in attrs.fields(Identity)}
     port = known.pop("port")
@@ -222,7 +223,7 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Tell whether a path still names the open file."""
+    """Return whether a path still names the open file."""
     try:
         found = path.lstat()
     except OSError:
@@ -231,7 +232,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Tell whether a file is locked exclusively; does not keep others from locking it."""
+    """Return whether a file is locked exclusively; holds a shared lock on it only for a moment."""
     descriptor = try_lock(path, shared=True)
     if descriptor is None:
         return True
@@ -255,9 +256,11 @@ class LocalGateway:
         self.files = files
         self.url = ""
         self.identity = Identity()
-        # Descriptor of the shared lock on ``users``; None once it was left.
+        # Descriptor of the shared lock on ``users``; None once the gateway was left. Its closing
+        # releases the lock.
         self._users: int | None = users
-        # Whether it was left, perhaps while another thread restores the gateway.
+        # Whether it was left. Set before the descriptor is closed: a thread that restores the
+        # gateway at the same time then leaves it again.
         self._left = False
 
     def __repr__(self) -> str:
@@ -265,14 +268,14 @@ class LocalGateway:
 
     def leave(self) -> None:
         """Stop using it; the gateway ends some seconds after its last user. Idempotent."""
-        # Closed, not unlocked: a forked child shares the lock, and may go on using the gateway.
+        # Closed, not unlocked: a forked child shares the lock, and may still use the gateway.
         self._left = True
         users, self._users = self._users, None
         if users is not None:
             os.close(users)
 
     def is_running(self) -> bool:
-        """Tell whether the gateway lives; some microseconds, no network."""
+        """Return whether the gateway runs; takes some microseconds and no network."""
         users = self._users
         if users is None or not is_at(users, self.files.users):
             return False
@@ -287,12 +290,12 @@ class LocalGateway:
         Raises:
             LocalGatewayError: it cannot be started, or it listens on another port now.
         """
-        # The new lock before the old one is closed: there is a user all the time.
+        # The new lock before the old one is closed: a gateway without users ends.
         again = join(self.files.directory)
         before, self._users = self._users, again._users
         if before is not None:
             os.close(before)
-        if self._left:  # meanwhile, by another thread
+        if self._left:  # meanwhile, in another thread
             self.leave()
             return
         if again.url != self.url:
@@ -332,23 +335,27 @@ def _become_user(files: Files, ends_s: float) -> int:
         users = try_lock(files.users, shared=True)
         if users is not None:
             return users
-        _wait(ends_s, files, "an earlier one did not end in time")  # it is ending, or looking
+        # The gateway has the file locked: it is ending, or checks whether there are users.
+        _wait(ends_s, files, "an earlier one did not end in time")
 
 
 def _find_or_start(gateway: LocalGateway, ends_s: float) -> None:
     files = gateway.files
     while True:
+        # 1. It runs. Its address may not be there yet: wait for it.
         if _is_locked(files.gateway):
             url = read_json(files.address).get("url")
             if isinstance(url, str):
                 gateway.url = url
                 gateway.identity = read_identity(files)
                 return
+        # 2. It does not run: start it, or wait for the process that does.
         else:
             starting = try_lock(files.start)
             if starting is not None:
                 try:
-                    # Looked at again: another process may have started one in between.
+                    # Checked again: another process may have started one in between. The old
+                    # address goes first: if this process dies, no reader takes it for the new one.
                     if not _is_locked(files.gateway):
                         files.address.unlink(missing_ok=True)
                         _start(files, ends_s)
@@ -365,7 +372,7 @@ def _wait(ends_s: float, files: Files, failure: str) -> None:
 
 
 def _start(files: Files, ends_s: float) -> None:
-    """Start a gateway in the background and wait until it says that it serves."""
+    """Start a gateway in the background and wait until it reports that it serves."""
     if not sys.executable:
         raise LocalGatewayError(
             "the local gateway cannot be started: this program does not know its Python "
@@ -382,7 +389,7 @@ def _start(files: Files, ends_s: float) -> None:
         process = subprocess.Popen(  # noqa: S603  # our own module, by this interpreter
             [sys.executable, "-P", "-m", _CHILD, str(files.directory)],
             env={**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))},
-            cwd=files.directory,  # not the program's, which it would keep busy
+            cwd=files.directory,  # the program's could not be unmounted while the gateway runs
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -404,7 +411,10 @@ def _start(files: Files, ends_s: float) -> None:
 
 
 def first_report(pipe: int, ends_s: float) -> dict[str, Any] | None:
-    """Read the one line that a new process of guard's writes; empty if it died, None if late.
+    """Read the one line that a new process of guard's writes.
+
+    Returns:
+        The object in it; an empty one if the process ended without it, None if it is late.
 
     Args:
         pipe: its standard output.

@@ -52,7 +52,7 @@ def flush_on_return(function: F | None = None, *, timeout: float = 2.0) -> F | C
             finally:
                 runtime = _with_events()
                 if runtime is not None:
-                    # Awaited, not left to the background: the platform may freeze it on return.
+                    # Awaited here: the platform may freeze the process as soon as this returns.
                     await asyncio.to_thread(_deliver, runtime, timeout)
 
         return cast("F", coroutine)

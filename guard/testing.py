@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["GuardSandbox", "guard_gateway", "guard_sandbox"]
 
 _HEARD_WITHIN_S: Final = 10.0
+"""How long a directive may take to arrive."""
+
 _numbers = itertools.count(1)
 
 
@@ -56,12 +58,12 @@ class GuardSandbox:
         workflow: str | None = None,
         window: str = "total",
     ) -> None:
-        """Limit what may be spent.
+        """Limit the spend.
 
         Args:
             cents: the limit in cents.
             limit: the same in dollars: ``"$0.02"`` or 0.02.
-            workflow: of one workflow; everything together when None.
+            workflow: limits this workflow; None limits everything together.
             window: ``total``, ``hour``, ``day``, ``week`` or ``month``.
         """
         kind, scope_id = ("organisation", "") if workflow is None else ("workflow", workflow)
@@ -82,7 +84,7 @@ class GuardSandbox:
         self.admin.set_policy("sandbox", tools_block=list(patterns))
 
     def kill(self, workflow: str | None = None, *, reason: str = "") -> None:
-        """Kill a workflow, or everything; returns when the runtime knows."""
+        """Kill a workflow, or everything; returns when the runtime has applied it."""
         self._wait_for(self.admin.kill(workflow, reason=reason))
 
     def revive(self, workflow: str | None = None) -> None:
@@ -114,7 +116,7 @@ class GuardSandbox:
         *,
         workflow: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Deliver what is buffered and return the recorded events, oldest first.
+        """Deliver the buffered events and return the recorded ones, oldest first.
 
         Args:
             type: only these, such as ``"llm"``, ``"tool"`` or one of your own.
@@ -132,12 +134,12 @@ class GuardSandbox:
         return [str(event["data"]["tool_name"]) for event in self.events("tool", workflow=workflow)]
 
     def spent_dollars(self, workflow: str) -> float:
-        """Return what a workflow has spent, in dollars."""
+        """Return the spend of a workflow in dollars."""
         self.runtime.flush(10)
         return int(self.admin.workflow(workflow)["spent_nanousd"]) / NANOUSD_PER_DOLLAR
 
     def spent_cents(self, workflow: str) -> float:
-        """Return what a workflow has spent, in cents."""
+        """Return the spend of a workflow in cents."""
         self.runtime.flush(10)
         return int(self.admin.workflow(workflow)["spent_nanousd"]) / NANOUSD_PER_CENT
 

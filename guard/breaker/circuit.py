@@ -36,13 +36,14 @@ class CircuitBreaker:
         self.cooldown_s = cooldown_s
         self.cooldown_max_s = cooldown_max_s
         self.is_disturbed = False
+        # Written on one thread only, that of the background loop, so there is no lock.
         # Failures since the last answer.
         self._failures = 0
-        # When the next probe may go out; None while closed.
+        # When the next probe may be made, on the caller's clock; None while closed.
         self._open_until_s: float | None = None
         # How long the circuit stays open the next time.
         self._next_cooldown_s = cooldown_s
-        # Whether a probe is out; until it ends, nothing else goes.
+        # Whether a probe is under way; until it ends, all other calls are refused.
         self._probing = False
 
     @property
@@ -53,7 +54,10 @@ class CircuitBreaker:
         return "half_open" if self._probing else "open"
 
     def allows(self, *, now_s: float) -> bool:
-        """Tell whether a call may go out; when half open, the first call is the probe."""
+        """Return whether a call may be made; the first one after the cooldown is the probe.
+
+        The caller has to report its end: ``succeeded``, ``failed`` or ``abandoned``.
+        """
         if self._open_until_s is None:
             return True
         if self._probing or now_s < self._open_until_s:
@@ -75,7 +79,7 @@ class CircuitBreaker:
         self._failures += 1
         if self._open_until_s is None:
             opens = self._failures >= self.threshold
-        else:  # requests that were in flight when the circuit opened say nothing new
+        else:  # failures of requests in flight when the circuit opened are not new information
             opens = now_s >= self._open_until_s
         if opens:
             self._open_until_s = now_s + self._next_cooldown_s

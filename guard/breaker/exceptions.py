@@ -1,8 +1,8 @@
 """The whole exception tree of the SDK (spec part 7).
 
 ``BreakerError`` is the root of everything that is an ``Exception``; ``GuardError`` is the root of
-what user code is meant to catch. ``WorkflowKilledInterrupt`` is deliberately a ``BaseException``:
-an ``except Exception`` inside an agent must not swallow an operator's kill.
+the errors that user code should catch. ``WorkflowKilledInterrupt`` is deliberately a
+``BaseException``: an ``except Exception`` inside an agent must not swallow an operator's kill.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class WorkflowPausedException(GuardError):
 
 
 class WorkflowKilledException(GuardError):
-    """Deprecated: a kill is a :class:`WorkflowKilledInterrupt` now."""
+    """Deprecated: kills raise :class:`WorkflowKilledInterrupt`."""
 
     error_code = "GD-W002"
     user_action = "Catch WorkflowKilledInterrupt instead; the operator can revive the workflow."

@@ -15,12 +15,12 @@ from guard.core.control import Halt, Mark
 
 
 class Refusal(BaseException):
-    """Carries a public exception from the place of a refusal to the edge of the scope around it.
+    """Carries a public exception from a refusal to the boundary (edge) of the scope around it.
 
     Vendor clients retry an ``Exception`` and agent frameworks turn one into text for the model; a
     ``BaseException`` passes through both. It never leaves a ``@protect`` or ``workflow`` scope.
-    Code inside such a scope can receive one from ``asyncio.gather(return_exceptions=True)``; what
-    it swallows is raised at the edge all the same (:func:`error_at_edge`).
+    Code inside such a scope can receive one from ``asyncio.gather(return_exceptions=True)``; if it
+    swallows it, the refusal is raised at the edge all the same (:func:`error_at_edge`).
 
     Attributes:
         error: the public exception, such as :class:`GuardBudgetError`.
@@ -77,34 +77,39 @@ class RefusedEntry(Protocol):
 def error_at_edge(
     exc: BaseException | None, entry: RefusedEntry, *, raises: bool = True
 ) -> BaseException | None:
-    """Return what the edge of a scope raises when its body ends; None for nothing.
+    """Return the exception that the edge of a scope raises when its body ends; None for none.
 
-    A refusal that nobody outside of the carrier's way has seen is raised here: a framework may
-    have turned it into its own error (then it is raised from that), or taken it for a result.
+    A refusal that the body has neither raised nor handled at an edge of its own is raised here: a
+    framework may have turned it into its own error (the refusal is raised from that), or into a
+    result.
 
     Args:
-        exc: what the body raised; None if it returned.
+        exc: the exception that the body raised; None if it returned.
         entry: of the scope; ``refused`` is the newest refusal inside.
         raises: whether a refusal is raised although the body returned, or is left to the edge
             around.
     """
     error = None if exc is None else unwrap(exc)
     refused = entry.refused
+    # 1. No refusal inside, or one arrives here by itself.
     if refused is None or isinstance(error, GuardError | WorkflowKilledInterrupt):
         return error
+    # 2. Another error instead of it: a framework has converted the refusal.
     if error is exc and isinstance(error, Exception) and not _returned(error):
         refused.__cause__ = error
         return refused
+    # 3. The body returned although it was refused.
     if raises and (error is None or _returned(error)):
         if _SWALLOWED not in getattr(refused, "__notes__", ()):
             refused.add_note(_SWALLOWED)
         return refused
+    # 4. The body ends in another way, such as a cancellation, or this edge does not raise.
     entry.pass_on_refusal()
     return error
 
 
 def _returned(error: BaseException) -> bool:
-    """Tell whether an exception is how a generator returns."""
+    """Return whether an exception is the way in which an iterator ends."""
     return isinstance(error, StopIteration | StopAsyncIteration)
 
 

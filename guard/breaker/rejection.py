@@ -1,4 +1,4 @@
-"""The refusal of a caller whom a proxy has named."""
+"""The refusal of a caller that a proxy has named."""
 
 from __future__ import annotations
 

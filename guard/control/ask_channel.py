@@ -1,4 +1,9 @@
-"""Requests over the control socket: many in flight, answers by id, one frame for a loop's turn."""
+"""Requests over the control socket: many in flight at once, and answers matched by id.
+
+All requests that are made in one turn of the loop share a frame. A request whose answer is lost
+with the socket is asked again over HTTP, with the same idempotency key: so it does not matter
+whether the gateway has already carried it out.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +24,20 @@ logger = logging.getLogger("guard.control")
 
 Op = Literal["gate", "gate/release", "gate/lease"]
 Answered = Callable[[wire.Told | None], object]
-"""Takes the answer; None when the socket was lost or no answer came, so that HTTP is tried."""
+"""Called with the answer; with None if none came in time or the socket was lost: try HTTP then."""
 
 IN_FLIGHT_MAX: Final = 2048
 """How many requests are in flight at once; the others wait in line."""
+
 _FRAME_BYTES: Final = 128 * 1024
+"""Size of the bodies at which a frame takes no further request."""
 
 
 class _Request:
-    """One request; ``sent_s`` is 0 until it is sent, and it is given up ``late_s`` after that."""
+    """One request.
+
+    ``sent_s`` is 0 until it is sent; ``late_s`` seconds after that it is given up.
+    """
 
     __slots__ = ("answered", "ask", "late_s", "sent_s")
 
@@ -43,12 +53,12 @@ class AskChannel:
 
     Args:
         secret: signs the frames when set.
-        switched: called when the socket has opened, and when it is gone.
-        ready: called each time that requests can go over the socket from now on.
+        switched: called with True when the socket has opened and with False when it has closed.
+        ready: called each time that requests become possible.
 
     Attributes:
         is_open: whether requests can be sent now. Read from any thread, as a hint.
-        can_lease: whether the gateway grants leases now: only over the socket.
+        can_lease: whether the gateway grants leases now, which it does only over the socket.
     """
 
     def __init__(
@@ -60,30 +70,36 @@ class AskChannel:
         self._secret = secret
         self._switched = switched
         self._ready = ready
+        # Both follow from the state below; set in `_look` only.
         self.is_open = False
         self.can_lease = False
+        # What the gateway supports, as its capabilities said last.
         self._is_supported = False
         self._grants_leases = False
-        # Of the open socket: how to send a frame, how to end it, and its signatures' nonce.
+        # The open socket: how to send a frame (None without a socket), how to end the connection,
+        # and the nonce of its signatures.
         self._send: Callable[[bytes], bool] | None = None
         self._abort: Callable[[], object] = lambda: None
         self._nonce = ""
-        # Number of the newest signed frame: the gateway takes each number once.
+        # Number of the newest signed frame on this socket. The gateway accepts each number once, so
+        # a frame cannot be replayed.
         self._number = 0
-        # Requests that are not sent yet, and those that are, by the id that their answer names.
+        # Requests that are not sent yet, and those that are, by the id that their answer names. A
+        # request is in one of the two until it is answered; taking it out is the right to answer
+        # it.
         self._waiting: deque[_Request] = deque()
         self._in_flight: dict[str, _Request] = {}
-        # Whether a flush follows in this turn of the loop.
+        # Whether a flush is certain to follow in this turn of the loop.
         self._scheduled = False
 
     def __len__(self) -> int:
         return len(self._in_flight) + len(self._waiting)
 
     def supports(self, is_supported: bool, *, leases: bool = False) -> None:
-        """Note what the gateway behind the socket can do.
+        """Set what the gateway behind the socket supports.
 
         Args:
-            is_supported: whether it takes requests over the socket.
+            is_supported: whether it accepts requests over the socket.
             leases: whether it grants leases.
         """
         self._is_supported, self._grants_leases = is_supported, leases
@@ -91,7 +107,7 @@ class AskChannel:
             self._ready()
 
     def _look(self) -> bool:
-        """See what can be done now; tell whether requests can go that could not before."""
+        """Update what is possible; return whether requests have just become possible."""
         was_open = self.is_open
         self.is_open = self._is_supported and self._send is not None
         self.can_lease = self.is_open and self._grants_leases
@@ -103,26 +119,27 @@ class AskChannel:
         nonce: str,
         abort: Callable[[], object] = lambda: None,
     ) -> None:
-        """The socket is open.
+        """Begin to use a socket that has opened.
 
         Args:
-            send: sends a text frame without waiting; False when it cannot.
+            send: sends a text frame without waiting; returns False when it cannot.
             nonce: of the handshake's signature.
-            abort: ends a connection whose frames are not to be believed.
+            abort: ends a connection whose frames cannot be trusted.
         """
         self._send, self._nonce, self._number, self._abort = send, nonce, 0, abort
         can_go = self._look()
         self._switched(True)
-        if can_go:  # last: what goes now may be covered by leases, which are good again
+        if can_go:  # last: `switched` has made leases valid again, which may cover what waits
             self._ready()
 
     def closed(self) -> None:
-        """The socket is gone: requests without an answer are asked another way."""
+        """Stop using the socket: every request without an answer gets None. Idempotent."""
         if self._send is None:
             return
         self._send = None
         self._look()
         self._switched(False)
+        # Taken out before any is answered: an answer may make its caller ask again, in here.
         lost = [*self._in_flight.values(), *self._waiting]
         self._in_flight = {}
         self._waiting.clear()
@@ -133,8 +150,8 @@ class AskChannel:
         """Send a request; everything that is asked in one turn of the loop goes in one frame.
 
         Args:
-            op: what is asked.
-            request_id: the idempotency key.
+            op: the operation.
+            request_id: the idempotency key, the same when it is asked over HTTP afterwards.
             body: the JSON body.
             answered: called with the answer.
             wait_s: how long to wait for one, in seconds.
@@ -148,7 +165,7 @@ class AskChannel:
     async def request(
         self, op: Op, request_id: str, body: bytes, wait_s: float
     ) -> wire.Told | None:
-        """Send a request and return its answer; None when it has to be asked another way.
+        """Send a request and return its answer; None when it has to be asked over HTTP.
 
         Args:
             op, request_id, body, wait_s: as for :meth:`ask`.
@@ -160,16 +177,17 @@ class AskChannel:
         return await told
 
     def hold(self) -> bool:
-        """Send nothing before the next :meth:`flush`; tell whether that is for the caller to make.
+        """Send nothing before the next :meth:`flush`.
 
-        It is not where something around the caller flushes in this turn anyway.
+        Returns:
+            Whether the caller has to call it. Not if a flush follows in this turn anyway.
         """
         is_first = not self._scheduled
         self._scheduled = True
         return is_first
 
     def flush(self) -> None:
-        """Send what waits, as far as there is room in flight."""
+        """Send the waiting requests, up to the most that may be in flight."""
         self._scheduled = False
         now_s = time.monotonic()
         while self._waiting and len(self._in_flight) < IN_FLIGHT_MAX:
@@ -178,11 +196,14 @@ class AskChannel:
             while self._waiting and len(self._in_flight) < IN_FLIGHT_MAX and size < _FRAME_BYTES:
                 request = self._waiting.popleft()
                 request.sent_s = now_s
+                # Before it is sent, so that it is never in neither.
                 self._in_flight[request.ask.id] = request
                 asks.append(request.ask)
                 size += len(memoryview(request.ask.body))
+            # Closing or congested: HTTP instead of a wait, since callers have deadlines.
             if not self._send_frame(wire.encode(wire.Asks(asks))):
                 for ask in asks:
+                    # An answer to the one before may have closed the channel and emptied the dict.
                     unsent = self._in_flight.pop(ask.id, None)
                     if unsent is not None:
                         self._tell(unsent, None)
@@ -197,11 +218,12 @@ class AskChannel:
             frame = wire.encode(wire.SignedFrame(frame.decode(), signature, number))
         if not send(frame):
             return False
+        # Only now: the number of a frame that was not sent is used by the next one.
         self._number += 1
         return True
 
     def received(self, frame: bytes) -> None:
-        """Take a frame of answers; one that is not to be believed ends the connection."""
+        """Process a frame of answers; one that cannot be read or trusted ends the connection."""
         payload: str | bytes = frame
         try:
             if self._secret is not None:
@@ -212,20 +234,22 @@ class AskChannel:
             answers = wire.decode(payload, wire.Answers)
         except wire.WireError as exc:
             logger.warning("control: a frame of answers cannot be used: %s", exc)
+            # Which requests it answers is unknown. `closed` follows and sends all of them over
+            # HTTP.
             self._abort()
             return
         self.answers(answers.answers)
 
     def answers(self, told: list[wire.Told]) -> None:
-        """Hand on the answers of one frame; those whose request was given up are dropped."""
-        self._scheduled = True  # what the answers make their callers ask goes in one frame
+        """Pass the answers of one frame to their requests; drop those that were given up."""
+        self._scheduled = True  # what the callers ask next goes into one frame, sent below
         for each in told:
             request = self._in_flight.pop(each.id, None)
             if request is None:
                 continue
             try:
                 request.answered(each)
-            except Exception:  # the next request's answer is still to be handed on
+            except Exception:  # the other answers of the frame have to be passed on
                 logger.exception("an answer over the control socket")
         if self._waiting:
             self.flush()
@@ -233,7 +257,10 @@ class AskChannel:
             self._scheduled = False
 
     def sweep(self, now_s: float) -> None:
-        """Give up on requests that have waited too long for an answer."""
+        """Give up on requests in flight whose answer is late; called at intervals.
+
+        One sweep costs less than a timer for each request.
+        """
         late = [
             request
             for request in self._in_flight.values()

@@ -1,11 +1,11 @@
 """Posts an exception to another thread, and withdraws it, through the interpreter's C interface.
 
-Both set a flag that makes threads look for such exceptions. Before CPython 3.13 it is one flag for
-all of them, and only raising an exception clears it: while one is pending in a thread that blocks,
-and after one has been withdrawn, every thread would look at each step, and on CPython 3.11 a thread
-that is traced (coverage, a debugger, a profiler) would not get beyond its next call. So there an
-exception is raised in the posting thread right away and caught. The flag is set anew for the other
-thread when that goes on.
+Both set a flag that makes threads look for such exceptions. Before CPython 3.13 all threads share
+one flag, and only raising an exception clears it. While an exception is pending in a thread that
+blocks, and after one has been withdrawn, every thread would look for one at each step; on CPython
+3.11 a thread that is traced (coverage, a debugger, a profiler) would not get beyond its next call.
+So on these versions an exception is also raised in the posting thread at once, and caught, which
+clears the flag. It is set again for the other thread when that thread runs again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import Any, Final
 
+# Through `pythonapi`, so with the interpreter's lock held: no other thread runs during the call.
 _set: Final[Any] = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _NOTHING: Final[Any] = ctypes.py_object()
 _FLAG_IS_SHARED: Final = sys.version_info < (3, 13)
@@ -29,15 +30,16 @@ _LOWERED: Final[Any] = ctypes.py_object(_Lowered)
 
 
 def post(thread_id: int, kind: type[BaseException]) -> None:
-    """Raise an exception in another thread as soon as that runs Python code; one may be pending.
+    """Raise an exception in another thread as soon as that thread runs Python code.
 
-    Called, like :func:`withdraw`, on a thread that no signal handler runs in.
+    A thread has one pending exception at most: a second post replaces the first. Call this, like
+    :func:`withdraw`, only on a thread that runs no signal handlers.
     """
     _put(thread_id, ctypes.py_object(kind))
 
 
 def withdraw(thread_id: int) -> None:
-    """Withdraw what has been posted to another thread and not been raised yet."""
+    """Withdraw an exception that has been posted to another thread and not been raised yet."""
     _put(thread_id, _NOTHING)
 
 
@@ -48,13 +50,14 @@ def _put(thread_id: int, kind: Any) -> None:
         return
     if _TRACING_FREEZES and (sys.gettrace() or sys.getprofile()):
         # The flag is set again while the other thread goes from one wait to the next without
-        # running Python code. Who is to clear it then must not be held up by it.
+        # running Python code. This thread has to clear it then, so it must not be traced.
         sys.settrace(None)
         sys.setprofile(None)
     own = ctypes.c_ulong(threading.get_ident())
     try:
-        list(map(_set, (target, own), (kind, _LOWERED)))  # one call: no Python code between
+        # One call, so that no Python code runs between the two posts.
+        list(map(_set, (target, own), (kind, _LOWERED)))
         while True:
-            pass  # here at the latest
+            pass  # `_Lowered` is raised here at the latest
     except _Lowered:
         pass

@@ -1,10 +1,13 @@
 """Stops protected bodies in mid-call: cancels the task, or raises in the thread.
 
-An interrupt is delivered only while its body runs, and again until that ends. An asynchronous body
-is cancelled through its own loop (:mod:`guard.control.task_kill`), and bookkeeping distinguishes
-that cancellation from the user's. A synchronous body gets the exception at its next bytecode
-(:mod:`guard.control.threads`), after the blocking HTTP call that it is in has been aborted. A call
+An interrupt is delivered only while its body runs, and repeated until the body ends. An
+asynchronous body is cancelled through its own loop (:mod:`guard.control.task_kill`); counting
+distinguishes these cancellations from the user's. A synchronous body gets the exception at its next
+bytecode (:mod:`guard.control.threads`), and a blocking HTTP call that it is in is aborted. A call
 that waits for the gate's answer stops waiting.
+
+A body runs in its own thread or task, which enters and leaves it. The background loop's thread
+marks it as killed and delivers the interrupt.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ Concerned = Callable[[Scope], Mark | None]
 _RETRY_FIRST_S: Final = 0.000_5
 _RETRY_GROWTH: Final = 1.6
 _RETRY_MAX_S: Final = 0.05
-"""Where a body is at an unsafe point."""
+"""Pauses between two tries while a body is at an unsafe point."""
 
 _AGAIN_FIRST_S: Final = 0.05
 _AGAIN_GROWTH: Final = 2.0
 _AGAIN_MAX_S: Final = 2.0
-"""Where the interrupt has been delivered: how long until the body must have ended."""
+"""Pauses after an interrupt was delivered; a body that still runs then is interrupted again."""
 
 
 class Body(Protocol):
@@ -67,7 +70,7 @@ class Body(Protocol):
         """
 
     def told(self) -> None:
-        """The kill has reached the body, which is given time to clean up."""
+        """Begin the body's time to clean up: the kill has reached it."""
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """End the body; return what is to be raised instead of ``exc``, or None."""
@@ -78,7 +81,7 @@ class TaskBody:
 
     Args:
         scope: the scope that it runs in.
-        task: the running task, where that is known.
+        task: the running task, if the caller knows it.
 
     Raises:
         GuardConfigError: there is no running asyncio task (GD-C006).
@@ -97,16 +100,18 @@ class TaskBody:
 
     def __init__(self, scope: Scope, task: asyncio.Task[object] | None = None) -> None:
         self.scope = scope
-        # Set once, on the background loop; the body's own loop reads it.
+        # Set once, on the background loop's thread; the body's own loop reads it.
         self.killed_by: Mark | None = None
         # The task itself, not its id, which could be used again.
         self.carrier = task = task or require_task()
-        # How often the task had been cancelled when the body began: a higher count at its end is a
-        # cancellation by the user.
+        # How often the task had been cancelled when the body began. A higher count at its end, less
+        # the kill's own cancellations, means that the user has cancelled the task.
         self._cancelling = task.cancelling()
-        # Set before the mark; cancels the task.
+        # Cancels the task. Set before the mark: a thread that sees the mark finds this too.
         self._kill: TaskKill | None = None
+        # The body around it in the same task; set by `ActiveBodies.enter`.
         self.outer: Body | None = None
+        # Whether it has ended, and whether with the kill's exception. Written on the task's loop.
         self.ended = False
         self.stopped = False
 
@@ -117,13 +122,13 @@ class TaskBody:
             self.killed_by = killed_by
 
     def deliver(self) -> bool:
-        """Cancel the task on its own loop, and again after a time to clean up."""
+        """Cancel the task on its own loop, unless the body is cleaning up."""
         if self._kill is not None:
             self._kill.deliver(self.carrier.get_loop())
         return True
 
     def told(self) -> None:
-        """The kill has reached the body, which is given time to clean up."""
+        """Begin the body's time to clean up: the kill has reached it."""
         if self._kill is not None:
             self._kill.told()
 
@@ -137,16 +142,16 @@ class TaskBody:
     def end(self, exc: BaseException | None) -> BaseException | None:
         """End the body; return what is to be raised instead of ``exc``, or None.
 
-        A kill wins over a result and over what the body made of its cancellation; the user's own
-        cancellation at the same moment stays one.
+        A kill takes precedence over a result and over any exception that the body made of its
+        cancellation. The user's own cancellation at the same moment stays a cancellation.
         """
         self.ended = True
         if self.killed_by is None or self._kill is None:
             return exc
         self._kill.end()
         task = self.carrier
-        # The kill's own cancellations are taken back, so that only others count; the body may have
-        # taken some of them back itself.
+        # Undo the kill's own cancellations, so that code around the body (`asyncio.timeout`, a task
+        # group) counts only others. The body may have undone some of them itself.
         for _ in range(self._kill.cancelled):
             if task.cancelling() > self._cancelling:
                 task.uncancel()
@@ -162,9 +167,10 @@ class TaskRequest(TaskBody):
     __slots__ = ()
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """The request ended; return what is to be raised instead of ``exc``, or None.
+        """End the request; return what is to be raised instead of ``exc``, or None.
 
-        A response that has arrived is returned: its connection has to be released.
+        A response that has arrived is returned even after a kill, because its connection has to be
+        released.
         """
         if self.killed_by is None:
             self.ended = True
@@ -172,7 +178,7 @@ class TaskRequest(TaskBody):
         killed = super().end(exc)
         if exc is not None:
             return killed
-        # Nothing is raised, so the kill has not stopped what is around the request.
+        # Nothing is raised, so the kill has not unwound the code around the request.
         self.stopped = False
         return None
 
@@ -180,9 +186,11 @@ class TaskRequest(TaskBody):
 class GateWait:
     """A call of a plain function that waits for the gate's answer.
 
+    The wait is code of the SDK, where no exception is raised from outside; so it ends itself.
+
     Args:
         scope: the scope of the call.
-        cancel: ends the wait.
+        cancel: ends the wait; called on the background loop's thread.
     """
 
     __slots__ = ("_cancel", "carrier", "ended", "killed_by", "outer", "scope", "stopped")
@@ -207,10 +215,10 @@ class GateWait:
         return True
 
     def told(self) -> None:
-        """Nothing is to be cleaned up."""
+        """Do nothing: a wait has no clean-up."""
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """Return what is to be raised instead of ``exc``, or None."""
+        """End the wait; return what is to be raised instead of ``exc``, or None."""
         self.ended = True
         if self.killed_by is None:
             return exc
@@ -219,11 +227,13 @@ class GateWait:
 
 
 def _still_running(body: Body | None) -> Body | None:
-    """Return the body, or the killed one around it that is next when it has ended."""
+    """Return the body if it runs, else the next killed body around it that does, else None."""
     while body is not None and (body.ended or body.killed_by is None):
         stopped, body = body.stopped, body.outer
+        # The exception of the inner body is unwinding this one, unless it is swallowed in between:
+        # leave it the time to clean up before it gets an interrupt of its own.
         if stopped and body is not None:
-            body.told()  # what the inner one is stopped with unwinds it, unless it is swallowed
+            body.told()
     return body
 
 
@@ -258,15 +268,17 @@ def require_task() -> asyncio.Task[object]:
 class ActiveBodies:
     """The protected bodies that are running in this process, by task or thread.
 
-    Each refers to the one around it; an interrupt stops the innermost body that a kill concerns
+    Each refers to the body around it. An interrupt stops the innermost body that a kill applies to
     and unwinds the others as it propagates.
 
-    No lock: only the thread that runs a carrier's bodies changes its innermost one (signal handlers
-    nest in it), in single operations that are atomic.
+    No lock: only the thread that runs a carrier's bodies changes the carrier's entry (a signal
+    handler's bodies nest in those of its thread), with single operations that are atomic.
     """
 
     def __init__(self) -> None:
-        # By task or thread. The background loop reads copies of it.
+        # The innermost body of each task or thread; without an entry none runs there. Each thread
+        # writes its own carriers' entries. The background loop reads copies, because iteration is
+        # not atomic.
         self._innermost: dict[object, Body] = {}
 
     def __len__(self) -> int:
@@ -280,7 +292,10 @@ class ActiveBodies:
         innermost[carrier] = body
 
     def reach(self, carrier: object, scope: Scope) -> bool:
-        """Return whether a kill of ``scope`` already stops the body of this task or thread."""
+        """Return whether a kill of ``scope`` already stops the body of this task or thread.
+
+        That is so if the innermost body belongs to the same run of the same workflow.
+        """
         body = self._innermost.get(carrier)
         if body is None:
             return False
@@ -288,7 +303,10 @@ class ActiveBodies:
         return inside.run_id == scope.run_id and inside.workflow_id == scope.workflow_id
 
     def leave(self, body: Body) -> None:
-        """Remove a body that has ended; where one inside it runs on, that one's end passes it."""
+        """Remove a body that has ended.
+
+        While a body inside it still runs, it stays in the chain; the end of the inner one skips it.
+        """
         carrier, outer = body.carrier, body.outer
         if self._innermost.get(carrier) is not body:
             return
@@ -302,7 +320,7 @@ class ActiveBodies:
     def interrupt(self, concerned: Concerned) -> None:
         """Stop the innermost body of each task and thread that ``concerned`` returns a mark for.
 
-        Called on the background loop, which retries until they have ended.
+        Called on the background loop, which repeats the interrupts until the bodies have ended.
         """
         # A copy: other threads enter and leave bodies meanwhile.
         for key, innermost in self._innermost.copy().items():
@@ -310,6 +328,7 @@ class ActiveBodies:
             # From the innermost outwards. The first that is concerned gets the interrupt; those
             # around it are only marked, so that none returns a result once it unwinds.
             for body in _running(innermost):
+                # A body that an earlier kill has marked is pursued already.
                 killed_by = concerned(body.scope)
                 if killed_by is not None and body.killed_by is None:
                     body.mark(killed_by)
@@ -320,7 +339,14 @@ class ActiveBodies:
     def _pursue(self, key: object, target: Body, retry_s: float, again_s: float) -> None:
         """Interrupt the target until it and all marked bodies around it have ended.
 
-        A wait for the gate inside of them is ended too.
+        Calls itself again after a pause, on the background loop. A wait for the gate inside of
+        these bodies is ended as well.
+
+        Args:
+            key: the task or thread.
+            target: the innermost marked body that ran when this was last called.
+            retry_s: the next pause if the delivery has to be retried.
+            again_s: the next pause if the interrupt is delivered.
         """
         running = _still_running(target)
         if running is None or running.killed_by is None:
@@ -348,7 +374,7 @@ class ActiveBodies:
         """
         wait = GateWait(scope, cancel)
         try:
-            self.enter(wait)  # inside: Ctrl-C right after it must not leave it entered
+            self.enter(wait)  # inside the `try`: Ctrl-C right after it must not leave it entered
             yield
         except BaseException as exc:
             killed = wait.end(exc)

@@ -1,4 +1,4 @@
-"""How long a body is left alone with its clean-up once a kill has reached it."""
+"""How long a body may clean up after a kill has reached it, before it is interrupted again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _GROWTH: Final = 1.5
 
 
 class CleanupTime:
-    """Time to clean up, and more of it each time that the kill is raised again.
+    """The time to clean up; longer each time that the kill is raised again.
 
     Attributes:
-        first_s: how long the first time, in seconds.
+        first_s: length of the first time, in seconds.
     """
 
     __slots__ = ("_ends_s", "_length_s")
@@ -20,6 +20,7 @@ class CleanupTime:
     first_s: ClassVar[float] = 5.0
 
     def __init__(self) -> None:
+        # Length of the next time, and the end of the current one by `time.monotonic()`.
         self._length_s = self.first_s
         self._ends_s = 0.0
 
@@ -29,6 +30,6 @@ class CleanupTime:
         return time.monotonic() >= self._ends_s
 
     def begin(self) -> None:
-        """The kill has reached the body."""
+        """Begin the time: the kill has reached the body."""
         self._ends_s = time.monotonic() + self._length_s
         self._length_s *= _GROWTH

@@ -1,4 +1,4 @@
-"""The WebSocket of the control channel. Imports ``websockets``, which only its use needs."""
+"""The WebSocket of the control channel. A module of its own: it imports ``websockets``."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ Closed = websockets.ConnectionClosedOK
 Failure = websockets.WebSocketException
 """Every other failure, except those of the network."""
 
+# Close codes: the registered one, and one of the protocol's own.
 _SERVICE_RESTART: Final = 1012
 _KEY_ENDED: Final = 4401
 
 
 def is_restart(exc: Exception) -> bool:
-    """Tell whether the gateway restarts in order: it closes its clients' sockets one by one."""
+    """Return whether the gateway restarts in order: it closes its clients' sockets one by one."""
     return _code_of(exc) == _SERVICE_RESTART
 
 
 def is_end_of_key(exc: Exception) -> bool:
-    """Tell whether the gateway has closed the socket because the key is no longer valid."""
+    """Return whether the gateway has closed the socket because the key has become invalid."""
     return _code_of(exc) == _KEY_ENDED
 
 
 def _code_of(exc: Exception) -> int | None:
+    # The code that the gateway sent; without a close frame the connection was lost.
     closed = exc.rcvd if isinstance(exc, websockets.ConnectionClosed) else None
     return None if closed is None else closed.code
 
@@ -48,6 +50,7 @@ _OPEN_TIMEOUT_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 0.5
 _FRAME_BYTES_MAX: Final = 1024 * 1024
 _UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""With more than this in the write buffer the socket counts as congested."""
 
 # At debug level the library logs the handshake's headers, and one of them is the key.
 _quiet = logging.getLogger("guard.control.websocket")
@@ -75,8 +78,8 @@ def open_socket(
         url: of the socket.
         headers: of the handshake.
         apply_eagerly: called with text frames as soon as their bytes have been read.
-        answered: called with frames of answers, likewise; they are not received again.
-        tls: what the gateway's certificate is checked against; None for a plain socket.
+        answered: likewise called with frames of answers; these are not received again.
+        tls: checks the gateway's certificate; None for a plain socket.
     """
     parts = urlsplit(url)
     return Connect(
@@ -98,11 +101,14 @@ def open_socket(
 
 
 _ANSWERS: Final = (b'{"type":"answers"', b'{"payload":"{\\"type\\":\\"answers\\"')
-"""How a frame of answers begins, plain and signed."""
+"""How a frame of answers begins, plain and signed: cheaper than decoding every frame twice.
+
+A signed payload is a JSON string, so its quotes are escaped.
+"""
 
 
 class ControlConnection(ClientConnection):
-    """Shows text frames to ``apply_eagerly`` while their bytes are being read.
+    """Passes text frames to ``apply_eagerly`` while their bytes are being read.
 
     The usual way, through a future and another turn of the loop, costs up to three more waits for
     the interpreter's lock (5 ms each) when the body that is to be stopped computes in Python.
@@ -118,14 +124,16 @@ class ControlConnection(ClientConnection):
         super().__init__(*args, **kwargs)
         self._apply_eagerly = apply_eagerly
         self._answered = answered
-        # Frames of one read of the network, until `data_received` hands them on.
+        # Frames of the current network read: control messages and answers, in order of arrival.
+        # `process_event` fills the lists, `data_received` empties them in the same call.
         self._came: list[bytes] = []
         self._answers: list[bytes] = []
 
     def data_received(self, data: bytes) -> None:
-        """Process what has come over the network: directives before answers."""
-        super().data_received(data)
-        # Kills first: an answer must not start a call that a kill in the same read forbids.
+        """Process bytes from the network: control messages before answers."""
+        super().data_received(data)  # calls `process_event` for each complete frame
+        # Kills first: an answer must not start a call that a kill in the same read forbids. The
+        # lists are emptied first: a callback may abort the connection, or raise.
         if self._came:
             frames, self._came = self._came, []
             self._apply_eagerly(frames)
@@ -136,16 +144,18 @@ class ControlConnection(ClientConnection):
 
     def process_event(self, event: Any) -> None:
         """Process one incoming event."""
+        # Only messages of one frame; the first of several fragments is no message yet.
         if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin:
             data = bytes(event.data)
             if data.startswith(_ANSWERS):
                 self._answers.append(data)
-                return  # past the library's queue: answers need no order among messages
+                return  # not into the library's queue: answers need no order among messages
             self._came.append(data)
         super().process_event(event)
 
     def send_now(self, frame: bytes) -> bool:
         """Send a text frame without waiting; False when the socket is closing or congested."""
+        # Below the library's `send`, a coroutine that waits while the write buffer is full.
         if (
             self.protocol.state is not State.OPEN
             or self.transport.get_write_buffer_size() > _UNSENT_BYTES_MAX

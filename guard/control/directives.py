@@ -1,4 +1,4 @@
-"""The operators' directives on their way from the gateway to what enforces them."""
+"""Passes the operators' directives from the gateway to their enforcement."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from guard.core.control import messages_of_decision
 
 
 class DirectiveFeed:
-    """Applies what the gateway says about workflows; on the background loop.
+    """Applies control messages and decisions of the gateway; on the background loop.
 
     Args:
-        enforcement: holds what is in force.
+        enforcement: holds the control state.
     """
 
     def __init__(self, enforcement: Enforcement) -> None:

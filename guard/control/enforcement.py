@@ -1,4 +1,8 @@
-"""Applies the gateway's control messages, checks scopes against them and stops running bodies."""
+"""Applies the gateway's control messages, checks scopes against them and stops running bodies.
+
+The control state is an immutable snapshot, replaced as a whole on the background loop. A check, on
+any thread, reads that one attribute: it takes no lock and waits for no network.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,15 @@ class Enforcement:
     """Checks scopes against an immutable snapshot, without a lock and without a round trip.
 
     Args:
-        own_thread: whether the calling thread is guard's own, whose requests no kill stops.
+        own_thread: returns whether the calling thread is guard's own, whose requests no kill stops.
         changed: called after each new snapshot, before any body is stopped by it.
-        observed: takes what an LLM request would have been refused with, and nothing is stopped
-            or refused; None enforces.
+        observed: called with the exception that would have refused an LLM request; then nothing is
+            stopped or refused. None enforces.
 
     Attributes:
         control: the snapshot; replaced as a whole.
-        halts: whether anything at all is killed or paused: without that no scope need be checked.
-        counts: whether any rule counts repeats of calls: without that none needs a digest.
+        halts: whether anything at all is killed or paused; if not, no scope need be checked.
+        counts: whether any rule counts repeated calls; if not, no call needs a digest.
         bodies: the protected bodies and requests that run now.
     """
 
@@ -41,10 +45,12 @@ class Enforcement:
         self._observed = observed
         self._own_thread = own_thread
         self._changed = changed
-        # Written on the background loop only; any thread reads them without a lock.
+        # Written on the background loop only; any thread reads them without a lock. `halts` and
+        # `counts` follow from `control`, kept apart because every protected call reads them.
         self.control = ControlState()
         self.halts = False
         self.counts = False
+        # Each thread and task enters and leaves its own bodies; the loop interrupts them.
         self.bodies = ActiveBodies()
 
     def forget_bodies(self) -> None:
@@ -52,13 +58,17 @@ class Enforcement:
         self.bodies = ActiveBodies()
 
     def apply(self, *messages: wire.ControlMessage) -> None:
-        """Apply control messages, on one thread; a kill stops the bodies that it concerns."""
-        # The snapshot first, then the bodies: one that starts in between finds the kill in its own
-        # check, and one that started earlier is found by `interrupt`.
+        """Apply control messages on the background loop; a kill stops the bodies that it concerns.
+
+        Applying the same messages again changes nothing.
+        """
+        # The snapshot first, then the bodies. A body that starts in between finds the kill in its
+        # own check, and one that started earlier is found by `interrupt`.
         before = self.control.kills
         control = self.control = self.control.apply(*messages)
         self.halts = bool(control.kills or control.pauses or control.timed_pauses)
         self.counts = control.tools is not None and control.tools.counts
+        # Before the bodies are stopped: what their callers do next must not see a cached "allow".
         self._changed()
         # Compared by identity: a replay, a pattern or an older revive may change the kills as well.
         if self.control.kills is not before and self.enforces:
@@ -66,7 +76,7 @@ class Enforcement:
 
     @property
     def enforces(self) -> bool:
-        """Whether what is killed is stopped, not just reported."""
+        """Whether kills and refusals take effect; in observe mode they are only reported."""
         return self._observed is None
 
     def check(self, scope: Scope) -> None:
@@ -101,7 +111,7 @@ class Enforcement:
         """Refuse the next LLM request of a killed, paused or exhausted scope, without a round trip.
 
         Returns:
-            Whether it would have been refused, and was reported instead.
+            True in observe mode, if the request would have been refused; it was reported instead.
 
         Raises:
             WorkflowKilledInterrupt: killed.
@@ -118,7 +128,8 @@ class Enforcement:
         return True
 
     def _halt_of_request(self, scope: Scope) -> Halt | None:
-        """Return what stands against the next LLM request of a scope, as far as is known here."""
+        """Return what halts the next LLM request of a scope, as far as it is known locally."""
+        # Outside of every workflow and call there is nothing that an operator could halt.
         if scope.workflow_id is None and scope.call is None:
             return None
         return self.control.halt(
@@ -131,31 +142,39 @@ class Enforcement:
     def enter_request(
         self, frame: FrameType | None, llm: bool
     ) -> TaskRequest | ThreadRequest | None:
-        """Register an HTTP request for kills to stop; None where a kill stops the body around it.
+        """Register an HTTP request for kills to stop; None if no kill has to stop it by itself.
+
+        The body around it, if there is one of the same run, is what a kill stops. A request in a
+        thread or task of its own (``asyncio.to_thread``, a background task) has no such body.
 
         Args:
             frame: frame that calls a blocking client; None in the task of an asynchronous one.
-            llm: whether it is an LLM request. Others are stopped only in a protected call, and not
-                if they begin after the kill: cleanup may need them.
+            llm: whether it is an LLM request. Other requests are stopped only in a protected call,
+                and not if they begin after the kill, because the clean-up may need them.
 
         Raises:
             WorkflowKilledInterrupt: the workflow has been killed already.
         """
+        # 1. Nothing to stop: observe mode, or a request outside of every workflow and call.
         scope = current_scope.get()
         if not self.enforces or (scope.call is None and not (llm and scope.workflow_id)):
             return None
         carrier = running_task() if frame is None else this_thread()
+        # Read once: the second check below finds out whether the kills have changed meanwhile.
         bodies, kills = self.bodies, self.control.kills
-        # Without a carrier it is not a task of asyncio.
+        # 2. A kill cannot reach it (no carrier: not a task of asyncio), stops the body around it,
+        #    or must not stop it, because the request is guard's own.
         if carrier is None or bodies.reach(carrier, scope) or self._own_thread():
             return None
+        # 3. Killed already: no further LLM request, but others for the clean-up.
         if kills and (killed := self.killed(scope)):
             if llm:
                 error = interrupt_for(killed, scope.workflow_id)
                 scope.refuse(error)
                 raise error
             return None
-        # Entered before the second check, so that no kill falls between the two.
+        # 4. Entered before the second check. The loop replaces `control` before it looks through
+        #    the bodies: so the check finds a kill, or the kill finds the request, or both.
         request = TaskRequest(scope) if frame is None else ThreadRequest(scope, frame)
         bodies.enter(request)
         if self.control.kills is not kills and (killed := self.killed(scope)):
@@ -166,15 +185,16 @@ class Enforcement:
         return request
 
     def leave_request(self, request: Body) -> None:
-        """Report that a request which :meth:`enter_request` returned has ended."""
+        """Remove a request that :meth:`enter_request` returned: it has ended."""
         self.bodies.leave(request)
 
 
 def refusal_in(scope: Scope, error: GuardError | WorkflowKilledInterrupt) -> BaseException:
-    """Return what carries a refusal out of third-party code to the edge of its scope.
+    """Return the exception that takes a refusal through third-party code to its scope's boundary.
 
-    In a process's default workflow there is no edge: there it is the error itself.
+    A process's default workflow has no boundary: there it is the error itself.
     """
+    # Noted in the scope as well: a framework in between may replace the exception by its own.
     scope.refuse(error)
     if scope.entry is None or isinstance(error, WorkflowKilledInterrupt):
         return error

@@ -1,4 +1,4 @@
-"""The newest decision known for a workflow, without asking: ``track_llm`` returns it."""
+"""The newest decision known for a workflow, without a round trip: ``track_llm`` returns it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from guard.core.wire import Budget
 from guard.scope.scope import Scope
 
 _WORKFLOWS_KEPT: Final = 1024
+"""Workflows whose budgets are remembered; the least recently answered is forgotten first."""
+
 _NOT_CACHED: Final[tuple[Scope | None, dict[str, Any]]] = (None, {})
 _NAMES: Final = {"kill": "kill", "pause": "pause", "budget": "block"}
 
@@ -21,26 +23,27 @@ class Decisions:
     """Remembers the newest budget and warnings of each workflow, from gate replies."""
 
     def __init__(self) -> None:
-        # The most recently used last. Written on the loop only; callers' threads read single
-        # entries.
+        # Budget and warnings by workflow, the most recently answered last. Written on the loop
+        # only; callers' threads read single entries, so there is no lock.
         self._replies: OrderedDict[str | None, tuple[Budget | None, list[str]]] = OrderedDict()
-        # Whether the runtime was shut down.
+        # Whether the runtime was shut down. Set once, by the thread that shuts it down.
         self._closed = False
         self.cached: tuple[Scope | None, dict[str, Any]] = _NOT_CACHED
         """A scope without halt, budget or warnings, and its decision: the next event of the same
-        scope only copies it. Cleared by :meth:`changed`."""
+        scope only copies it. One tuple, so that a thread never reads a scope with another one's
+        decision. Cleared by :meth:`changed`."""
 
     def changed(self) -> None:
-        """Clear the cached decision: what it rests on has changed."""
+        """Clear the cached decision, because the control state has changed."""
         self.cached = _NOT_CACHED
 
     def close(self) -> None:
-        """The runtime was shut down: the next call is refused and events are not buffered."""
+        """Report from here on that calls are refused and events are not buffered."""
         self._closed = True
         self.changed()
 
     def learned(self, workflow_id: str | None, budget: Budget | None, warnings: list[str]) -> None:
-        """Take in a gate reply; called on one thread, the loop's."""
+        """Remember a gate reply; called on the loop only."""
         before, _ = self._replies.get(workflow_id, (None, None))
         budget = budget or before
         if budget is None and not warnings and workflow_id not in self._replies:

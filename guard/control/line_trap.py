@@ -1,10 +1,10 @@
 """Raises a kill at a line of the user's code, for bodies that swallow what is raised from outside.
 
-What is raised from outside arrives where the body waits or computes, which is in its ``try`` each
-time: a loop around ``try: work() except BaseException: pass`` goes on for ever. A line trap is a
+An exception from outside is raised where the body waits or computes, which is inside its ``try``
+each time: a loop around ``try: work() except BaseException: pass`` never ends. A line trap is a
 trace function (``sys.settrace``) that is set for a moment once the body has swallowed a kill. It
-raises at the first line that the user's code comes to, which is in the handler itself. The next
-trap lets one more line pass, and so on, until the line is one that no handler covers.
+raises at the next line of the user's code, which is in the handler itself. The next trap lets one
+more line pass, and so on, until it raises at a line that no handler covers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from guard.control.safepoints import is_users
 
 
 class KilledBody(Protocol):
-    """What a trap is set for.
+    """The body that a trap is set for.
 
     Attributes:
         ended: whether it has ended.
@@ -28,13 +28,14 @@ class KilledBody(Protocol):
 
 
 class LineTrap:
-    """Raises in the thread that has armed it, and only in the user's frames.
+    """Raises in the thread that has armed it, once, and only in the user's frames.
 
     Args:
-        body: nothing is raised once it has ended.
+        body: nothing is raised once this body has ended.
         make: makes the exception.
         skip: how many lines to let pass.
-        inside: whether a frame that is called or resumed meanwhile belongs to the body.
+        inside: returns whether a frame that is called or resumed meanwhile belongs to the body;
+            None if no such frame is trapped.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class LineTrap:
     ) -> None:
         self._body = body
         self._make = make
+        # Lines still to let pass; counted down in the armed thread.
         self._skip = skip
         self._inside = inside
 
@@ -55,16 +57,18 @@ class LineTrap:
         Args:
             frames: those of the body that run now.
         """
+        # Another trap may be replaced; any other tracer stays, because the user needs it.
         tracer = sys.gettrace()
         if tracer is not None and not isinstance(getattr(tracer, "__self__", None), LineTrap):
             return
         for frame in frames:
             if _may_raise_in(frame):
                 frame.f_trace = self._at_line
+        # Without a global tracer the interpreter ignores the `f_trace` of frames.
         sys.settrace(self._at_call)
 
     def disarm(self) -> None:
-        """Take the trap out of the calling thread; again changes nothing."""
+        """Take the trap out of the calling thread. Idempotent."""
         if getattr(sys.gettrace(), "__self__", None) is self:
             sys.settrace(None)
 
@@ -82,10 +86,11 @@ class LineTrap:
         if self._skip > 0:
             self._skip -= 1
             return self._at_line
+        # Before it raises, so that the user's clean-up is not traced.
         sys.settrace(None)
         raise self._make()
 
 
 def _may_raise_in(frame: FrameType) -> bool:
-    # Between the line of an `acquire` and its `try` the lock would be left held.
+    # An exception between the line of an `acquire` and its `try` would leave the lock held.
     return is_users(frame) and "acquire" not in frame.f_code.co_names

@@ -1,4 +1,4 @@
-"""What would have been refused, were it not for ``GUARD_MODE=observe``."""
+"""Reports of what ``GUARD_MODE=observe`` lets through and ``enforce`` would have refused."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ OBSERVED_EVENT: Final = "sdk.observed"
 """Type of the event about each would-be refusal."""
 
 _KINDS_MAX: Final = 1000
+"""Kinds that are remembered; those beyond it are logged as warnings each time."""
 
 
 class ObservationLog:
-    """Records each would-be refusal once, and logs the first of each kind as a warning.
+    """Records every would-be refusal as an event, and logs the first of each kind as a warning.
 
     Args:
-        record: takes the event's payload and its scope.
+        record: called with the event's payload and its scope.
     """
 
     def __init__(self, record: Callable[[dict[str, Any], Scope], None]) -> None:
         self._record = record
-        # Those that were logged as warnings. No lock: at worst two threads log the same one.
+        # Kinds that were logged as warnings: code, workflow and tool. Any thread adds to it without
+        # a lock: at worst two threads log the same kind.
         self._kinds: set[tuple[str, str | None, str | None]] = set()
 
     def add(
         self, exc: GuardError | WorkflowKilledInterrupt, scope: Scope, tool: str | None
     ) -> None:
-        """Note a would-be refusal."""
+        """Record and log a would-be refusal."""
         code = exc.error_code
         kind = (code, scope.workflow_id, tool)
         known = kind in self._kinds

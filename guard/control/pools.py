@@ -1,7 +1,8 @@
 """Carries a kill out of a worker of ``multiprocessing.Pool`` or ``ThreadPool``, as a result.
 
-Such a worker hands an ``Exception`` to the task's caller, but any other exception ends the worker:
-the task is lost, and its caller waits for ever. Executors of ``concurrent.futures`` need no help.
+Such a worker passes an ``Exception`` to the task's caller. Any other exception, such as a kill,
+ends the worker: the task is lost, and its caller waits for ever. So a kill travels inside an
+``Exception`` as far as the worker's result. Executors of ``concurrent.futures`` need no help.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _original: Any = None
 
 
 class _CarriedKill(Exception):
-    """A kill on its way from a task to the worker's outbox."""
+    """Wraps a kill on its way from a task to the worker's outbox."""
 
     def __init__(self, interrupt: WorkflowKilledInterrupt) -> None:
         super().__init__(str(interrupt))
@@ -25,7 +26,7 @@ class _CarriedKill(Exception):
 
 
 def carry_kills_out() -> None:
-    """Have the workers of pools that are made from now on hand kills on. Idempotent."""
+    """Make pools that are created from here on pass kills to their callers. Idempotent."""
     if _original is None:
         wrapt.register_post_import_hook(_install, "multiprocessing.pool")
 
@@ -38,7 +39,10 @@ def _install(module: Any) -> None:
 
 
 def worker(inqueue: Any, outqueue: Any, *args: Any, **options: Any) -> None:
-    """Work as ``multiprocessing.pool.worker`` does; a started process finds it by this name."""
+    """Run ``multiprocessing.pool.worker`` between two queues that convert kills.
+
+    A process that was spawned imports it by this name, without :func:`_install` having run there.
+    """
     from multiprocessing import pool
 
     original: Any = _original or pool.worker  # type: ignore[attr-defined]
@@ -72,11 +76,12 @@ class _Outbox:
         return getattr(self._queue, name)
 
     def put(self, item: Any) -> None:
-        """Hand a result on, with the kill itself in place of its carrier."""
+        """Put a result into the queue, with the kill unwrapped."""
         job, number, (success, value) = item
         if isinstance(value, _CarriedKill):
             value = value.interrupt
-        elif isinstance(getattr(value, "exc", None), _CarriedKill):  # with its traceback as text
+        # A process's worker wraps the exception together with its traceback as text.
+        elif isinstance(getattr(value, "exc", None), _CarriedKill):
             value.exc = value.exc.interrupt
         self._queue.put((job, number, (success, value)))
 

@@ -1,9 +1,10 @@
 """Inspects another thread's frames: may an exception be raised there now?
 
-An asynchronous exception is raised in a thread at the interpreter's next check for one, at most a
-function's first instruction away from the current instruction. Inspecting the frames first keeps it
-out of code that must not be torn: the SDK's own, HTTP clients' bookkeeping of their connection
-pools, a lock that has been acquired and not yet been handed to its ``try``.
+An asynchronous exception is raised in a thread at the interpreter's next check for one, at the
+latest at the first instruction of the next function that the thread calls. Inspecting the frames
+first keeps it out of code that must run as a whole: the SDK's own, HTTP clients' bookkeeping of
+their connection pools, the moment between the acquisition of a lock and the ``try`` that releases
+it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from guard.scope.wrapping import INTERRUPTIBLE, Edge
 Kind = Literal["interruptible", "unsafe", "loop", "gone"]
 
 _UNSAFE_MODULES: Final = frozenset({"asyncio", "importlib", "_frozen_importlib", "logging"})
-"""Short calls that hold a lock shared with every other thread, or open and close an event loop."""
+"""Modules whose short calls hold a lock that all threads share, or open and close an event loop."""
 
 _LOCK_METHODS: Final = frozenset({"__enter__", "__exit__", "acquire", "release"})
-"""Of what ``threading`` writes in Python: an exception in them would leave a lock held."""
+"""Methods that ``threading`` implements in Python: an exception in them would leave a lock held."""
 
 _CONTEXTS_MAX: Final = 100
-"""How long a chain of exceptions is followed; one that a program made may be a circle."""
+"""How many links of a chain of exceptions are followed; a program can make a circular one."""
 
 
 class Point(Struct, frozen=True):
@@ -38,10 +39,10 @@ class Point(Struct, frozen=True):
 
     Attributes:
         kind: ``interruptible`` (an exception may be raised), ``unsafe`` (it must not; retry soon),
-            ``loop`` (the thread runs an event loop, which has to cancel its task), ``gone`` (it has
-            left the body).
-        socket: what an HTTP call blocks on, with ``interruptible``.
-        loop, task: the event loop and the task that it runs until completion, with ``loop``.
+            ``loop`` (the thread runs an event loop, whose task has to be cancelled), ``gone`` (the
+            thread has left the body).
+        socket: with ``interruptible``, the socket that an HTTP call blocks on, if it is in one.
+        loop, task: with ``loop``, the event loop and the task that it runs until completion.
     """
 
     kind: Kind
@@ -61,32 +62,36 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
     Args:
         thread_id: identifier of the thread; not of the calling one.
         body: frame of the SDK that called the user's function in that thread.
-        patient: whether the end of a finaliser, and of a timed ``acquire``, is waited for (a loop
-            of them has to end some time).
+        patient: whether a finaliser and a timed ``acquire`` count as unsafe, since they end soon.
+            A body that runs them in a loop is stopped only without patience.
     """
-    # The other thread may run on from here: what is found is checked again once the exception is
-    # posted (`ThreadBody._post`).
+    # The other thread may run on from here: `ThreadBody._post` inspects it again after the post.
     innermost = sys._current_frames().get(thread_id)
     frames: list[FrameType] = []
     frame = innermost
     while frame is not None and frame is not body:
         frames.append(frame)
         frame = frame.f_back
+    # 1. The body's frame is not among them: the thread has left it.
     if frame is None or innermost is None:
         return GONE
+    # 2. A finaliser, or an event loop, anywhere inside the body.
     for frame in frames:
         if patient and frame.f_code.co_name == "__del__":
             return UNSAFE  # an exception in a finaliser is only printed
         running = _running_loop(frame)
         if running is not None:
             return running
+    # 3. The thread waits for a lock, or has just got it.
     if _acquires(innermost, timed=patient):
         return UNSAFE
-    # From the innermost frame outwards, the first one that says something decides. Other modules of
-    # the standard library say nothing: their caller does.
+    # 4. From the innermost frame outwards, the first frame of a module that is known to be safe or
+    #    not decides. Other modules of the standard library do neither: their caller decides.
     for frame in frames:
         module = _root(frame)
         if module in HTTP_CLIENTS:
+            # Only while it blocks: its pool is consistent then, and the shutdown of the socket
+            # leads it through its own clean-up.
             sock = blocking_socket(innermost)
             return UNSAFE if sock is None else Point("interruptible", socket=sock)
         if module in _UNSAFE_MODULES:
@@ -106,6 +111,7 @@ def is_users(frame: FrameType) -> bool:
 
 def is_inside(frame: FrameType, body: object) -> bool:
     """Return whether a frame runs below the SDK's function that surrounds ``body``."""
+    # The drivers in `guard.scope.wrapping` keep the call's edge in a local variable of this name.
     outer = frame.f_back
     while outer is not None:
         if outer.f_code in INTERRUPTIBLE:
@@ -117,16 +123,17 @@ def is_inside(frame: FrameType, body: object) -> bool:
 
 
 def handles_kill(thread_id: int, *, in_loop: bool) -> bool:
-    """Return whether a thread is in a handler, or a ``finally``, that a kill has led to.
+    """Return whether a thread is in a handler, or a ``finally``, because of a kill.
 
     Args:
         thread_id: of the thread.
-        in_loop: whether the kill has cancelled the task of a loop in it, which ended with that
-            cancellation: the plain code around the loop sees a ``CancelledError``.
+        in_loop: whether the kill has cancelled the task of an event loop in the thread: the plain
+            code around the loop sees a ``CancelledError`` then.
     """
     kinds = (WorkflowKilledInterrupt, CancelledError) if in_loop else WorkflowKilledInterrupt
     found: Any = sys._current_exceptions().get(thread_id)
     exc: BaseException | None = found[1] if isinstance(found, tuple) else found  # 3.11: a triple
+    # The handled exception may be one that the handler raised itself: the kill is in its context.
     for _ in range(_CONTEXTS_MAX):
         if exc is None or isinstance(exc, kinds):
             break
@@ -140,7 +147,7 @@ def _root(frame: FrameType) -> str:
 
 
 def _running_loop(frame: FrameType) -> Point | None:
-    """Return the event loop that a frame runs: ``asyncio.run`` inside a plain function."""
+    """Return the event loop that a frame runs (``asyncio.run`` in a plain function), or None."""
     code = frame.f_code
     if code.co_name == "run_until_complete" and frame.f_globals.get("__name__") == (
         "asyncio.base_events"
@@ -159,18 +166,21 @@ def _acquires(frame: FrameType, *, timed: bool) -> bool:
     """Return whether a frame is in a call of ``something.acquire(...)``.
 
     An exception that is raised when that call returns would leave the lock held for ever: the
-    ``try`` that releases it begins one instruction later. The waits of ``threading`` take care of
-    that themselves, but entering and leaving its conditions and semaphores does not.
+    ``try`` that releases it begins one instruction later. The waiting methods of ``threading``
+    handle that themselves; entering and leaving its conditions and semaphores does not.
 
     Args:
         frame: innermost frame of a thread that is not running now.
         timed: whether calls with arguments count, which return by themselves soon.
     """
+    # A lock's own `acquire` is C code without a frame: the frame is that of its caller, so the
+    # caller's instructions are read.
     code = frame.f_code
     if frame.f_globals.get("__name__") == "threading":
         return code.co_name in _LOCK_METHODS
     if "acquire" not in code.co_names:
         return False
+    # On the current line: the name `acquire`, and after it the call that the frame is in.
     acquires = False
     for instruction in dis.get_instructions(code):
         if instruction.positions is not None and instruction.positions.lineno != frame.f_lineno:

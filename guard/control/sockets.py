@@ -1,6 +1,6 @@
 """Ends a blocking HTTP call of another thread by shutting its socket down.
 
-No method is patched: the socket that a thread blocks on is found in its innermost frame. This works
+No method is patched: the socket is found in the innermost frame of the blocked thread. This works
 for every client built on the standard library's sockets (httpx, httpx2, requests, urllib3,
 http.client, botocore), for connections made before ``guard.init()``, while connecting, during the
 TLS handshake, before the first byte and in mid-stream. A shut-down socket reads as a closed
@@ -48,10 +48,10 @@ def blocking_socket(frame: FrameType) -> socket.socket | None:
 
 
 def shut_down(sock: socket.socket) -> None:
-    """Make whatever blocks on the socket return, without closing its descriptor.
+    """Make the call that blocks on the socket return, without closing the descriptor.
 
-    Closing it here would let the kernel reuse the number while the other thread still uses it.
+    A close would let the kernel reuse the descriptor's number while the other thread still uses it.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it is closed already, or not connected yet
         # The base class's method: that of ssl.SSLSocket would also drop the TLS state in use.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

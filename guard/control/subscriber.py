@@ -1,4 +1,4 @@
-"""The control channel: pushed over a WebSocket, by long poll while that is away."""
+"""The control channel: messages pushed over a WebSocket, and by long poll while that is down."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Channel = Literal["none", "websocket", "poller"]
 
 RECONNECT: Final = Backoff(base_s=0.2, cap_s=10.0)
 RECONNECT_WITHOUT_POLL: Final = Backoff(base_s=0.2, cap_s=2.0)
-"""Shorter, because without the poller no kill arrives meanwhile."""
+"""Shorter, because without the poller no kill arrives while there is no socket."""
 
 _POLL_LATER_S: Final = 0.5
 """How long the poller waits after a socket is lost.
@@ -48,8 +48,13 @@ _FIRST_PAUSE_S: Final = 0.05
 
 _POLL_WAIT_MS: Final = 10_000
 _STABLE_S: Final = 5.0
+"""How long a socket must have been up for the next attempt to begin without a back-off."""
+
 _CLOCK_TOLERANCE_MS: Final = 2_000
+"""Below this the clocks count as equal: the difference measured includes the network's delay."""
+
 _BATCH_MAX: Final = 500
+"""Messages that are applied at once; a long replay gives the loop a turn between two batches."""
 
 
 class ChannelError(Exception):
@@ -57,20 +62,25 @@ class ChannelError(Exception):
 
 
 class Subscriber:
-    """Keeps the control state fresh; runs on the background loop.
+    """Keeps the control state up to date; runs on the background loop.
+
+    Messages have increasing numbers. Both channels ask for those after :attr:`position`, and
+    applying one twice changes nothing: so the socket and the poller may overlap, and a message that
+    arrives while one of them dies is read again by the next.
 
     Args:
         settings: address, key, secret and transport mode.
         client: signs the handshake and does the long polls.
         position: returns the number and the epoch of the newest message that was applied.
         tools: returns the version of the tool rules that are applied.
-        apply: takes control messages, a batch at a time.
+        apply: called with a batch of control messages.
         switched: called with the channel in use, when it changes.
-        asks: requests that go over the socket while it is open.
+        asks: sends requests over the socket while it is open.
         recalled: called with the leases whose unused money the gateway wants back at once, and for
-            how long, in seconds, what is not used from then on.
-        room: called with the calls that wait in line and are to ask again.
-        key_ended: called when the gateway has closed the socket because the key ended.
+            how many seconds it wants back what becomes unused later.
+        room: called with the ids of waiting calls that should ask again.
+        key_ended: called when the gateway has closed the socket because the key was revoked or has
+            expired.
     """
 
     def __init__(
@@ -97,37 +107,40 @@ class Subscriber:
         self._recalled = recalled
         self._room = room
         self._key_ended = key_ended
-        # All state belongs to the background loop.
+        # All state belongs to the background loop, so there is no lock.
+        # The channel in use, as last reported by `switched`.
         self._channel: Channel = "none"
         # The open socket, None while there is none.
         self._socket: ControlConnection | None = None
         # The task of `run`, for `close` to cancel.
         self._task: asyncio.Task[Any] | None = None
-        # Listens while the socket is away; None while the socket is up.
+        # The long poll that listens while the socket is down; None while the socket is up.
         self._poller: asyncio.Task[None] | None = None
         # When the current or last socket was greeted; None if it never was.
         self._up_since_s: float | None = None
-        # Whether the hello of this socket was accepted: without it, the numbers of its messages may
-        # be those of another record.
+        # Whether the hello of this socket was accepted. Before that the gateway's record may be
+        # another one (restored from a copy), and the numbers of its messages mean nothing here.
         self._greeted_here = False
-        # Whether requests go over this socket.
+        # Whether requests go over this socket: only once the replay is applied.
         self._asks_open = False
-        # This machine's clock minus the gateway's.
+        # This machine's clock minus the gateway's, from the newest hello or ping.
         self._behind_ms = 0
-        # The time over which the gateway wants its clients to come back.
+        # The time over which the gateway wants its clients to spread their reconnections.
         self._spread_s = 0.0
         # Whether the gateway closed the last socket because it restarts.
         self._restarts = False
-        # Set once everything that the gateway has said so far is applied.
+        # Set, and never cleared, once everything that the gateway had sent by then is applied.
         self._caught_up = asyncio.Event()
 
     async def run(self) -> None:
         """Listen until cancelled, whatever the network does."""
         self._task = asyncio.current_task()
         mode = self._settings.transport_mode
+        # 1. Only the poller.
         if mode == "http":
             await self._poll_forever()
             return
+        # 2. The socket, with (`auto`) or without (`websocket`) the poller while it is down.
         reconnect = RECONNECT if mode == "auto" else RECONNECT_WITHOUT_POLL
         attempt = 0
         try:
@@ -136,14 +149,17 @@ class Subscriber:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_FIRST_POLL_S):
                         await self._caught_up.wait()
-                # `init` has waited for that and returns now; loading websockets would delay it.
+                # `init` has waited for that and is about to return; loading websockets, which
+                # holds the interpreter's lock, would delay it.
                 await asyncio.sleep(_FIRST_PAUSE_S)
             while True:
-                # A gateway that restarts has spread its clients out by itself.
+                # A gateway that restarts has spread its clients out already, by closing their
+                # sockets one by one.
                 spread_s = min(0.0 if self._restarts else self._spread_s, reconnect.cap_s)
-                if mode == "auto":  # it listens during a longer pause as well
+                if mode == "auto":  # before the pause: kills arrive during it as well
                     self._start_fallback_poll(_POLL_LATER_S + spread_s * random.random())
                 if attempt:
+                    # A random share of the longest delay, so that clients do not come at once.
                     longest_s = max(spread_s, reconnect.delay_s(attempt - 1, 1.0))
                     await asyncio.sleep(longest_s * random.random())
                 self._up_since_s = None
@@ -155,19 +171,20 @@ class Subscriber:
                 except Exception:
                     logger.exception("control socket")  # a mistake must not end the channel
                 self._use("none", self._channel == "websocket")
-                # Back off from a gateway that accepts sockets and drops them again.
+                # Not 0 after a stable socket: all clients of a gateway may have lost theirs at the
+                # same moment. More after one that was accepted and soon dropped.
                 attempt = 1 if self._was_stable() else attempt + 1
         finally:
             self._stop_fallback_poll()
 
     def _was_stable(self) -> bool:
-        """Tell whether the socket was up for a while, or ended because its gateway drains."""
+        """Return whether the socket was up for a while, or ended because the gateway restarts."""
         if self._up_since_s is None:
             return False
         return self._restarts or time.monotonic() - self._up_since_s > _STABLE_S
 
     def _start_fallback_poll(self, after_s: float = 0.0) -> None:
-        """Have the poller listen while the socket is away, from some time on."""
+        """Start the poller, which begins to listen after a delay, unless it runs already."""
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll_forever(after_s))
 
@@ -177,7 +194,7 @@ class Subscriber:
             self._poller = None
 
     async def caught_up(self) -> None:
-        """Wait until everything that the gateway has said so far is applied."""
+        """Wait until everything that the gateway has sent so far is applied."""
         await self._caught_up.wait()
 
     async def close(self) -> None:
@@ -196,11 +213,13 @@ class Subscriber:
 
         settings = self._settings
         parts = urlsplit(settings.api_url)
-        # Read before the handshake: the hello is judged by what was asked for.
+        # Read before the handshake: the hello refers to the position that was asked for, and the
+        # poller may apply further messages meanwhile.
         position = self._position()
         path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}&tools={self._tools()}"
         url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{path}"
-        # The URI is signed as the gateway checks it.
+        # The gateway checks the signature over this URI. The nonce is part of every signature on
+        # this socket, so that no frame of another socket can be replayed.
         signature, nonce = self._client.signer.headers("GET", url, b"")
         headers = {
             wire.HEADER_API_KEY: settings.api_key,
@@ -227,7 +246,8 @@ class Subscriber:
         self._socket = socket
         self._asks_open = ends_key = False
         try:
-            # First the hello, then the replay of what was missed, then new messages as they come.
+            # 1. The hello. 2. The replay of the messages that were missed; when it is applied, as
+            # the hello's number says, requests may use the socket. 3. New messages as they come.
             hello = self._open_frame(await socket.recv(), nonce)
             self._greeted(hello, position)
             self._note_position(hello.seq)
@@ -240,9 +260,11 @@ class Subscriber:
             ends_key = is_end_of_key(exc)
             raise
         finally:
+            # Requests without an answer are sent over HTTP from here on.
             self._asks_open = False
             self._asks.closed()
-            if ends_key:  # leases are not even good for a moment
+            # A lost socket leaves leases valid for a while; the end of the key ends them at once.
+            if ends_key:
                 self._key_ended()
             self._socket = None
             self._greeted_here = False
@@ -251,8 +273,10 @@ class Subscriber:
         if hello.type != "hello":
             raise ChannelError("a control socket that does not begin with a hello")
         if self._starts_anew(hello.seq, hello.epoch, position):
+            # The position is reset: the next socket asks for the record from its start.
             raise ChannelError("the gateway's record is another one")
         self._take(hello)
+        # An answer, too: requests over HTTP need not wait for the circuit's next probe.
         self._client.circuit.succeeded()
         self._up_since_s = time.monotonic()
         self._greeted_here = True
@@ -264,32 +288,37 @@ class Subscriber:
             self._caught_up.set()
 
     def _open_asks(self, socket: ControlConnection, nonce: str, newest: int) -> None:
-        """Let requests go over the socket once all that was said meanwhile is applied."""
+        """Let requests use the socket once every message that was missed is applied.
+
+        An answer over this socket could otherwise overtake a kill that was issued before it.
+        """
         if not self._asks_open and self._position()[0] >= newest:
             self._asks_open = True
             self._asks.opened(socket.send_now, nonce, socket.transport.abort)
 
     async def _take_what_came(self, socket: ControlConnection, nonce: str) -> None:
-        """Wait for messages, apply all that are there at once, and acknowledge the newest."""
+        """Wait for a message, apply all that have arrived as one batch, acknowledge the newest."""
         messages = [self._open_frame(await socket.recv(), nonce)]
         try:
             while len(messages) < _BATCH_MAX:
-                async with asyncio.timeout(0):  # what is there already comes without a wait
+                # A frame that has arrived is returned without a wait; a wait ends at once.
+                async with asyncio.timeout(0):
                     frame = await socket.recv()
                 messages.append(self._open_frame(frame, nonce))
         except TimeoutError:
             pass
-        finally:  # also when the connection ends, or a frame is not to be believed
+        finally:  # also when the connection ends, or a later frame has a wrong signature
             self._take(*messages)
+        # After they are applied. A replay does not depend on it: it begins at `position`.
         newest = max(message.seq for message in messages)
         if newest:
             await socket.send(f'{{"type":"ack","seq":{newest}}}')
 
     def _starts_anew(self, seq: int, epoch: str, position: tuple[int, str]) -> bool:
-        """Tell whether the gateway's record is not the one that was followed; then forget numbers.
+        """Return whether the gateway's record is another one than before; then reset the position.
 
-        A record that was restored from a copy ends before the message that was the newest here, or
-        has given its number to another one since. What was halted stays so.
+        A record that was restored from a copy ends before the newest message that was applied here,
+        or has given that number to another message since. Kills and pauses stay in force.
 
         Args:
             seq: of the gateway's newest message.
@@ -303,13 +332,18 @@ class Subscriber:
         return True
 
     def _apply_eagerly(self, nonce: str, frames: list[bytes]) -> None:
-        """Apply kills as soon as their bytes are here; they are taken again in their turn."""
+        """Apply kills, recalls and room as soon as their bytes have arrived.
+
+        Called from the connection's ``data_received``. The same frames are received again in their
+        turn, so a kill is applied twice, which changes nothing.
+        """
         if not self._greeted_here:
             return  # only the hello says whether this is the record that was followed
         kills = []
         recalled: list[str] = []
         returns_ms = 0
         calls: list[str] = []
+        # A bad frame ends the connection when it is received in its turn, not in here.
         with contextlib.suppress(ChannelError):
             for frame in frames:
                 message = self._open_frame(frame, nonce)
@@ -320,6 +354,7 @@ class Subscriber:
                     returns_ms = max(returns_ms, message.returns_ms)
                 elif message.type == "room":
                     calls += message.calls
+        # Kills first: room must not start a call that a kill in the same read forbids.
         if kills:
             self._take(*kills)
         if recalled:
@@ -334,7 +369,7 @@ class Subscriber:
             raise ChannelError(f"a control frame cannot be read: {exc}") from None
 
     def _verified(self, frame: str | bytes, nonce: str) -> str | bytes:
-        """Return the payload of a frame, once its signature has been checked where there is one."""
+        """Return the payload of a frame; with a secret, only if its signature is right."""
         secret = self._settings.hmac_secret
         if secret is None:
             return frame
@@ -348,8 +383,8 @@ class Subscriber:
         attempt = 0
         current = False  # whether the last reply brought nothing new
         while True:
-            # Answers come at once until the record is read, so that a kill is seen on the first
-            # contact.
+            # The gateway answers at once until the whole record is read, so that a kill is seen at
+            # the first contact; then it holds each answer back until there is a message.
             wait_ms = _POLL_WAIT_MS if current and self._channel == "poller" else 0
             try:
                 position = self._position()
@@ -358,7 +393,8 @@ class Subscriber:
                 logger.debug("control poll: %s", exc)
                 current = False
                 if wait_ms and isinstance(exc, RateLimitError):
-                    # There is no room to wait there; what is new is answered without.
+                    # The gateway has no room for another waiting poll. It still answers at once, so
+                    # the channel is up: the next poll does not wait.
                     await asyncio.sleep((exc.retry_after or 0.0) + random.random())
                     continue
                 self._use("none", self._channel == "poller")
@@ -366,7 +402,7 @@ class Subscriber:
                 attempt += 1
                 continue
             attempt = 0
-            if self._channel != "websocket":  # which may have come up during the poll
+            if self._channel != "websocket":  # the socket may have come up during the poll
                 self._use("poller")
             if not self._starts_anew(reply.seq, reply.epoch, position):
                 self._take(*reply.messages)
@@ -375,7 +411,8 @@ class Subscriber:
                     self._caught_up.set()
 
     def _take(self, *messages: wire.ControlMessage) -> None:
-        # A mistake in one batch is logged: it must not end the channel, which brings the next kill.
+        # A bug in applying one batch is logged and must not end the channel: it brings the next
+        # kill.
         taken = [self._by_our_clock(message) for message in messages]
         try:
             self._apply(*taken)
@@ -387,7 +424,7 @@ class Subscriber:
             self._behind_ms = time.time_ns() // 1_000_000 - message.at_ms
             self._spread_s = message.spread_ms / 1000
         elif message.type == "pause" and abs(self._behind_ms) > _CLOCK_TOLERANCE_MS:
-            # When the pause lifts itself is compared with this machine's clock.
+            # The time at which the pause ends is compared with this machine's clock.
             return msgspec.structs.replace(message, at_ms=message.at_ms + self._behind_ms)
         return message
 

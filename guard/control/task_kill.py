@@ -12,23 +12,23 @@ from guard.control.cleanup_time import CleanupTime
 from guard.control.line_trap import KilledBody, LineTrap
 
 _ARMED_S: Final = 1.0
-"""How long a trap stays in a loop's thread; the task runs on within some steps of the loop."""
+"""How long a trap stays set in a loop's thread; the cancelled task runs within a few steps."""
 
 
 class TaskKill:
-    """The cancellation of one task, made again after a time of grace.
+    """Cancels one task, and again whenever its time to clean up is over.
 
-    From the second time on a line trap goes with it, since ``except BaseException`` around an
+    From the second time on a line trap is set as well, since ``except BaseException`` around an
     ``await`` in a loop catches every cancellation.
 
     Args:
-        body: which is to end.
-        task: which runs it, or runs in it.
+        body: the body that has to end.
+        task: the task that runs the body, or runs in it.
         make: makes the exception that a trap raises.
-        inside: whether a frame that the task runs belongs to the body; None if all of them do.
+        inside: returns whether a frame that the task runs belongs to the body; None if all do.
 
     Attributes:
-        cancelled: how often; written on the task's loop.
+        cancelled: how often the task was cancelled; written on the task's loop.
     """
 
     __slots__ = ("_body", "_grace", "_inside", "_make", "_trap", "cancelled", "task")
@@ -44,18 +44,22 @@ class TaskKill:
         self._body = body
         self._make = make
         self._inside = inside
+        # Used on the background loop's thread only.
         self._grace = CleanupTime()
+        # The newest trap. Set, armed and disarmed in the thread of the task's loop.
         self._trap: LineTrap | None = None
         self.cancelled = 0
 
     def told(self) -> None:
-        """The kill has reached the body, which is given time to clean up."""
+        """Begin the time to clean up: the kill has reached the body."""
         self._grace.begin()
 
     def deliver(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel the task on its loop, unless the time of grace lasts; called from any thread."""
+        """Cancel the task on its loop, unless it is still cleaning up; called from any thread."""
         if not self._grace.is_over:
             return
+        # Now, and not when the loop gets to it: a busy loop would collect one cancellation for each
+        # call of this, and take them all for swallowed ones.
         self.told()
         with contextlib.suppress(RuntimeError):  # that loop has closed, so the body has ended
             loop.call_soon_threadsafe(self._cancel)
@@ -68,6 +72,7 @@ class TaskKill:
         if self.cancelled > 1:
             trap = self._trap = LineTrap(self._body, self._make, self.cancelled - 2, self._runs)
             trap.arm()
+            # A trace function slows down the whole thread, and the task may never run again.
             asyncio.get_running_loop().call_later(_ARMED_S, trap.disarm)
         self.task.cancel()
 
@@ -76,13 +81,13 @@ class TaskKill:
         return running_task() is self.task and (inside is None or inside(frame))
 
     def end(self) -> None:
-        """The body has ended; called in its thread."""
+        """Disarm the trap: the body has ended. Called in the body's thread."""
         if self._trap is not None:
             self._trap.disarm()
 
 
 def running_task() -> asyncio.Task[object] | None:
-    """Return the task of asyncio that runs in the calling thread, if one does."""
+    """Return the asyncio task that runs in the calling thread, or None."""
     try:
         return asyncio.current_task()
     except RuntimeError:  # no loop runs here, or another library's

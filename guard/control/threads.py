@@ -1,8 +1,11 @@
 """A plain function's body in its thread, and the asynchronous exception that stops it.
 
-At most one exception is pending for each thread, whatever the number of bodies nested in it, and
-none once the body that it is meant for has ended: it is posted, checked and withdrawn under the
-thread's lock. A body that has swallowed it gets it again.
+At most one exception is pending per thread, however many bodies are nested in it, and none after
+the body that it is meant for has ended: it is posted, checked and withdrawn under the thread's
+lock. A body that swallows the exception gets it again.
+
+Two threads take part: the body's own thread makes and ends the :class:`ThreadBody`, and the
+background loop's thread marks it and delivers the kill.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from guard.core.control import Mark
 from guard.scope.scope import Scope
 
 _PATIENCE_S: Final = 1.0
+"""How long after its kill a body's finalisers and timed ``acquire`` calls are left to end."""
+
 _CHECKS: Final = 100
-"""Many times the steps after which the interpreter looks for an exception that is pending."""
+"""Rounds of a loop in which the interpreter certainly checks for a pending exception."""
 
 
 class Thread:
@@ -42,20 +47,28 @@ class Thread:
 
     def __init__(self) -> None:
         self.ident = threading.get_ident()
+        # Held by the background thread while it inspects this thread and posts to it. This thread
+        # takes it when a killed body ends, so nothing is posted to a body that has ended.
         self.lock = threading.Lock()
+        # The body that an exception is posted for and not raised yet. Set and withdrawn under the
+        # lock; the exception itself clears it in this thread when it is raised, without the lock.
         self.pending: ThreadBody | None = None
 
 
 class _Here(threading.local):
-    def __init__(self) -> None:  # in each thread, when it looks here first
+    def __init__(self) -> None:  # runs in each thread at its first access
         self.thread = Thread()
 
 
 here: Final = _Here()
-"""Has the calling thread's record, for callers that cannot afford :func:`this_thread`."""
+"""Holds the calling thread's record, for callers that cannot afford :func:`this_thread`."""
 
 _pending: dict[int, ThreadBody] = {}
-"""By thread, the body whose exception has been posted and not been raised yet."""
+"""By thread identifier, the body whose exception has been posted and not been raised yet.
+
+The interpreter makes the exception without arguments, so it looks for its body here. ``pop`` is
+atomic: raising and withdrawing both pop, and only one of them gets the body.
+"""
 
 
 def this_thread() -> Thread:
@@ -71,28 +84,39 @@ class _Posted(WorkflowKilledInterrupt):
         if body is None or body.killed_by is None:  # not made by the interpreter but by copy.copy
             super().__init__()
         else:
+            # Without the lock, which the posting thread may hold at this moment.
             body.carrier.pending = None
             super().__init__(workflow_id=body.scope.workflow_id, reason=body.killed_by.reason)
             body.reached(sys._getframe(1))
 
     def __reduce__(self) -> tuple[object, ...]:
+        # Pickled and copied as the public class: this one is made by the interpreter only.
         killed = WorkflowKilledInterrupt(workflow_id=self.workflow_id, reason=self.reason)
         return killed.__reduce__()
 
 
+# Tracebacks and logs show the public name.
 _Posted.__name__ = _Posted.__qualname__ = "WorkflowKilledInterrupt"
 
 
 class _ThreadKill:
-    """What is done about one body: set before its mark."""
+    """The state of one body's kill.
+
+    Made before the body's mark is set: a thread that sees the mark finds this too.
+    """
 
     def __init__(self) -> None:
+        # When the body was killed, by `time.monotonic()`; patience with unsafe points is limited.
         self.began_s = time.monotonic()
+        # Begun in the body's thread when the exception is raised, and by the background thread,
+        # which also reads it, when a stopped inner body unwinds this one.
         self.grace = CleanupTime()
-        # How often the exception has been raised in the thread, and what raises it in handlers.
+        # How often the exception has been raised in the body, and, from the second time on, the
+        # trap that raises it at a line. Both are written in the body's thread only.
         self.raised = 0
         self.trap: LineTrap | None = None
-        # Cancels the task of a loop that the body runs.
+        # Cancels the task of an event loop that the body runs (`asyncio.run` in a plain function).
+        # Written by the background thread under the carrier's lock.
         self.loop_kill: TaskKill | None = None
 
 
@@ -101,10 +125,15 @@ class ThreadBody(Struct, eq=False):
 
     Attributes:
         scope: the scope that the body runs in.
-        _frame: frame of the SDK's function that is about to call the user's.
-        carrier: the thread, which makes this object.
-        killed_by: the mark that killed it, if one did.
-        sockets_shut_down: for tests and diagnosis.
+        _frame: frame of the SDK's function that is about to call the user's. None once a killed
+            body has ended; cleared under the carrier's lock.
+        carrier: the thread that runs the body; it makes this object.
+        killed_by: the mark that killed the body, if one did. Set once, on the background thread.
+        sockets_shut_down: how many sockets were shut down, for tests and diagnosis.
+        _kill: the state of its kill; set before ``killed_by``.
+        outer: the body around it in the same thread; set by :class:`ActiveBodies`.
+        ended: whether it has ended. Set in the body's thread, before it looks at ``killed_by``.
+        stopped: whether it ended with the kill's exception, which unwinds the bodies around it.
     """
 
     scope: Scope
@@ -126,54 +155,75 @@ class ThreadBody(Struct, eq=False):
     def deliver(self) -> bool:
         """Deliver the interrupt if the thread is at a safe point; called from another thread.
 
-        Again where that has been done before and the body runs on, unless it cleans up.
+        A body that runs on after an interrupt gets another one, unless it is cleaning up.
 
         Returns:
-            False when that has to be retried soon.
+            False when the delivery has to be retried soon.
         """
         carrier, kill = self.carrier, self._kill
+        # The lock keeps `end` from finishing between the check of `ended` and the post.
         with carrier.lock:
+            # 1. There is nothing to stop.
             if self.ended or kill is None:
                 return True
+            # 2. The thread's one place for a pending exception is taken.
             if carrier.pending is not None and carrier.pending is not self:
                 return False  # the body of another workflow in the same thread is being stopped
+            # 3. The body has got the kill and is in a handler or a `finally` because of it.
             in_loop = kill.loop_kill is not None
             if not kill.grace.is_over and handles_kill(carrier.ident, in_loop=in_loop):
                 return True
+            # 4. It computes or waits: interrupt it.
             return self._post(kill)
 
     def _post(self, kill: _ThreadKill) -> bool:
+        """Post the exception if the thread is at a safe point; False to retry soon.
+
+        Called with the carrier's lock held. That stops neither the thread nor the exception: what
+        is read of the thread's frames may be out of date by the next line.
+        """
         patient = time.monotonic() - kill.began_s < _PATIENCE_S
         assert self._frame is not None, "the body has not ended"
         ident = self.carrier.ident
         point = inspect(ident, self._frame, patient=patient)
         if point.kind != "interruptible":
+            # The thread has moved to an unsafe point since an earlier post, which is still pending.
             if self.carrier.pending is self:
                 self._withdraw()
             if point.kind == "loop":
                 self._cancel_in_loop(kill, point.loop, point.task)
             return False
+        # Recorded first: the exception looks for its body as soon as it is raised.
         self.carrier.pending = _pending[ident] = self
         post(ident, _Posted)
-        # The other thread may have gone on between the inspection and the post.
+        # The other thread may have moved between the inspection and the post.
         then = inspect(ident, self._frame, patient=patient)
         if then.kind != "interruptible" and self._withdraw():
             return False
+        # After the post: the thread blocks in C code, where the exception is not raised. When the
+        # shutdown makes that call return, the exception is pending already. Only if both
+        # inspections found this socket: another one may belong to a request begun since.
         if then.socket is not None and then.socket is point.socket:
             self.sockets_shut_down += 1
             shut_down(then.socket)
         return True
 
     def _cancel_in_loop(self, kill: _ThreadKill, loop: Any, task: Any) -> None:
+        """Cancel the task of an event loop that the body runs in its thread.
+
+        An exception that is posted to the thread would be raised in the loop's own code.
+        """
         found = kill.loop_kill
         if found is None or found.task is not task:  # perhaps a loop after one that was killed
             found = kill.loop_kill = TaskKill(self, task, self._interrupt_in_loop)
             with contextlib.suppress(RuntimeError):  # it has closed
+                # Counts the cancellation as a kill that was raised in the body.
                 loop.call_soon_threadsafe(self._reached_in_loop)
         found.deliver(loop)
 
     def _interrupt_in_loop(self) -> BaseException:
-        # It ends the loop; the code around that may swallow it.
+        # The exception ends the loop, and the code around the loop may swallow it: count it as
+        # raised in the body, so that a line trap is set for that code.
         asyncio.get_running_loop().call_soon(self._reached_in_loop)
         return self.interrupt()
 
@@ -181,27 +231,33 @@ class ThreadBody(Struct, eq=False):
         self.reached(sys._getframe())
 
     def _withdraw(self) -> bool:
-        """Withdraw the exception; False when it has been raised already."""
+        """Withdraw the exception; False when it has been raised already.
+
+        Called with the carrier's lock held.
+        """
         withdraw(self.carrier.ident)
         self.carrier.pending = None
         return _pending.pop(self.carrier.ident, None) is not None
 
     def told(self) -> None:
-        """The kill has reached the body, which is given time to clean up."""
+        """Begin the time to clean up: the kill has reached the body."""
         if self._kill is not None:
             self._kill.grace.begin()
 
     def reached(self, frame: FrameType) -> None:
-        """The exception is raised in the body's thread, this one.
+        """Count an exception that is raised in the body; called in the body's thread.
+
+        From the second one on a line trap is set, since the body has swallowed the first.
 
         Args:
-            frame: the innermost that it passes through, or is caught in.
+            frame: the innermost frame that the exception passes through, or is caught in.
         """
         kill = self._kill
         assert kill is not None, "it is killed"
         kill.grace.begin()
         kill.raised += 1
         if kill.raised > 1 and not self.ended:
+            # The second exception raises at the next line, the third lets one line pass, and so on.
             kill.trap = LineTrap(self, self.interrupt, kill.raised - 2)
             kill.trap.arm(self._frames_from(frame))
 
@@ -211,7 +267,7 @@ class ThreadBody(Struct, eq=False):
             frame = frame.f_back
 
     def interrupt(self) -> BaseException:
-        """Return what is raised in the body."""
+        """Return the exception to raise in the body, and begin its time to clean up."""
         assert self.killed_by is not None, "it is killed"
         self.told()
         return interrupt_for(self.killed_by, self.scope.workflow_id)
@@ -219,30 +275,39 @@ class ThreadBody(Struct, eq=False):
     def end(self, exc: BaseException | None) -> BaseException | None:
         """End the body; return what is to be raised instead of ``exc``, or None.
 
-        An exception that is raised in here was meant for the body: end it again with that one.
+        Called in the body's thread. An exception that is raised in here was meant for the body:
+        end it again with that one.
         """
         # A body is marked before anything is posted to it, and nothing is posted after its end:
-        # who marks it from here on finds it ended. Without a mark there is nothing to withdraw.
+        # a kill that marks it from here on finds it ended. Without a mark nothing was posted, so
+        # the common case takes no lock.
         self.ended = True
         if self.killed_by is None:
             return exc
+        # Waits for a delivery that is under way; the next one sees `ended`.
         with self.carrier.lock:
             self._frame = None
         if self._kill is not None and self._kill.trap is not None:
             self._kill.trap.disarm()
+        # Last: a pending exception must not be raised in the caller's code.
         self._take_pending()
         self.stopped = True
         return interrupt_for(self.killed_by, self.scope.workflow_id)
 
     def _take_pending(self) -> None:
-        """Let what is still pending be raised here, and catch it."""
+        """Let a pending exception be raised here, and catch it.
+
+        It is not withdrawn: ``withdraw`` is for threads that run no signal handlers, and a body's
+        thread may be the main one.
+        """
         try:
             for _ in range(_CHECKS):
                 if self.carrier.pending is not self:
                     return
         except _Posted:
             return
-        # It was raised, and there was no room to make it: the body has used up the stack.
+        # It was raised, but there was no room to make it, because the body has used up the stack:
+        # so its `__init__` has not cleared these.
         with self.carrier.lock:
             self.carrier.pending = None
             _pending.pop(self.carrier.ident, None)
@@ -264,9 +329,13 @@ class ThreadRequest:
     def __init__(self, scope: Scope, frame: FrameType) -> None:
         self.scope = scope
         self.carrier = this_thread()
+        # Set once, on the background thread; the request's thread reads it at its end.
         self.killed_by: Mark | None = None
+        # Cleared at the end, in the request's thread: a frame must not be kept alive. No lock:
+        # `deliver` reads it once, and a frame that has returned is found nowhere in the thread.
         self._frame: FrameType | None = frame
         self.outer: Any = None
+        # Whether it has ended, and whether with the kill's exception.
         self.ended = False
         self.stopped = False
 
@@ -276,13 +345,13 @@ class ThreadRequest:
             self.killed_by = killed_by
 
     def told(self) -> None:
-        """The client cleans up by itself."""
+        """Do nothing: the client cleans up without a time limit."""
 
     def deliver(self) -> bool:
         """Shut down the socket that the request waits for; called from another thread.
 
         Returns:
-            False until the request has ended: the client may try again.
+            False until the request has ended: the client may retry on another connection.
         """
         frame = self._frame
         if self.ended or frame is None:
@@ -293,9 +362,10 @@ class ThreadRequest:
         return False
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """The request ended; return what is to be raised instead of ``exc``, or None.
+        """End the request; return what is to be raised instead of ``exc``, or None.
 
-        A response that has arrived is returned: its connection has to be released.
+        A response that has arrived is returned even after a kill, because its connection has to be
+        released.
         """
         self.ended = True
         self._frame = None
@@ -306,7 +376,8 @@ class ThreadRequest:
 
 
 def _after_fork() -> None:
-    # Only this thread goes on; another one may have held its lock at the moment of the fork.
+    # Only this thread exists in the child. The background thread may have held its lock at the
+    # moment of the fork, and would never release the copy.
     this_thread().lock = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a gate reply's warnings: one log line each, and the hooks."""
+"""Reports the warnings in gate replies: to the log and to the hooks, each once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class WarningLog:
-    """Reports each warning once."""
+    """Reports each warning once; any thread."""
 
     def __init__(self) -> None:
+        # Guards both dicts. Not held while the log and the hooks, which are the user's code, run.
         self._lock = threading.Lock()
+        # What was reported, by workflow: whole texts for the hooks, and texts without their numbers
+        # for the log. Used as sets that forget the least recently reported entry.
         self._texts: OrderedDict[tuple[str | None, str], None] = OrderedDict()
         self._kinds: OrderedDict[tuple[str | None, str], None] = OrderedDict()
 
     def report(self, texts: list[str], scope: Scope, tool_name: str | None) -> None:
-        """Tell the hooks of each new text, and the log of each that differs in more than a number.
+        """Pass each new text to the hooks, and log those that differ in more than their numbers.
 
         Args:
             texts: of one gate reply.

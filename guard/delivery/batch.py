@@ -18,7 +18,7 @@ LOSS_PRIORITY: Final = 3
 
 @attrs.frozen
 class Batch:
-    """Events that are sent together.
+    """Events that are sent together. All lists are parallel; a batch has records or rows.
 
     Attributes:
         events: encoded.
@@ -38,7 +38,7 @@ class Batch:
 
     def halves(self) -> list[Batch]:
         """Return the same events as two batches."""
-        # The older half last: batches are sent from the end of the list.
+        # The older half last: the flusher sends batches from the end of its list.
         half = len(self.events) // 2
         return [
             Batch(self.events[part], self.records[part], self.rows[part])
@@ -47,11 +47,11 @@ class Batch:
 
 
 def encoded(records: Sequence[Record], ids: IdFactory) -> tuple[list[bytes], list[Record], int]:
-    """Encode records; one that cannot be encoded does not hold up the others.
+    """Encode records; one that cannot be encoded does not stop the others.
 
     Returns:
-        The events, the records they came from, and how many could not be encoded. A record
-        that turns out not to be an event is in none of them.
+        The events, the records they came from, and how many could not be encoded. A record that
+        turns out not to be an event (a response without usage) is in none of them.
     """
     events: list[bytes] = []
     good: list[Record] = []
@@ -61,7 +61,7 @@ def encoded(records: Sequence[Record], ids: IdFactory) -> tuple[list[bytes], lis
         try:
             event = event_of(record, ids)
             if event is None:
-                settled([record])
+                settled([record])  # there is nothing to charge: its slot in the journal is free
                 continue
             events.append(encode(event))
         except Exception:  # noqa: BLE001  # only its event is lost; the caller counts it

@@ -1,7 +1,9 @@
 """Delivers the buffered events: in their own batches, and along with gate requests.
 
-While the gateway is unreachable the events wait in memory, or on disk when there is a spool. Each
-event ends up delivered, in the buffer, on disk or in ``events_lost``.
+While the gateway is unreachable the events wait in memory, or on disk when there is a spool. At any
+moment each event is in the buffer, in flight (a batch or attached to a gate request), on disk,
+delivered, or counted in ``events_lost``. Where a failure leaves it open whether an event arrived,
+it stays and is sent again: the gateway charges it once, by its id.
 """
 
 from __future__ import annotations
@@ -46,12 +48,14 @@ _GATE_LOOKED_AT_MAX: Final = 2000
 """Maximum events of each lane that are searched for them."""
 
 _GATE_BYTES_MAX: Final = 128 * 1024
+"""Maximum size of them together."""
+
 _BACKLOG_BATCHES: Final = 4
 """Above this many batches in the buffer, batches grow to the gateway's limit."""
 
 _NAP_S: Final = 0.01
-"""How long events gather while many are recorded: batches fill up, and callers need not wake the
-loop for each one."""
+"""How long events gather while many are recorded, so that batches fill up and callers need not wake
+the loop for each event."""
 
 _AFTER_FAILURE: Final = Backoff(base_s=1.0, cap_s=15.0)
 
@@ -60,14 +64,17 @@ OnDecision = Callable[[str | None, str | None, wire.EventsReply], None]
 
 
 class Flusher:
-    """Sends what the buffer and the spool hold; runs on the background loop, one batch in flight.
+    """Sends the events in the buffer and the spool, one batch at a time.
+
+    Runs on the background loop, except :meth:`store_rest` and :meth:`give_up`, which the thread
+    that ends the process calls. :attr:`in_flight` is read by any thread.
 
     Args:
         buffer: where callers put their records.
         client: the gateway.
         settings: batch size and flush interval.
-        ids: event and batch ids.
-        health: where sent and lost events are counted.
+        ids: makes event and batch ids.
+        health: counts sent and lost events.
         on_error: called with errors for the hooks.
         on_decision: called with the workflow, run and decision of a reply while there is no
             control channel to deliver it.
@@ -95,26 +102,35 @@ class Flusher:
         self._on_decision = on_decision
         self._losses = Losses(buffer, health, ids)
         self._spooler = Spooler(spool, ids, self._losses)
-        # Ends a sleep of `run`.
+        # Ends a sleep of `run`. Set on the loop: callers' threads schedule `wake` there.
         self._wake = asyncio.Event()
-        # Held for each batch: `run` and `flush` take turns, and `_in_flight` has one owner.
+        # Held for each batch: `run`, `flush` and the last delivery take turns. Only its holder uses
+        # `_in_flight`, and leaves it empty.
         self._one_flush = asyncio.Lock()
-        # What was taken from the buffer or the spool and is not settled; sent from the end.
+        # Batches that were taken from the buffer or the spool and are not settled, the next one
+        # last. Other threads read it (`in_flight`, `_take_all`).
         self._in_flight: list[Batch] = []
+        # Records that go along with gate requests, by the `id` of their list. Taking the entry out
+        # is the right to settle or requeue them. Written on the loop, read by any thread.
         self._attached: dict[int, list[Record]] = {}
-        # At most how many records are on their way out of the buffer. A thread that counts just
-        # then may find a record twice, which is harmless; if it found it nowhere, everything would
-        # seem delivered, and a signal would end the process without it.
+        # Upper bound of the records that are moving from the buffer into one of the two above. A
+        # thread that counts at that moment may find a record twice, which is harmless; if it found
+        # a record nowhere, everything would seem delivered, and a signal would end the process
+        # without it.
         self._being_taken = 0
-        # Whether the newest delivery failed.
+        # Whether the newest delivery failed: one log line when that begins, and one when it ends.
         self._in_trouble = False
         # Whether the newest flush sent a batch or more: then events gather for a moment.
         self._busy = False
+        # The gateway's limits; the session replaces them by those in its capabilities.
         self.limits = wire.Limits()
 
     @property
     def in_flight(self) -> int:
-        """How many events are not in the buffer and not known to be at the gateway."""
+        """How many events have left the buffer and are not known to be at the gateway.
+
+        Never too few; while records are being taken, too many.
+        """
         in_batches = sum(len(batch.records) for batch in self._in_flight)
         attached = sum(len(records) for records in list(self._attached.values()))
         return self._being_taken + in_batches + attached
@@ -133,14 +149,17 @@ class Flusher:
     async def run(self) -> None:
         """Flush at every interval and at every wake-up, until cancelled. No failure ends it."""
         interval_s = self._settings.flush_interval_ms / 1000
+        # Failures in a row, and when the next try is due after one, by `time.monotonic()`.
         failures = 0
         next_try_s = 0.0
         while True:
             woken = await self._waited(interval_s)
+            # 1. In an outage, before the next try: only move events to the disk, if there is one,
+            #    which keeps room in the buffer. A wake-up (the gateway is back) ends the pause.
             if self._in_trouble and not woken and time.monotonic() < next_try_s:
-                # Until the next try only the disk, if there is one: memory stays free.
                 await self._spill()
                 continue
+            # 2. Send. A failure leaves the events in the buffer or on disk.
             try:
                 self._busy = await self._drain(leaving_less=True) >= self._settings.batch_size
             except Exception as exc:  # noqa: BLE001  # logged, counted and retried
@@ -154,13 +173,15 @@ class Flusher:
                 failures = 0
 
     async def _waited(self, interval_s: float) -> bool:
-        """Sleep until there is something to do; True when woken for it."""
+        """Sleep until there is something to do; False if the interval is over without a wake-up."""
         if not self._in_trouble:
+            # `park` asks the buffer to wake this, unless enough has arrived already: checked under
+            # the buffer's lock, so that no wake-up is lost.
             if self._busy and await self._napped():
                 return True
             if not self._buffer.park():
                 return True
-        # After a failure a full batch is not urgent, so the buffer is not asked to signal it.
+        # After a failure a full batch is not urgent, so the buffer is not asked to wake this.
         return await self._woken(interval_s)
 
     async def _napped(self) -> bool:
@@ -176,14 +197,17 @@ class Flusher:
         except TimeoutError:
             return False
         finally:
+            # Cleared here, before the next look at the buffer: a wake-up after it ends the next
+            # sleep.
             self._wake.clear()
         return True
 
     async def flush(self) -> None:
-        """Send everything in the buffer.
+        """Send everything in the buffer and on disk.
 
         Raises:
-            BreakerTransportError: the gateway did not accept it; what can be kept stays buffered.
+            BreakerTransportError: the gateway did not accept it, and it is not on disk either; the
+                events stay buffered.
         """
         lost_before = self._health.lost
         failure = await self.deliver()
@@ -196,7 +220,7 @@ class Flusher:
             ) from failure
 
     async def deliver(self) -> GuardError | None:
-        """Send everything in the buffer and on disk; what cannot be sent goes to disk, if there is.
+        """Send everything in the buffer and on disk; what cannot be sent goes to disk, if possible.
 
         Returns:
             Why the gateway did not accept everything; None when it did.
@@ -220,7 +244,7 @@ class Flusher:
             How many events were sent.
         """
         due = len(self._buffer)
-        # Callers may record as fast as this sends; there is an end to it nevertheless.
+        # Callers may record as fast as this sends; the bound ends it nevertheless.
         most = due + self._buffer.capacity
         total = 0
         while total < most:
@@ -237,8 +261,11 @@ class Flusher:
         return total
 
     async def _send_buffered(self) -> int:
+        """Send one batch from the buffer; return how many records were taken for it."""
         async with self._one_flush:
             self._losses.count_drops()
+            # 1. Out of the buffer and into `_in_flight`. No `await` until the `try`, so that no
+            #    cancellation falls in between.
             with self._taking():
                 records = self._next_records()
                 report = self._losses.report()
@@ -249,15 +276,19 @@ class Flusher:
             try:
                 if not records:
                     return 0
+                # 2. Encode. Events beyond the gateway's limit go back, for the next batch.
                 events, records, broken = encoded(records, self._ids)
                 self._losses.lose(broken, "an event cannot be encoded")
                 fits = fitting(events, self.limits.max_batch_bytes)
+                # Into the buffer before it leaves `_in_flight`: twice for a moment, never nowhere.
                 self._requeue(records[fits:])
+                # 3. Send.
                 self._in_flight = [Batch(events[:fits], records=records[:fits])]
                 if fits:
                     await self._deliver()
             except Exception:
-                # Not when cancelled: there is no time for the disk then, and the buffer has room.
+                # To disk at once: the process may be killed. Not when this is cancelled, as there
+                # is no time for the disk then: the batches go back to the buffer.
                 await self._store_in_flight()
                 raise
             finally:  # also when cancelled, at any point
@@ -268,7 +299,7 @@ class Flusher:
 
     @contextlib.contextmanager
     def _taking(self) -> Iterator[None]:
-        """Count all that is buffered as in flight too, until what is taken is noted somewhere."""
+        """Count all buffered records as in flight too, while some of them are being taken."""
         self._being_taken = len(self._buffer)
         try:
             yield
@@ -276,14 +307,16 @@ class Flusher:
             self._being_taken = 0
 
     def _next_records(self) -> list[Record]:
+        """Take the records of the next batch out of the buffer."""
         most = self._settings.batch_size
         if len(self._buffer) > most * _BACKLOG_BATCHES:
             most = max(most, self.limits.max_batch_events)
         most = min(most, self.limits.max_batch_events)
         records = self._buffer.take(most)
         if records and self._health.channel == "none":
-            # A reply decides about the workflow of its last event. Without a control channel it is
-            # the only way to learn of a kill, so each workflow gets batches of its own.
+            # A reply has the decision for the workflow of the batch's last event. Without a control
+            # channel that is the only way to learn of a kill, so each workflow gets its own
+            # batches.
             workflow_id = records[0].event_fields[0]
             own = [each for each in records if each.event_fields[0] == workflow_id]
             if len(own) < len(records):
@@ -299,6 +332,7 @@ class Flusher:
             self._in_flight.pop()
 
     async def _send_spooled(self) -> int:
+        """Claim one batch from the spool and send it; return how many events it had."""
         if not self._spooler.has_disk:
             return 0
         async with self._one_flush:
@@ -311,7 +345,8 @@ class Flusher:
             self._in_flight = [Batch(events[:fits], rows=rows[:fits])]
             try:
                 await self._deliver()
-            finally:
+            finally:  # also when cancelled
+                # Claimed but not sent, or not settled: any process may deliver these rows.
                 left = rows[fits:]
                 for batch in self._in_flight:
                     left += batch.rows
@@ -326,19 +361,25 @@ class Flusher:
             GuardError: the gateway does not accept the rest now.
         """
         while self._in_flight:
-            # Popped once it is settled: until then the caller puts it back, whatever happens here.
+            # Taken off the list once it is settled: until then the caller puts it back, whatever
+            # happens in here.
             batch = self._in_flight[-1]
+            # The id is the idempotency key of the client's retries. A batch that is put together
+            # again later has a new one; its events are recognised by their own ids.
             now_ms = time.time_ns() // 1_000_000
             batch_id = self._ids.uuid7(now_ms)
             body = batch_bytes(batch_id, now_ms, batch.events)
             try:
                 status, reply = await self._client.send(batch_id, body)
             except BodyRefusedError as exc:
-                if len(batch.events) > 1:  # too large, or one event spoils the batch: halve it
+                # 1. Too large, or one event cannot be read: halve it until that event is alone.
+                if len(batch.events) > 1:
                     self._in_flight[-1:] = batch.halves()
                     continue
+                # 2. That one: it will never be accepted, and must not hold up the others.
                 self._losses.lose(1, f"the gateway cannot take an event: {exc}")
             else:
+                # 3. Accepted, perhaps without some events, or over a reservation (422).
                 self._count(len(batch.events) - batch.losses, reply.rejected)
                 if status == 422:
                     self._on_error(_over(reply))
@@ -348,8 +389,8 @@ class Flusher:
                 if self._in_trouble:
                     self._in_trouble = False
                     logger.warning("events are delivered again")
-            # If this is cancelled from here on, rows that were delivered stay on disk and are sent
-            # again; the gateway charges an event once.
+            # Off the list before the `await`: if that is cancelled, the delivered rows stay on disk
+            # and are sent again when their claim expires, and charged once.
             self._in_flight.pop()
             settled(batch.records)
             if batch.losses:
@@ -359,10 +400,12 @@ class Flusher:
     # -- along with gate requests --------------------------------------------------------------
 
     def attach(self, request: wire.GateRequest) -> list[Record]:
-        """Put what is buffered for a request's workflow into it, so that it counts there already.
+        """Put the buffered events of a request's workflow into it.
+
+        So the gateway decides with these costs charged.
 
         Returns:
-            The records, for :meth:`delivered` or :meth:`requeue`.
+            The records; the caller passes them to :meth:`delivered` or :meth:`requeue`.
         """
         request.events = []
         if not len(self._buffer):
@@ -383,12 +426,16 @@ class Flusher:
             if fits < len(records):
                 self._buffer.put_back(records[fits:])
                 del records[fits:]
+            # By the list's identity, which stays unique as long as the entry keeps the list alive.
             self._attached[id(records)] = records
         request.events = cast("list[wire.Event]", [msgspec.Raw(event) for event in events[:fits]])
         return records
 
     def delivered(self, records: list[Record], outcome: wire.EventsOutcome | None) -> None:
-        """Count attached records as delivered, and deliver what the request did not take along."""
+        """Count attached records as delivered, and wake the delivery of the others.
+
+        Does nothing to records that :meth:`take_back` has put back meanwhile.
+        """
         if id(records) in self._attached:
             self._count(len(records), outcome.rejected if outcome is not None else [])
             settled(records)
@@ -397,15 +444,18 @@ class Flusher:
             self._wake.set()
 
     def requeue(self, records: list[Record]) -> None:
-        """Put attached records back into the buffer; the ledger charges a repeated one once."""
+        """Put attached records back into the buffer: their request failed, or its answer is lost.
+
+        The gateway may have them already; it charges a repeated event once.
+        """
         if id(records) in self._attached:
             self._buffer.put_back(records)
             del self._attached[id(records)]
 
     def take_back(self) -> bool:
-        """Put what goes along with unanswered requests back into the buffer; False if nothing does.
+        """Put the records of unanswered requests back into the buffer; False if there are none.
 
-        It may arrive twice then, and is charged once.
+        They may arrive twice then, and are charged once.
         """
         attached = list(self._attached.values())
         for records in attached:
@@ -415,6 +465,7 @@ class Flusher:
     # -- undelivered events -------------------------------------------------------------------
 
     def _requeue(self, records: Sequence[Record]) -> None:
+        """Put records back into the buffer, except the loss report, which waits in ``Losses``."""
         self._buffer.put_back(record for record in records if not self._losses.is_report(record))
 
     async def _spill(self) -> None:
@@ -435,10 +486,10 @@ class Flusher:
                     self._in_flight = []
 
     def store_rest(self) -> bool:
-        """Store in the spool what is in memory; blocks, and runs off the loop.
+        """Store all undelivered events in the spool; blocks, and runs off the loop.
 
-        The process may end at any moment, or go on: what is under way is delivered then, too, and
-        is charged once.
+        For a signal handler: the process may end at any moment, or continue. Then batches that are
+        under way are delivered as well, and charged once.
 
         Returns:
             Whether everything is on disk.
@@ -452,18 +503,24 @@ class Flusher:
         return True
 
     def _take_all(self) -> list[Record]:
-        """Take everything out of the buffer, and a copy of what is under way; from any thread."""
+        """Take everything out of the buffer, and a copy of what is in flight; from any thread.
+
+        The loop may move records between the two meanwhile, so the buffer is read twice, and a
+        record that was found twice is returned once.
+        """
         left = self._buffer.take(len(self._buffer))
         for batch in self._in_flight:  # the loop is stuck, or they would be back in the buffer
             left += (each for each in batch.records if not self._losses.is_report(each))
         for records in list(self._attached.values()):
             left += records
-        # A stuck loop may have resumed: take what it has requeued since the first take.
+        # A stuck loop may have resumed: take the records that it has requeued since the first look.
         left += self._buffer.take(len(self._buffer))
         return list({id(record): record for record in left}.values())
 
     def give_up(self) -> int:
-        """Store what is left in the spool, or count it as lost; blocks, and runs off the loop.
+        """Store what is left in the spool, or count it as lost; the end of delivery.
+
+        Blocks. Called once the session is closed, or the loop does not answer.
 
         Returns:
             How many events were lost.
@@ -488,7 +545,7 @@ class Flusher:
 
     def _trouble(self, exc: BaseException) -> None:
         if self._in_trouble or getattr(exc, "error_code", None) == SHUT_DOWN:
-            return  # `shutdown` counts and reports what is lost
+            return  # `shutdown` counts and reports lost events itself
         self._in_trouble = True
         where = self._spooler.where
         if isinstance(exc, GuardError):

@@ -1,4 +1,4 @@
-"""What a process knows about its gateway: written by the session, read by ``status()``."""
+"""The facts about a process's delivery and gateway: the session writes them, ``status()`` reads."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ from guard.version import __version__
 class Health:
     """The facts behind the status. Written on the loop's thread, read from any thread.
 
+    Readers take no lock: each fact is one attribute, and a status may mix facts of two moments.
+
     Args:
         buffer: counts the events that it has shed.
 
     Attributes:
-        sent: events that the gateway accepted.
+        sent: how many events the gateway accepted.
         stands_by: whether the key is a proxy's own, which has no control channel.
-        rejection: why the gateway refuses the key; None once it has taken it.
-        is_closed: whether delivery has ended: what is still in the buffer then, and what comes
-            later, is lost.
+        rejection: why the gateway refuses the key; None once it has accepted it.
+        is_closed: whether delivery has ended: events that are in the buffer then or are recorded
+            later are lost.
     """
 
     def __init__(self, buffer: EventBuffer) -> None:
@@ -51,17 +53,17 @@ class Health:
         self.last_contact_ms: int | None = None
         self.last_error_code: str | None = None
         self.sent = 0
-        # Events that were lost outside of the buffer; written by the loop and by the thread that
-        # ends the process, under the lock.
+        # Events that were lost after they had left the buffer. Written under the lock, by the loop,
+        # by the thread that ends the process, and by callers after that end.
         self._lost_later = 0
         # Re-entrant: a signal handler may end the process while its thread counts.
         self._lock = threading.RLock()
-        # `lost` at the newest usable answer.
+        # `lost` at the newest usable answer: the status is `degraded` while it has grown since.
         self.lost_at_contact = 0
 
     @property
     def lost(self) -> int:
-        """All events that will never be delivered."""
+        """How many events will never be delivered."""
         left = len(self._buffer) if self.is_closed else 0
         return self._lost_later + self._buffer.dropped + left
 
@@ -71,24 +73,27 @@ class Health:
             self._lost_later += count
 
     def heard(self, exc: BaseException | None) -> None:
-        """Note how a request to the gateway ended: with an answer (None) or with an exception."""
+        """Record how a request to the gateway ended: with an answer (None) or with an exception."""
+        # 1. The caller gave up: this says nothing about the gateway.
         if isinstance(exc, asyncio.CancelledError):
             return
         if isinstance(exc, GuardError):
             self.last_error_code = exc.error_code
+        # 2. No usable answer. A 429 is a contact all the same; another server is a wrong address.
         if isinstance(exc, GuardTransportError):
             if isinstance(exc, RateLimitError):
                 self.touch()
             elif isinstance(exc, NotAGatewayError):
                 self.misconfigured = True
             return
+        # 3. An answer, perhaps a refusal.
         self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
         self.rejection = exc if isinstance(exc, GuardAuthenticationError) else None
         self.last_contact_ms = time.time_ns() // 1_000_000
         self.lost_at_contact = self._lost_later + self._buffer.dropped
 
     def gate_ended(self, exc: BaseException | None) -> None:
-        """Note how a gate request ended: with a decision, or with an exception.
+        """Record how a gate request ended: with a decision, or with an exception.
 
         A refusal by policy is a decision; a 429 and GD-R002 are not.
         """
@@ -97,17 +102,17 @@ class Health:
             self.gate_unavailable = unavailable
 
     def touch(self) -> int:
-        """Note that the gateway has just answered; return the time in Unix ms."""
+        """Record that the gateway has just answered; return the time in Unix ms."""
         self.last_contact_ms = now_ms = time.time_ns() // 1_000_000
         return now_ms
 
     def capable(self, capabilities: wire.Capabilities) -> None:
-        """Note the gateway's protocol and poll interval."""
+        """Record the gateway's protocol and poll interval."""
         self.protocol = capabilities.protocol
         self.poll_interval_ms = capabilities.control.poll_interval_ms
 
     def switched(self, channel: str) -> None:
-        """Note the control channel in use."""
+        """Record the control channel in use."""
         self.channel = channel
 
     def silence_ms(self) -> int | None:

@@ -1,9 +1,10 @@
 """The requests under way in one process, in a mapped file that outlives it.
 
 A slot is filled before the first byte of a request leaves, and cleared when its event is delivered
-or on disk. Whoever finds the file of a dead process charges what its open slots hold. The file is
-owned by a lock, and named by random digits: process ids repeat in containers. Writing to a mapping
-costs no system call and survives any end of the process; only the machine's own takes it away.
+or on disk. A process that finds the file of a dead one charges its open slots. A process owns its
+file by a lock, which the system releases when it dies; the name is random, because process ids
+repeat in containers. Writing to a mapping costs no system call and survives any end of the process,
+though not that of the machine.
 
 Layout: a page with the owner, the digits of the process's event ids and up to 63 names of models,
 then slots of 64 bytes.
@@ -30,8 +31,13 @@ _SUFFIX: Final = ".journal"
 _MAGIC: Final = b"guardj01"
 _HEAD: Final = struct.Struct("<8s16sQ")
 _SLOT: Final = struct.Struct("<36sQQQHBB")
-"""Reservation, amount, when it began, serial number, model, whether the amount is its cost, and,
-last, whether the slot is open: a slot that is only half written is none."""
+"""The fields of a slot.
+
+Reservation, amount (nano-dollars), when it began (Unix ms), serial number of its event, number of
+the model's name, whether the amount is its cost, and whether the slot is open.
+
+The last byte is written last: a slot that is only half written when the process dies is not open.
+"""
 _pack: Final = _SLOT.pack_into
 _pack_amount: Final = struct.Struct("<Q").pack_into
 _AMOUNT_AT: Final = 36
@@ -39,21 +45,23 @@ _FLAG_AT: Final = 62
 _OPEN_AT: Final = 63
 _NAME_BYTES: Final = 64
 _NAMES_MAX: Final = 63
+"""Blocks of the first page for names, numbered from 1; block 0 is the head."""
+
 _PAGE: Final = 4096
 SLOTS: Final = 8192
 _SIZE: Final = _PAGE + SLOTS * _SLOT.size
 
 
 class OpenRequest(NamedTuple):
-    """What a dead process has left open.
+    """A request that a dead process has left open.
 
     Attributes:
-        event_id: the id that its event has, so that it is charged once.
-        at_ms: when it began.
-        reservation_id: what pays for it.
-        amount_nanousd: what is to be charged.
-        is_cost: whether that is what it cost, and not only what it could cost.
-        model: None where its name does not fit.
+        event_id: the id that the process's own event has, so that the request is charged once.
+        at_ms: when it began, in Unix ms.
+        reservation_id: the reservation or lease that pays for it.
+        amount_nanousd: the amount to charge.
+        is_cost: whether the amount is what it cost; if not, it is the most that it could cost.
+        model: name of the model; None if the file had no room for it.
     """
 
     event_id: str
@@ -65,53 +73,63 @@ class OpenRequest(NamedTuple):
 
 
 class JournalEntry:
-    """One slot: from a request's hold to its event."""
+    """One request's slot in the journal, from its hold to its event."""
 
     __slots__ = ("_at", "_free", "_map", "begun_ms", "serial")
 
     def __init__(
         self, mapped: mmap.mmap, free: list[int], at: int, begun_ms: int, serial: int
     ) -> None:
-        # The map and the list themselves: a request has no time for another call.
+        # The journal's map and list themselves, because a call for each request costs time.
         self._map = mapped
         self._free = free
+        # Offset of the slot; 0, which is in the head, once it is cleared: the slot may belong to
+        # another request then.
         self._at = at
         self.begun_ms = begun_ms
         self.serial = serial
 
     def hold(self, amount: int) -> None:
-        """More is held: that is what it can cost now."""
+        """Set what the request can cost, after a further hold."""
         self._set(amount, False)
 
     def cost(self, amount: int) -> None:
-        """What it cost is known; its event is not delivered yet."""
+        """Set what the request cost; its event is not delivered yet."""
         self._set(amount, True)
 
     def _set(self, amount: int, is_cost: bool) -> None:
         at = self._at
         if at:
             try:
+                # If the process dies between the two, a known cost is charged as a bound: the same
+                # amount, marked as less certain.
                 _pack_amount(self._map, at + _AMOUNT_AT, amount)
                 self._map[at + _FLAG_AT] = is_cost
             except ValueError:  # closed: the process ends, or this is a forked child
                 return
 
     def clear(self) -> None:
-        """Its event is delivered or on disk, or there is nothing to charge. Idempotent."""
+        """Free the slot: the event is delivered or on disk, or nothing is to be charged.
+        Idempotent.
+
+        If the process dies just before this, the request is charged by the same ``event_id`` again,
+        which changes nothing.
+        """
         at, self._at = self._at, 0
         if at:
             try:
                 self._map[at + _OPEN_AT] = 0
-            except ValueError:
+            except ValueError:  # closed, or a forked child
                 return
+            # Closed before it is free: another thread may fill it at once.
             self._free.append(at)
 
 
 class Journal:
-    """The open requests of this process. Any thread.
+    """The journal of this process's open requests. Any thread.
 
     Args:
-        directory: where its file is made.
+        directory: directory of its file, the spool's.
         owner: of the events, as in the spool.
         ids: make this process's event ids.
 
@@ -123,12 +141,13 @@ class Journal:
         prepare_directory(directory)
         self._path = directory / f"{_PREFIX}{secrets.token_hex(16)}{_SUFFIX}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        # Under another name until it is locked: nobody takes it for a dead process's.
+        # Under another name until it is locked: an unlocked journal counts as a dead process's.
         fresh = self._path.with_suffix(".new")
         self._descriptor = os.open(fresh, flags, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _preallocate(self._descriptor, _SIZE)
+            # None once the journal is closed, or in a forked child.
             self._map: mmap.mmap | None = mmap.mmap(self._descriptor, _SIZE)
             _HEAD.pack_into(self._map, 0, _MAGIC, owner, ids.process_bits)
             fresh.rename(self._path)
@@ -137,15 +156,18 @@ class Journal:
             with contextlib.suppress(OSError):
                 fresh.unlink()
             raise
-        # Where free slots are, the first last; `pop` and `append` are atomic.
+        # Offsets of free slots, the lowest last. Any thread takes and returns one without a lock:
+        # `pop` and `append` are atomic.
         self._free = list(range(_SIZE - _SLOT.size, _PAGE - 1, -_SLOT.size))
+        # Block numbers of the models' names that are in the file. Written under `_naming`, read by
+        # any thread without it: a name is in the file before its number is in here.
         self._names: dict[str | None, int] = {None: 0}
         self._naming = threading.Lock()
 
     def begin(
         self, reservation_id: str, amount: int, model: str | None, begun_ms: int, serial: int
     ) -> JournalEntry | None:
-        """Note a request that is about to be sent; None when there is no room."""
+        """Fill a slot for a request that is about to be sent; None when there is no room."""
         try:
             at = self._free.pop()
         except IndexError:
@@ -163,9 +185,10 @@ class Journal:
         return JournalEntry(mapped, self._free, at, begun_ms, serial)
 
     def _named(self, model: str | None) -> int:
-        """Write a model's name into the file; 0 where it does not fit."""
+        """Write a model's name into the file and return its number; 0 if it does not fit."""
         name = (model or "").encode()
         with self._naming:
+            # Two threads may write the same name: it then has two blocks, which does no harm.
             number = len(self._names)
             if self._map is None or number > _NAMES_MAX - 1 or len(name) > _NAME_BYTES:
                 return 0
@@ -180,14 +203,21 @@ class Journal:
         return len(self._free) == SLOTS
 
     def forget(self) -> None:
-        """Let go of the file in a forked child: it is the parent's."""
+        """Close the file without changing it; in a forked child, because it is the parent's.
+
+        The child shares the mapping, where it would write into the parent's slots, and the lock,
+        which would keep the parent's journal locked after the parent's death.
+        """
         mapped, self._map = self._map, None
         if mapped is not None:
             mapped.close()
         os.close(self._descriptor)
 
     def close(self) -> None:
-        """The process ends: what is open stays for others to charge. Idempotent."""
+        """Close the journal at the end of the process. Idempotent.
+
+        A file with open slots stays: the next process that uses the directory charges them.
+        """
         if self._map is None:
             return
         if self.is_empty:
@@ -197,12 +227,12 @@ class Journal:
 
 
 class LeftBehind(NamedTuple):
-    """The file of a process that has died.
+    """The journal of a process that has died.
 
     Attributes:
         path: of the file.
         owner: of its events.
-        requests: what was open.
+        requests: those that were open.
     """
 
     path: Path
@@ -211,13 +241,15 @@ class LeftBehind(NamedTuple):
 
 
 def left_behind(directory: Path, *, also_living: bool = False) -> Iterator[LeftBehind]:
-    """Yield the journals of dead processes, locked while their turn lasts.
+    """Yield the journals of dead processes; each is locked until the next one is asked for.
 
-    What is yielded is to be written elsewhere; its file is removed afterwards.
+    The caller writes the requests elsewhere before it asks for the next journal, which removes the
+    file of this one. If it stops instead, the file stays.
 
     Args:
         directory: where they are.
-        also_living: whether to take those of living processes too, which nobody will charge later.
+        also_living: whether to take those of living processes too, because no process will charge
+            them later.
     """
     for path in sorted(directory.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
@@ -226,23 +258,25 @@ def left_behind(directory: Path, *, also_living: bool = False) -> Iterator[LeftB
             continue
         try:
             if not also_living:
+                # Fails while its process lives, or while another process takes it over.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.fstat(descriptor).st_nlink:  # another process was faster
+                if not os.fstat(descriptor).st_nlink:  # removed between the `open` and the lock
                     continue
             with open(descriptor, "rb", closefd=False) as file:
                 data = file.read(_SIZE)
             found = _read(path, data)
             if found is not None:
                 yield found
+            # Also one that cannot be read: it would be tried again for ever.
             path.unlink(missing_ok=True)
-        except OSError:  # it is locked: its process lives
+        except OSError:  # it is locked, or cannot be read or removed: the next look tries again
             continue
         finally:
             os.close(descriptor)
 
 
 def live_journals(directory: Path) -> int:
-    """Return how many processes that write a journal there are alive."""
+    """Return how many living processes write a journal in the directory."""
     living = 0
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):
@@ -283,7 +317,10 @@ def _read(path: Path, data: bytes) -> LeftBehind | None:
 
 
 def _preallocate(descriptor: int, size: int) -> None:
-    """Reserve the file's room on the disk: a mapping that finds none ends the process."""
+    """Reserve the file's space on the disk.
+
+    Writing to a mapping of a file on a full disk would end the process with SIGBUS.
+    """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:  # macOS

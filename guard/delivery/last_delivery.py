@@ -1,4 +1,4 @@
-"""The last delivery of a process: it tries until its deadline, since nobody tries later."""
+"""The last delivery of a process: it retries until its deadline, since there is no later try."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _TRIES: Final = LastTries()
 _FINAL: Final = (
     GuardAuthenticationError, GuardAuthError, GuardProtocolError, NotAGatewayError,
 )  # fmt: skip
-"""Answers that a later try would get again: the key, the SDK or the address is wrong."""
+"""Failures that a retry cannot change: the key, the SDK or the address is wrong."""
 
 
 async def deliver_until(
     ends_s: float, flusher: Flusher, client: GatewayClient
 ) -> GuardError | None:
-    """Deliver everything; try again until a deadline, with pauses, as the gateway asks for them.
+    """Deliver everything; retry until a deadline, with pauses, at least those the gateway asks for.
 
-    Between two tries the events are on disk, if there is a spool: the process may be killed.
+    Between two tries the events are on disk, if there is a spool, since the process may be killed.
 
     Args:
-        ends_s: the deadline, by ``time.monotonic()``; a try that is under way then is the caller's
-            to cancel.
+        ends_s: the deadline, by ``time.monotonic()``. The caller has to cancel a try that is under
+            way then.
         flusher: has the events.
         client: delivers them.
 
@@ -48,11 +48,12 @@ async def deliver_until(
     failures = 0
     took_back = False
     while True:
-        # The gateway may be back, and there is no later; the pauses below bound the tries.
+        # An open circuit would refuse to try, and there is no later. The pauses limit the load.
         client.circuit.end_cooldown(now_s=time.monotonic())
         failure = await flusher.deliver()
         if failure is None:
-            # Their requests may never be answered. Once: others may go along with new ones.
+            # Events that are attached to gate requests: those may never be answered now. Taken back
+            # once only, since callers may continue to ask, with new events attached.
             if took_back or not flusher.take_back():
                 return None
             took_back = True

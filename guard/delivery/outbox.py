@@ -1,4 +1,4 @@
-"""What one process has recorded and not delivered yet."""
+"""The events that one process has recorded and not delivered yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from guard.settings import Settings
 
 
 class Outbox:
-    """The buffered events of a process, their ids, and what is known of their delivery.
+    """The buffered events of a process, their ids, and the state of their delivery.
 
     Args:
         settings: sizes.
@@ -20,7 +20,7 @@ class Outbox:
     Attributes:
         ids: of events, batches and requests.
         buffer: the events.
-        health: how requests to the gateway end, and what was lost.
+        health: the outcome of requests to the gateway, and how many events were lost.
     """
 
     def __init__(self, settings: Settings, wake: Callable[[], bool]) -> None:

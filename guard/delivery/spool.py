@@ -1,12 +1,12 @@
 """Events on disk: undelivered events wait here and survive the process.
 
-One SQLite file in WAL mode, in its own directory, shared by any number of processes. A process
-that delivers claims rows for a limited time; if it dies, the claim expires and another process
-takes them. An event keeps its ``event_id``, so one that was delivered but could not be deleted
-is still charged only once.
+One SQLite file in WAL mode, in its own directory, shared by any number of processes. A row goes
+from ``append`` over ``claim`` to ``settle`` or ``release``. A process that delivers claims rows for
+a limited time; if it dies, the claim ends and another process takes the rows. An event keeps its
+``event_id``, so one that was delivered but could not be deleted is still charged only once.
 
-Every method may raise :class:`SpoolError` (disk full, locked for too long, permissions); a file
-that turns out to be damaged is set aside and a new one is created. Blocking: for worker threads.
+Every method may raise :class:`SpoolError` (disk full, locked for too long, permissions). A damaged
+file is set aside, and a new one is created. All methods block: call them in worker threads.
 """
 
 from __future__ import annotations
@@ -40,8 +40,12 @@ _LOCK_FILE: Final = "events-1.lock"
 _SIDE_FILES: Final = ("", "-wal", "-shm")
 _PAGE_BYTES: Final = 4096
 _BUSY_MS: Final = 500
+"""How long to wait for another process that writes; ``_HURRY_MS`` once this process is ending."""
+
 _HURRY_MS: Final = 50
 _FORK_WAIT_S: Final = 1.0
+"""How long a fork waits for a thread that uses the spool."""
+
 _WAL_BYTES_MAX: Final = 4 * 1024 * 1024
 _DAMAGED_KEPT: Final = 3
 _ROW_BYTES: Final = 150
@@ -49,6 +53,9 @@ _ROW_BYTES: Final = 150
 
 _ROOM_SHARE: Final = 16
 """A full spool drops at least 1/16 of its events at a time."""
+
+# `id` is the order of delivery. `claimed_until_ms` is 0 for a row that no process delivers, else
+# Unix time; `claimed_by` names the process (`holder_of`). The body is the encoded event.
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS events (
@@ -136,33 +143,40 @@ class Spool:
         self._owner = owner
         self._bytes_max = bytes_max
         self._lease_ms = int(lease_s * 1000)
-        # One thread at a time uses the connection; also taken by a fork (`_before_fork`).
+        # Held by the one thread that uses the connection, and by a fork (`_before_fork`).
         self._lock = threading.Lock()
-        # Opened on first use, and again after a fork or when the file was replaced.
+        # Opened on first use, and again after a fork or when the file was replaced. Guarded by the
+        # lock; `hurry` reads it without.
         self._connection: sqlite3.Connection | None = None
-        # Of the open file: another process may have set it aside and made a new one.
+        # Inode of the open file, 0 without one: another process may have set the file aside as
+        # damaged and made a new one. Guarded by the lock.
         self._inode = 0
         # Names this process in its claims.
         self._holder = holder_of(os.getpid())
-        # How long to wait for other processes; short once this one is ending.
+        # How long to wait for other threads and processes; set once, when the process is ending.
         self._busy_ms = _BUSY_MS
+        # Written under the lock; any thread reads it. A hint: other processes write rows, too.
         self.pending = 0
         _spools.add(self)
 
     def take_over(self, *, also_living: bool = False, of_all: bool = False) -> int:
-        """Write down what dead processes have left open in their journals.
+        """Write an event for each request that dead processes have left open in their journals.
 
         Args:
-            also_living: whether to take that of living ones too, since nobody charges it later.
-            of_all: whether what other owners have left, here and in journals, becomes this one's,
-                because their keys are revoked.
+            also_living: whether to take those of living processes too, because no process will
+                charge them later.
+            of_all: whether the events and requests of other owners become this owner's, because
+                the other keys are revoked.
 
         Returns:
-            How many requests that were.
+            How many requests were taken over.
         """
         taken = 0
         for left in left_behind(self._directory, also_living=also_living):
             events = [event_of_open(request) for request in left.requests]
+            # The next step of the loop removes the journal. If the process dies before that, the
+            # journal is taken over again, and its events, with the same ids, are ignored or charged
+            # once. If `append` raises, the journal stays.
             if events:
                 self.append(events, self._owner if of_all else left.owner)
             taken += len(events)
@@ -171,6 +185,7 @@ class Spool:
         return taken
 
     def _own_all(self, connection: sqlite3.Connection) -> None:
+        # REPLACE: the same event may be there for both owners.
         connection.execute("UPDATE OR REPLACE events SET owner = ?", (self._owner,))
 
     def append(self, events: Sequence[Spooled], owner: bytes | None = None) -> int:
@@ -193,7 +208,8 @@ class Spool:
                     # IMMEDIATE takes the write lock now: a transaction that starts by reading could
                     # fail later without waiting.
                     connection.execute("BEGIN IMMEDIATE")
-                    # IGNORE: an event that an earlier, cancelled write has stored stays one row.
+                    # IGNORE: an event that an earlier write has stored, whose caller was cancelled
+                    # and kept it, stays one row.
                     new = connection.executemany(
                         "INSERT OR IGNORE INTO events (owner, event_id, priority, body)"
                         " VALUES (?, ?, ?, ?)",
@@ -202,10 +218,12 @@ class Spool:
                     connection.execute("COMMIT")
                 except sqlite3.OperationalError as exc:
                     _roll_back(connection)
+                    # The transaction is undone: no event of this call is stored.
                     full = exc.sqlite_errorcode == sqlite3.SQLITE_FULL
                     if not full or not self._at_cap(connection, size):
                         raise  # the disk itself is full, or another process writes for too long
-                    # The file has reached its own limit: drop some events and try again.
+                    # The file has reached its own limit: drop some events and try again. Rounds end
+                    # when the rows fit, or nothing unclaimed is left to drop.
                     gone = self._make_room(connection, len(rows))
                     if not gone:
                         raise
@@ -221,18 +239,21 @@ class Spool:
 
         def take(connection: sqlite3.Connection) -> list[Claimed]:
             now_ms = time.time_ns() // 1_000_000
+            # One transaction for the search and the claim: no other process claims the same rows.
+            # If this process dies after the commit, its claims are released below by the next.
             connection.execute("BEGIN IMMEDIATE")
             holders = connection.execute(
                 "SELECT DISTINCT claimed_by FROM events WHERE owner = ? AND claimed_until_ms > 0",
                 (self._owner,),
             ).fetchall()
-            # A dead process's claims need not run out first.
+            # 1. Release the claims of dead processes at once, before they expire.
             dead = [(holder,) for (holder,) in holders if not lives(holder)]
             connection.executemany(
                 "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?",
                 dead,
             )
-            # A claim that expires too far ahead was made under another clock: it is void.
+            # 2. Take rows without a valid claim. A claim that expires too far in the future was
+            #    made before the clock was set back: it is not valid.
             rows = connection.execute(
                 "SELECT id, body FROM events WHERE owner = ?"
                 " AND (claimed_until_ms < ? OR claimed_until_ms > ?) ORDER BY id LIMIT ?",
@@ -248,7 +269,10 @@ class Spool:
         return self._with_file(take)
 
     def settle(self, rows: Sequence[int]) -> None:
-        """Delete events that were delivered (or permanently refused)."""
+        """Delete events that were delivered or finally refused.
+
+        If the process dies before this, they are sent again, and charged once by their ids.
+        """
 
         def strike(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
@@ -257,13 +281,15 @@ class Spool:
             ).rowcount
             connection.execute("COMMIT")
             self.pending = max(0, self.pending - gone)
+            # Give the pages back once the backlog is gone, not after each batch. At most 10 000
+            # pages, so that the lock is held for a limited time.
             if not self.pending:
                 connection.execute("PRAGMA incremental_vacuum(10000)").fetchall()
 
         self._with_file(strike)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Release claimed events that could not be delivered."""
+        """Release claimed events that could not be delivered, for any process to claim."""
 
         def free(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
@@ -286,7 +312,8 @@ class Spool:
         return self.pending
 
     def hurry(self) -> None:
-        """Wait only briefly for other processes and threads from now on: the process is ending."""
+        """Wait only briefly for other processes and threads from here on: the process is ending."""
+        # Without the lock, which a thread that waits for another process may hold.
         self._busy_ms = _HURRY_MS
         connection = self._connection
         if connection is not None:
@@ -294,7 +321,10 @@ class Spool:
                 connection.execute(f"PRAGMA busy_timeout = {_HURRY_MS}").fetchall()
 
     def close(self) -> None:
-        """Close the file. Its events stay."""
+        """Close the file. Its events stay.
+
+        A thread that still uses the file keeps it open until the process ends.
+        """
         if self._lock.acquire(timeout=self._busy_ms / 1000):
             try:
                 self._drop_connection()
@@ -304,10 +334,16 @@ class Spool:
     # -- the file -----------------------------------------------------------------------------
 
     def _with_file(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` with the open file, under the lock.
+
+        Raises:
+            SpoolError: it failed, or the lock or the file is not free in time.
+        """
         if not self._lock.acquire(timeout=2 * self._busy_ms / 1000):
             raise SpoolError("the disk does not answer")
         try:
-            # Twice: a damaged file is set aside, and the work is done on a new one.
+            # Twice at most: a damaged file is set aside, and the work is done on a new one. Each
+            # `work` is one transaction, so the first try has left nothing behind.
             for last in (False, True):
                 try:
                     return work(self._opened())
@@ -324,22 +360,24 @@ class Spool:
             self._lock.release()
 
     def _opened(self) -> sqlite3.Connection:
+        """Return the connection to the file that is in the directory now; open it if need be."""
         if self._connection is not None:
             try:
+                # Checked at each use: rows written to a file that was set aside would be lost.
                 if self._path.lstat().st_ino == self._inode:
                     return self._connection
             except FileNotFoundError:
                 pass
             self._drop_connection()  # another process has set the file aside
         prepare_directory(self._directory)
-        # Locked: another process may be creating the file, or setting it aside, right now.
+        # Locked: another process may be creating the file, or setting it aside, at this moment.
         with self._directory_locked():
             require_plain_file(self._path)
             connection = sqlite3.connect(
                 self._path,
                 timeout=self._busy_ms / 1000,
-                isolation_level=None,
-                check_same_thread=False,
+                isolation_level=None,  # transactions are begun and committed here, explicitly
+                check_same_thread=False,  # any thread, one at a time, under the lock
             )
             try:
                 self._set_up(connection)
@@ -350,28 +388,30 @@ class Spool:
         return connection
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        # Only before the first table is created: then the file can shrink.
+        # Lets the file shrink; takes effect only before the first table is created.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        # A commit survives the death of the process; power loss may undo the newest ones.
+        # A commit survives the death of the process; a power loss may undo the newest commits.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}").fetchall()
+        # The file's own limit: a write beyond it fails with SQLITE_FULL.
         pages = max(16, self._bytes_max // _PAGE_BYTES)
         connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
         connection.executescript(_SCHEMA)
         self._count(connection)
 
     def _at_cap(self, connection: sqlite3.Connection, size: int) -> bool:
-        # SQLITE_FULL means the file's own limit or a full disk. Only near the limit, with room for
-        # the rows and their index, is it the former.
+        # SQLITE_FULL means that the file's own limit is reached or that the disk is full. It is the
+        # limit if the rows and their index would bring the file near it. Events must not be dropped
+        # for a full disk, which other files may have filled.
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         (most,) = connection.execute("PRAGMA max_page_count").fetchone()
         return bool(pages + 2 * size // _PAGE_BYTES >= most - most // 8 - 1)
 
     def _make_room(self, connection: sqlite3.Connection, wanted: int) -> int:
-        # Of all owners, but no claimed ones, which are being delivered. Twice as many as wanted,
-        # since rows differ in size, and a share of the whole, so that this does not run for every
-        # write.
+        # Events of all owners, since they share the file; no claimed ones, which are being
+        # delivered. Twice as many as wanted, since rows differ in size, and a share of all, so that
+        # this does not run at every write.
         now_ms = time.time_ns() // 1_000_000
         connection.execute("BEGIN IMMEDIATE")
         (total,) = connection.execute("SELECT count(*) FROM events").fetchone()
@@ -393,9 +433,10 @@ class Spool:
         self._drop_connection()
         with self._directory_locked():
             with contextlib.suppress(FileNotFoundError):
+                # Checked under the lock: the file at the path may be a new, undamaged one.
                 if inode and self._path.lstat().st_ino != inode:
                     return  # another process was faster
-            # With its side files: a new file must not be read with the old one's log.
+            # Together with its side files: the new file must not be opened with the old one's log.
             stamp = f"damaged-{time.time_ns()}"
             for side in _SIDE_FILES:
                 with contextlib.suppress(FileNotFoundError):
@@ -411,6 +452,9 @@ class Spool:
 
     @contextlib.contextmanager
     def _directory_locked(self) -> Iterator[None]:
+        """Hold the lock that processes take to create the file or to set it aside."""
+        # A file of its own: the spool's file is replaced, and closing a second descriptor of it
+        # would give up SQLite's locks on it.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._directory / _LOCK_FILE, flags, 0o600)
         try:
@@ -425,8 +469,8 @@ class Spool:
                     time.sleep(0.005)
             yield
         finally:
-            # A child that was forked meanwhile has the descriptor too: closing only ours would
-            # leave the file locked for as long as that child lives.
+            # Unlocked, not only closed: a child that was forked meanwhile has the descriptor too,
+            # and would keep the lock as long as it lives.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -450,11 +494,14 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 _spools: weakref.WeakSet[Spool] = weakref.WeakSet()
+# The spools that the current fork has locked, in the thread that forks.
 _quiet = threading.local()
 
 
 def _before_fork() -> None:
     """Ensure that no SQLite call runs and no connection is open while the process forks.
+
+    If a thread does not give up a spool in time, the fork goes ahead without it.
 
     A child inherits SQLite's own record of its parent's locks (https://sqlite.org/howtocorrupt.html,
     2.6): with an open transaction the file would stay locked for the child for ever.

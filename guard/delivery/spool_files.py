@@ -1,4 +1,4 @@
-"""Who may touch the spool: permissions of its files, and which processes are alive."""
+"""The spool's files and their users: permissions, and which processes are alive."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 
 def holder_of(pid: int) -> str:
-    """Identify a process so that a later one with the same pid differs, where possible."""
+    """Return a name for a process that a later one with the same pid does not have, if possible.
+
+    Without ``/proc`` the name is the pid alone.
+    """
     try:
+        # After the last parenthesis: the process's name, within them, may contain spaces.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return f"{pid}:{fields[19]}"  # its start time, in ticks since boot
     except (OSError, IndexError):
@@ -18,10 +22,10 @@ def holder_of(pid: int) -> str:
 
 
 def lives(holder: str) -> bool:
-    """Tell whether a process that claimed events may still be alive to deliver them.
+    """Return whether a process that claimed events may still be alive to deliver them.
 
-    One that is not visible (in another container) seems dead; it does no harm if two processes
-    then send its events, since they are charged by ``event_id``.
+    A process that is not visible (in another container) seems dead. Then two processes may send its
+    events, which does no harm: they are charged once by ``event_id``.
     """
     pid = holder.partition(":")[0]
     try:
@@ -34,15 +38,21 @@ def lives(holder: str) -> bool:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Create the directory, or check that no other user can read or redirect its contents."""
+    """Create the directory, or check that no other user can read or redirect its contents.
+
+    Raises:
+        OSError: it cannot be created, or other users could.
+    """
     with contextlib.suppress(FileExistsError):
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
+    # `lstat`: a link could lead to a directory that another user controls.
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise OSError("the spool's directory is not a directory (links are not followed)")
     if found.st_uid != os.geteuid():
         raise OSError("the spool's directory belongs to another user")
+    # Open to others: made private if only the spool uses it. Never a directory like /tmp or $HOME.
     if stat.S_IMODE(found.st_mode) & 0o077:
         others = [name for name in os.listdir(directory) if not name.startswith("events-1.")]
         if others:

@@ -1,4 +1,7 @@
-"""Keeps events on disk, if there is a spool, while the gateway is unreachable."""
+"""Keeps events on disk, if there is a spool, while the gateway is unreachable.
+
+The asynchronous side of :mod:`guard.delivery.spool`: it runs the spool's blocking calls in threads.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,18 @@ from guard.loop import in_thread
 logger = logging.getLogger("guard.events")
 
 _LOOK_S: Final = 15.0
+"""How often to look for events that other processes have left, while there are none of its own."""
 
 
 class Spooler:
-    """Stores records on disk and claims them back for delivery; never raises.
+    """Stores records on disk and claims them back for delivery; a disk that fails raises nothing.
+
+    Runs on the background loop, except :meth:`store_last`. A cancelled caller waits for the spool's
+    call that is under way (``finish=True``), which no thread can stop.
 
     Args:
-        spool: the disk, or None.
-        ids: event ids.
+        spool: the spool, or None to keep events in memory.
+        ids: makes event ids.
         losses: counts events that were dropped to make room or cannot be encoded.
     """
 
@@ -33,14 +40,15 @@ class Spooler:
         self._spool = spool
         self._ids = ids
         self._losses = losses
-        # Whether the newest use of the disk failed: one log line for each episode.
+        # Whether the newest use of the disk failed: one log line when it begins to fail, and one
+        # when it works again.
         self._fails = False
-        # When to look for other processes' events next.
+        # When to look for other processes' events next, by `time.monotonic()`.
         self._look_at_s = 0.0
 
     @property
     def where(self) -> str:
-        """Where events wait, for log messages."""
+        """Where undelivered events wait, for log messages."""
         return "in memory" if self._spool is None or self._fails else "on disk"
 
     @property
@@ -57,9 +65,10 @@ class Spooler:
         """Write records to disk.
 
         Returns:
-            Whether they are there; otherwise, and when cancelled, the caller still has them. An
-            event that is therefore delivered twice is charged once, by its id.
+            Whether they are on disk. If not, and when this is cancelled, the caller keeps them. An
+            event that is delivered twice because of that is charged once, by its id.
         """
+        # The loss report waits in `Losses` until the gateway has accepted it.
         records = [record for record in records if not self._losses.is_report(record)]
         if self._spool is None or not records:
             return not records
@@ -72,6 +81,7 @@ class Spooler:
             self._fails = False
             logger.warning("the spool can be used again")
         self._losses.lose(dropped, "the spool is full")
+        # After the write: until then only the journal keeps these requests if the process dies.
         settled(records)
         return True
 
@@ -81,10 +91,12 @@ class Spooler:
 
     async def claim(self, most: int) -> list[Claimed]:
         """Take up to ``most`` events that wait on disk, to deliver them."""
+        # With nothing of its own on disk it looks at intervals only.
         spool = self._spool
         if spool is None or (not spool.pending and time.monotonic() < self._look_at_s):
             return []
         try:
+            # First: what dead processes left in their journals becomes events to claim.
             await in_thread(spool.take_over, finish=True)
             found = await in_thread(spool.look, finish=True)
             self._look_at_s = time.monotonic() + _LOOK_S
@@ -99,7 +111,7 @@ class Spooler:
         if self._spool is not None and rows:
             try:
                 await in_thread(self._spool.settle, rows, finish=True)
-            except SpoolError as exc:  # they are sent again, but charged only once
+            except SpoolError as exc:  # they will be sent again, but are charged once
                 self._failed(exc)
 
     async def release(self, rows: Sequence[int]) -> None:
@@ -111,12 +123,12 @@ class Spooler:
                 self._failed(exc)
 
     def store_last(self, records: list[Record]) -> int:
-        """Write the last records to disk. Blocking, off the loop.
+        """Write the last records of the process to disk; blocks, and runs off the loop.
 
         Returns:
             How many could not be stored.
         """
-        # The report goes to disk as well: the next process delivers it.
+        # Unlike in `store`, the loss report goes to disk as well: the next process delivers it.
         report = self._losses.report()
         if self._spool is None:
             return sum(map(is_event, records))

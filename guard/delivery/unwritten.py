@@ -1,7 +1,7 @@
-"""The requests under way in a process that cannot write them down.
+"""The requests under way in a process that has no journal to write them to.
 
-The gateway is told of them instead (:mod:`guard.core.leases`), and charges what it was told last
-when their lease expires.
+They are reported to the gateway instead (:mod:`guard.core.leases`). If the process dies, the
+gateway charges the amounts that were reported last when the lease expires.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from guard.delivery.journal import JournalEntry
 
 
 class UnwrittenEntry:
-    """One request, from its hold to its event; as a :class:`JournalEntry`, but in memory."""
+    """One request, from its hold to its event: like :class:`JournalEntry`, but in memory."""
 
     __slots__ = ("_open", "_reservation_id", "begun_ms", "serial")
 
     def __init__(
         self, leases: LeaseBook, reservation_id: str, amount: int, begun_ms: int, serial: int
     ) -> None:
-        self._open = leases.unwritten  # a forked child has another one
+        # The dict itself: in a forked child the book gets a new one, and the entries that the child
+        # has inherited stay out of it.
+        self._open = leases.unwritten
         self._reservation_id = reservation_id
         self.begun_ms = begun_ms
         self.serial = serial
         self._open[serial] = reservation_id, amount
 
     def hold(self, amount: int) -> None:
-        """More is held: that is what it can cost now."""
+        """Set what the request can cost, after a further hold."""
         if self.serial in self._open:
             self._open[self.serial] = self._reservation_id, amount
 
     cost = hold
-    """What it cost is known; its event is not delivered yet."""
+    """Set what the request cost; its event is not delivered yet."""
 
     def clear(self) -> None:
-        """Its event is delivered, or there is nothing to charge. Idempotent."""
+        """Remove the request: its event is delivered, or there is nothing to charge. Idempotent."""
         self._open.pop(self.serial, None)
 
 

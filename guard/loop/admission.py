@@ -22,6 +22,7 @@ from guard.loop.background import BackgroundLoop, LoopClosedError
 
 T = TypeVar("T")
 
+# Shares of the deadline: above the first a call is slow, below the second it is quick.
 _SLOW_SHARE: Final = 0.25
 _QUICK_SHARE: Final = 0.1
 
@@ -38,6 +39,7 @@ class Concurrency:
         self.deadline_s = deadline_s
         self.least = least
         self.most = most
+        # Fractional, so that many small steps add up. Written on the loop only.
         self._limit = float(min(2 * least, most))
 
     @property
@@ -47,6 +49,8 @@ class Concurrency:
 
     def took(self, seconds: float) -> None:
         """Record how long one took."""
+        # A slow call takes half a place away, a quick one adds 1/limit: a round of quick calls, as
+        # many as run at once, adds one place.
         if seconds > _SLOW_SHARE * self.deadline_s:
             self._limit = max(float(self.least), self._limit * (1 - 0.5 / self._limit))
         elif seconds < _QUICK_SHARE * self.deadline_s:
@@ -58,13 +62,16 @@ class AdmissionError(Exception):
 
 
 class Ticket(Future[T]):
-    """A caller's answer. ``started`` tells whether its turn has come."""
+    """A caller's answer. ``started`` says whether its turn has come; set on the loop."""
 
     started = False
 
 
 class _Item(Struct, Generic[T], eq=False):
-    """A caller in line; ``has_place`` changes under the lock of its :class:`Admission`."""
+    """A caller in line; ``has_place`` changes under the lock of its :class:`Admission`.
+
+    ``expires_s`` is when its caller no longer waits, by ``time.monotonic()``.
+    """
 
     start: Callable[[], Coroutine[Any, Any, T]]
     abandoned: Callable[[T], object]
@@ -100,9 +107,10 @@ class Admission:
 
     def after_fork(self) -> None:
         """Forget the callers of the parent process."""
-        # Re-entrant: a signal handler may submit. It is held only while counting.
+        # Guards the two below and the items' `has_place`. Re-entrant: a signal handler may submit.
+        # It is held only while counting.
         self._lock = threading.RLock()
-        # How many hold a slot: from the moment that one is promised until the task has ended.
+        # How many items have a place: from the moment that it is promised until the task has ended.
         self._running = 0
         # First come, first served. Only `_line_up` appends; `_advance` and `dismiss` take from it.
         self._waiting: deque[_Item[Any]] = deque()
@@ -140,8 +148,8 @@ class Admission:
         try:
             self._line_up(item)
         except BaseException:
-            # Also Ctrl-C, at any instruction. `_advance` may release the slot at the same time; the
-            # first of the two does.
+            # Also Ctrl-C, at any instruction. `_advance` may release the place at the same time;
+            # the first of the two does.
             item.future.cancel()
             self._give_place_back(item)
             raise
@@ -163,16 +171,18 @@ class Admission:
                 raise LoopClosedError("the background loop is closed")
 
     def _take_place(self, item: _Item[Any]) -> None:
+        # Called under the lock.
         item.has_place = True
         self._running += 1
 
     def _give_place_back(self, item: _Item[Any]) -> None:
+        # Idempotent: the item remembers whether it has a place.
         with self._lock:
             self._running -= item.has_place
             item.has_place = False
 
     def dismiss(self) -> None:
-        """Send everybody in line away: their tickets are cancelled. Those that run go on."""
+        """Cancel the tickets of all items in line; those that run continue."""
         with self._lock:
             dismissed, self._waiting = self._waiting, deque()
         # Outside of the lock: this runs the callers' own code.
@@ -182,7 +192,7 @@ class Admission:
     # -- on the loop ------------------------------------------------------------------------------
 
     def _begin(self, item: _Item[Any]) -> None:
-        if item.future.cancelled():  # between its slot and this turn of the loop
+        if item.future.cancelled():  # between getting its place and this turn of the loop
             self._advance(item)
             return
         item.future.started = True
@@ -191,12 +201,14 @@ class Admission:
 
     def _ended(self, item: _Item[Any], started_s: float, task: asyncio.Task[Any]) -> None:
         self._concurrency.took(time.monotonic() - started_s)
-        # First the slot: what the future calls back below must not hold up the next in line.
+        # First the place: the callbacks of the future below must not delay the next in line.
         self._advance(item)
         if task.cancelled():
             item.future.cancel()
             return
         exc = task.exception()
+        # False if the caller has given up. A result may then have to be undone: a reservation that
+        # was granted, for one.
         if not item.future.set_running_or_notify_cancel():
             if exc is None:
                 item.abandoned(task.result())
@@ -206,7 +218,7 @@ class Admission:
             item.future.set_result(task.result())
 
     def _advance(self, ended: _Item[Any]) -> None:
-        """Release a slot, and hand the free ones to the next in line."""
+        """Release a place, and give the free ones to the next in line."""
         begins: list[_Item[Any]] = []
         late: list[_Item[Any]] = []
         with self._lock:
@@ -221,6 +233,6 @@ class Admission:
         # Outside of the lock: this runs the callers' own code.
         for item in begins:
             self._begin(item)
-        for item in late:  # its caller is about to give up: nothing is started for it
+        for item in late:  # its caller is about to give up, so nothing is started for it
             if item.future.set_running_or_notify_cancel():
                 item.future.set_exception(AdmissionError(f"no turn within {self._wait_s:.3g} s"))

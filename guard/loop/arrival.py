@@ -21,8 +21,8 @@ _Wakeup = Callable[[Any], object]
 class Arrival(Generic[T]):
     """Awaits a concurrent future within a deadline; for one task, once.
 
-    It is what ``asyncio.Task`` takes for a future. Its task is woken exactly once: by the answer,
-    by the deadline or by its cancellation, whichever is first.
+    ``asyncio.Task`` treats it as a future. Its task is woken exactly once: by the answer, by the
+    deadline or by its cancellation, whichever is first.
 
     Args:
         future: completed or cancelled from any thread; the wait does not cancel it.
@@ -48,13 +48,14 @@ class Arrival(Generic[T]):
     )
 
     def __init__(self, future: Future[T], timeout_s: float | None) -> None:
-        # asyncio.Task takes any object with this attribute for a future; it is set at each `yield`.
+        # asyncio.Task treats any object with this attribute as a future; it is set at each `yield`.
         self._asyncio_future_blocking = False
         self._future = future
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        # What wakes the task; at most one. Taking it off the list is the right to wake, since
-        # `list.pop` is atomic: answer, deadline and cancellation come from different threads.
+        # The callback that wakes the task; at most one. Taking it off the list is the right to
+        # wake: `list.pop` is atomic, and answer, deadline and cancellation come from different
+        # threads.
         self._waiting: list[tuple[_Wakeup, Context | None]] = []
         # Whether the deadline has passed. Set on the loop of the task.
         self._is_late = False
@@ -84,7 +85,7 @@ class Arrival(Generic[T]):
         self._wake()
 
     def _wake(self, future: object = None) -> bool:
-        """Wake the task, from any thread; False when that is done already."""
+        """Wake the task, from any thread; False when it has been woken already."""
         try:
             wakeup, context = self._waiting.pop()  # the right to wake
         except IndexError:
@@ -93,20 +94,21 @@ class Arrival(Generic[T]):
             self._loop.call_soon_threadsafe(wakeup, self, context=context)
         return True
 
-    # -- what a task asks of a future -------------------------------------------------------------
+    # -- the part of a future's interface that a task uses ----------------------------------------
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of the task that waits."""
         return self._loop
 
     def done(self) -> bool:
-        """Tell whether the wait is over."""
+        """Return whether the wait is over."""
         return self._future.done() or self._is_late or self._cancelled is not None
 
     def add_done_callback(self, wakeup: _Wakeup, *, context: Context | None = None) -> None:
-        """Take what wakes the task."""
+        """Store the callback that wakes the task."""
         self._waiting.append((wakeup, context))
-        if self._future.done():  # perhaps before it was taken
+        # The future may have completed before the callback was here, when `_wake` found none.
+        if self._future.done():
             self._wake()
 
     def cancel(self, msg: object = None) -> bool:
@@ -122,6 +124,6 @@ class Arrival(Generic[T]):
         return False
 
     def result(self) -> None:
-        """Raise what the task is to be woken with, if anything."""
+        """Raise the exception to wake the task with, if there is one."""
         if self._cancelled is not None:
             raise asyncio.CancelledError(*self._cancelled)

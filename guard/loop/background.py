@@ -20,7 +20,7 @@ T = TypeVar("T")
 _START_TIMEOUT_S: Final = 10.0
 _ROUNDS: Final = 5
 _WIND_UP_SHARE: Final = 0.8
-"""Share of the closing time in which tasks must end; the rest is for the thread itself."""
+"""Share of the closing time in which tasks must end; the rest is for the thread itself to end."""
 
 
 class LoopClosedError(RuntimeError):
@@ -30,8 +30,8 @@ class LoopClosedError(RuntimeError):
 class BackgroundLoop:
     """An asyncio loop in its own daemon thread, started on first use.
 
-    A forked child forgets the thread, the loop and the locks without touching them and starts
-    afresh on its own first use: the copy of the old loop still claims to be running.
+    A forked child drops the thread, the loop and the locks without touching them, because the copy
+    of the old loop still claims to be running. It starts anew at its own first use.
 
     Args:
         name: name of the thread.
@@ -50,10 +50,10 @@ class BackgroundLoop:
         self._thread: threading.Thread | None = None
         # Tasks of `spawn`. Changed on the loop only.
         self._services: set[asyncio.Task[Any]] = set()
-        # What callers wait for: cancelled at the end, so that nothing waits for a loop that is
-        # gone. Any thread adds and discards, each in one atomic operation.
+        # Futures that callers wait for: cancelled at the end, so that no caller waits for a loop
+        # that has ended. Any thread adds and discards, each in one atomic operation.
         self._pending: set[Future[Any]] = set()
-        # Run in this order once the tasks have ended.
+        # Coroutine functions to run once the tasks have ended, in this order.
         self._closers: list[Callable[[], Awaitable[object]]] = []
         # Set before `close` takes the lock: from then on new work is refused.
         self._closed = False
@@ -109,7 +109,8 @@ class BackgroundLoop:
             thread.start()
             try:
                 loop = started.result(timeout=_START_TIMEOUT_S)
-            except BaseException:  # also Ctrl-C: the thread must not run for ever without an owner
+            # Also Ctrl-C: a loop that `_loop` does not name could never be closed.
+            except BaseException:
                 started.add_done_callback(_stop_when_started)
                 raise
             self._thread, self._loop = thread, loop
@@ -172,7 +173,7 @@ class BackgroundLoop:
         return future
 
     def track(self, future: Future[Any]) -> None:
-        """Cancel a future that is to be completed from the loop if the loop ends first."""
+        """Have a future cancelled if the loop ends before it has completed the future."""
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
 
@@ -207,7 +208,7 @@ class BackgroundLoop:
             raise
 
     async def run_async(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run a coroutine on the loop, awaited from another loop; passes cancellation on."""
+        """Run a coroutine on the loop, awaited from another loop; a cancellation is passed on."""
         return await asyncio.wrap_future(self.submit(function, *args))
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> bool:
@@ -246,7 +247,7 @@ class BackgroundLoop:
         self._closers.append(closer)
 
     def closed_already(self, closer: Callable[[], Awaitable[object]]) -> None:
-        """Take back what :meth:`at_close` has registered."""
+        """Remove a function that :meth:`at_close` has registered."""
         with contextlib.suppress(ValueError):
             self._closers.remove(closer)
 
@@ -259,7 +260,8 @@ class BackgroundLoop:
         if self._thread is threading.current_thread():
             raise RuntimeError("the background loop cannot be closed from its own thread")
         ends = time.monotonic() + timeout_s
-        # Before the lock: new work is refused from here on, even while another thread holds it.
+        # Before the lock: new work is refused from here on, even while another thread holds the
+        # lock.
         self._closed = True
         # A thread that is starting the loop holds the lock; wait for it no longer than the timeout.
         locked = self._lock.acquire(timeout=timeout_s)
@@ -280,7 +282,8 @@ class BackgroundLoop:
             except RuntimeError:  # it has already ended
                 winding_up.close()
         thread.join(left_s)
-        if thread.is_alive():  # something blocks it; callers must not wait for ever
+        # A task blocks the loop. The daemon thread is left to itself; callers must not wait for it.
+        if thread.is_alive():
             self._cancel_pending()
         return not thread.is_alive()
 
@@ -307,7 +310,7 @@ class BackgroundLoop:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             elif not task.cancelled():
                 task.exception()  # marked as retrieved: no caller is left
-        # Only now: tasks use what the closers close until they have ended.
+        # Only now: until their end, tasks use the connections that the closers close.
         for closer in self._closers:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(closer(), timeout_s / 4)
@@ -349,7 +352,7 @@ def _begin(
         else:
             future.set_result(ended.result())
 
-    # Both ways: the task completes the future, and a cancelled future cancels the task.
+    # In both directions: the task completes the future, and a cancelled future cancels the task.
     task.add_done_callback(settled)
     future.add_done_callback(cancelled)
 

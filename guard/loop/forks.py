@@ -1,4 +1,4 @@
-"""Forks wait while a background thread does what a child must not inherit half done."""
+"""Delays forks while a background thread does work that a child must not inherit half done."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from collections.abc import Iterator
 from typing import Final
 
 _WAIT_S: Final = 10.0
-"""How long a fork waits at most: it may itself hold what the background thread waits for."""
+"""Limit of a fork's wait: the forking thread may hold a lock that the other thread waits for."""
 
-_lock = threading.RLock()  # a module that is being imported may fork in the same thread
-# Of the thread that forks: the lock that it took for the fork, None if it waited in vain.
+# Held by `held_forks` and during a fork. Re-entrant: a module that is being imported may fork, in
+# the same thread.
+_lock = threading.RLock()
+# In the thread that forks: the lock that it took for the fork, or None if the wait was too long.
 _mine = threading.local()
 
 
 @contextlib.contextmanager
 def held_forks() -> Iterator[None]:
-    """Have forks by other threads wait until the block ends.
+    """Make forks by other threads wait until the block ends.
 
-    Meant for imports off the main thread: a child inherits a module as far as it is loaded, and
-    its import lock, held by a thread that does not exist there.
+    For imports off the main thread: a child would inherit a half-loaded module, and its import lock
+    held by a thread that does not exist in the child.
     """
     with _lock:
         yield

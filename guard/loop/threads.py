@@ -20,16 +20,18 @@ T = TypeVar("T")
 async def in_thread(function: Callable[..., T], *args: Any, finish: bool = False) -> T:
     """Run a blocking function in its own daemon thread and await its result.
 
-    When no thread can be started any more (the interpreter is exiting), it runs in the caller's.
+    When no thread can be started any more (the interpreter is exiting), it runs in the calling
+    thread.
 
     Args:
         function, args: what to call.
-        finish: wait for the function to end even if the caller is cancelled, so that its
-            effect is known; for work that is short anyway.
+        finish: whether to wait for the function to end even if the caller is cancelled, so that
+            its effect is known; for work that is short.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
+    # Runs on the loop.
     def tell(result: Any, exc: BaseException | None) -> None:
         if future.done():
             return
@@ -57,7 +59,7 @@ async def in_thread(function: Callable[..., T], *args: Any, finish: bool = False
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await asyncio.wait([future])
+        await asyncio.wait([future])  # does not cancel the future when it is cancelled again
         future.exception()  # marked as retrieved; the cancellation is raised instead
         raise
 

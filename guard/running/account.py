@@ -1,4 +1,4 @@
-"""A run's key at the local gateway, with its budget and policy: all that happens is charged to it.
+"""A run's key at the local gateway, with its budget and policy: the whole run is charged to it.
 
 The budget belongs to the key, so a program that opens workflows of its own stays within it.
 """
@@ -33,8 +33,8 @@ class RunAccount:
     Args:
         admin: of the local gateway.
         workflow: the run's workflow.
-        limits: what it may do.
-        mark: has the gateway remove all of it, should this process be killed.
+        limits: the run's limits.
+        mark: makes the gateway remove key and rules if this process is killed.
         owner_id: the key of the run around this one, whose limits apply too.
 
     Raises:
@@ -59,12 +59,12 @@ class RunAccount:
         # Named at once: if this process is killed from here on, the gateway removes the key.
         self._mark = mark
         mark.name(self.key_id, str(made["key"]["organisation_id"]), workflow)
-        # Set once they exist, so that `close` removes what was made.
+        # The rules that exist so far, for `close` to remove. Budgets by their ids.
         self._budgets: dict[str, RunLimit] = {}
         self._policy: str | None = None
         try:
             self._limit(limits)
-            admin.announce_workflow(workflow)  # it can be killed before its first request
+            admin.announce_workflow(workflow)  # so that it can be killed before its first request
         except BaseException:
             self.close()
             raise
@@ -91,7 +91,7 @@ class RunAccount:
         if document:
             self._policy = policy_of(self.key_id)
             self._admin.set_policy(
-                # Of the runs within this one, too.
+                # For the runs within this one as well.
                 self._policy,
                 scope_kind="key",
                 scope_id=f"{self.key_id}*",
@@ -111,11 +111,11 @@ class RunAccount:
         return None
 
     def raise_limit(self, budget_id: str, by: int, key: str) -> None:
-        """Raise a limit, once for each key."""
+        """Raise a limit; a repeated call with the same idempotency key changes nothing."""
         self._admin.raise_budget(budget_id, by, key, unit=self._budgets[budget_id].unit)
 
     def limit_of(self, budget_id: str) -> int | None:
-        """Return a limit, with what it was raised by."""
+        """Return a limit, including its raises."""
         return self._limits_now().get(budget_id)
 
     def _limits_now(self) -> dict[str, int]:
@@ -126,7 +126,7 @@ class RunAccount:
         }
 
     def limits_now(self, limits: RunLimits) -> RunLimits:
-        """Return the limits of the run, with what they were raised by."""
+        """Return the limits of the run, including their raises."""
         if not limits.asks:
             return limits
         now = self._limits_now()
@@ -172,7 +172,7 @@ class RunAccount:
         return None
 
     def spend(self) -> RunSpend:
-        """Return what the run has used so far."""
+        """Return the run's spend and requests so far."""
         rows = [row for row in self._admin.usage("key", limit=_PAGE) if self._has(row["group"])]
         return RunSpend(
             sum(int(row["cost_nanousd"]) for row in rows),
@@ -182,7 +182,7 @@ class RunAccount:
         )
 
     def _balances(self) -> Iterator[RunBalance]:
-        """Yield what the run has used of its limits."""
+        """Yield the balance of each of the run's limits."""
         for row in self._admin.ledger():
             if row["budget_id"] in self._budgets:
                 names = ("committed", "limit", "reserved", "kept", "uncertain")
@@ -190,7 +190,7 @@ class RunAccount:
                 yield RunBalance(str(row["unit"]), ", ".join(row["counts"]), *amounts)
 
     def spend_in_full(self) -> RunSpend:
-        """Return what the run has used, and what was special about it: that takes longer."""
+        """Return the run's spend, with its special cases; reads events, so it takes longer."""
         cut_short = 0
         unpriced: collections.Counter[str] = collections.Counter()
         local: collections.Counter[str] = collections.Counter()
@@ -206,7 +206,7 @@ class RunAccount:
         )
 
     def observed(self) -> list[dict[str, Any]]:
-        """Return what would have been refused."""
+        """Return the refusals that a dry run has only reported."""
         return [event["data"] for event in self._events(type=OBSERVED_EVENT)]
 
     def _events(self, **which: str) -> Iterator[dict[str, Any]]:
@@ -219,12 +219,13 @@ class RunAccount:
             after = int(page[-1]["event_seq"])
 
     def _has(self, key_id: str) -> bool:
-        """Tell whether a key is this run's, or that of a run within it."""
+        """Return whether a key is this run's, or that of a run within it."""
         return self.key_id in lineage(key_id)
 
     def close(self) -> None:
-        """Revoke the key, which cuts off whatever is left of the run, and remove its rules."""
-        # The rules go after the key, so that no request is ever made without them.
+        """Revoke the key, which cuts off processes that are left of the run; remove its rules."""
+        # The rules after the key, so that no request is ever admitted without them. If this fails
+        # or dies half-way, the mark stays, and the gateway removes the rest.
         self._admin.revoke_key(self.key_id)
         if self._policy is not None:
             self._admin.delete_policy(self._policy)

@@ -1,4 +1,4 @@
-"""What a run has used of its limits, and what waits for one of them to be raised; no I/O."""
+"""A run's spend, the balances of its limits, and requests that wait for a raise; no I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from guard.core.wire import amount_in, dollars
 
 _STEPS: Final = {"usd": 10_000_000, "tokens": 1000, "calls": 1}
-"""What raises are rounded up to: a cent, a thousand tokens, one call."""
+"""Raises are rounded up to a multiple of this: a cent, a thousand tokens, one call."""
 
 
 def raise_of(unit: str, limit: int, lacking: int) -> int:
@@ -26,15 +26,15 @@ def raise_of(unit: str, limit: int, lacking: int) -> int:
 
 @attrs.frozen
 class RunBalance:
-    """What a run has used of one limit.
+    """The balance of one limit of a run.
 
     Attributes:
         unit: ``usd`` (in nano-dollars), ``tokens`` or ``calls``.
         of: of calls: the glob of the tools and models that are counted; empty for all.
-        used, limit: so much.
-        set_aside: what is held for requests that are under way.
-        kept: what of the limit is kept for winding down; ``left`` has it too.
-        uncertain: what of ``used`` was charged in doubt.
+        used, limit: amounts in the unit.
+        set_aside: the amount held for requests that are under way.
+        kept: the part of the limit that is kept for winding down; ``left`` includes it.
+        uncertain: the part of ``used`` that was charged in doubt.
     """
 
     unit: str
@@ -47,7 +47,7 @@ class RunBalance:
 
     @property
     def left(self) -> int:
-        """What requests still to come may use."""
+        """The amount that future requests may use."""
         return max(0, self.limit - self.used - self.set_aside)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class RunBalance:
         return f"{self.used:,} of {amount_in(self.unit, self.limit, self.of)}{unsure}"
 
     def left_shown(self) -> str:
-        """Return what is left, and what of it is kept."""
+        """Return the amount that is left as text, and the part of it that is kept."""
         text = amount_in(self.unit, self.left, self.of)
         if self.kept:
             kept = min(self.left, self.kept)
@@ -63,22 +63,23 @@ class RunBalance:
         return text
 
     def facts(self) -> dict[str, Any]:
-        """Return it as the report's JSON has it."""
+        """Return the balance as a field of the JSON report."""
         return {**attrs.asdict(self), "left": self.left}
 
 
 @attrs.frozen
 class RunSpend:
-    """What a run has used.
+    """The spend of a run.
 
     Attributes:
-        nanousd: what it was charged.
+        nanousd: its charges, in nano-dollars.
         requests: how many LLM requests it has made.
-        uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
+        uncertain_nanousd: the part that was charged in doubt: at most this much was not billed.
         cut_short: how many answers ended at a limit that was put in because of the budget.
-        local: the models that were not charged, because they are on this machine, likewise.
+        local: the models that were not charged, because they are on this machine, and how many
+            requests each.
         unpriced: the models that were charged at fallback prices, and how many requests each.
-        balances: what it has used of its limits, as far as it has used any.
+        balances: the balances of its limits.
     """
 
     nanousd: int = 0
@@ -91,12 +92,12 @@ class RunSpend:
 
     @property
     def counted(self) -> tuple[RunBalance, ...]:
-        """Those of tokens and calls."""
+        """The balances in tokens and calls."""
         return tuple(each for each in self.balances if each.unit != "usd")
 
     @property
     def money(self) -> RunBalance | None:
-        """The one of money."""
+        """The balance in money; None without such a limit."""
         return next((each for each in self.balances if each.unit == "usd"), None)
 
 
@@ -105,9 +106,9 @@ class RunLimit:
     """One limit of a run, as it began.
 
     Attributes:
-        unit: what it counts.
+        unit: ``usd``, ``tokens`` or ``calls``.
         of: of calls: the glob of the tools and models that are counted; empty for all.
-        limit: so much.
+        limit: the amount in the unit.
     """
 
     unit: str
@@ -123,7 +124,7 @@ class WaitingRaise:
         budget_id: of the limit.
         began: the limit as it began.
         limit, spent: as they were when the request began to wait.
-        lacking: what the limit lacks for it.
+        lacking: how much more than the limit it needs.
         deadline_ms: when it is refused, in Unix milliseconds.
         scope: of the run's budget, as refusals name it.
     """

@@ -1,4 +1,4 @@
-"""Inside a process of a run: guard starts before the program does, and its refusals end the run."""
+"""Runs inside a process of a run: guard starts before the program, and its refusals end the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from guard.scope.scope import Entry, Scope, set_process_entry
 
 
 class RunEntry(Entry):
-    """The edge around a whole process: what is refused there ends the run."""
+    """The boundary around a whole process: a refusal that reaches it ends the run."""
 
     directory: Path = Path()
 
@@ -41,15 +41,17 @@ class RunEntry(Entry):
 
 def start(directory: str) -> None:
     """Put this process under guard, or end it: a run is never unguarded."""
-    # Announced first, and refused on failure: a program that cannot be guarded is not run.
+    # 1. Announced first: if anything below fails, the run ends instead of running it unguarded.
     path = Path(directory)
     _announce(path)
     changed = reports.routed(path)
     kept = RunEnvironment.of_process(os.environ, changed)
-    # Its clients go to the vendors, and are held here. What they still send to the proxy is not.
+    # 2. Its clients connect to the vendors directly, and requests are covered in this process.
+    #    Requests that they send to the proxy all the same are not covered twice.
     routes.put_back(os.environ, changed)
     own_proxy.know(os.environ.get(routes.PROXY_VARIABLE))
     os.register_at_fork(after_in_child=lambda: _announce(path))
+    # 3. Before `init`, which registers exit handlers; see there.
     _end_by_ctrl_c()
     try:
         runtime = guard.init()
@@ -62,13 +64,13 @@ def start(directory: str) -> None:
 
 
 def stand_in(directory: Path, runtime: guard.GuardRuntime) -> None:
-    """Let the refusals of this process end the run that it works for.
+    """Make the refusals of this process end the run that it works for.
 
     Args:
         directory: of the run.
         runtime: of this process, which uses the run's key.
     """
-    runtime.link.restarts_gateway = True  # `guard run` looks after it
+    runtime.link.restarts_gateway = True  # `guard run` does that
     runtime.link.key_limit = "this run's --limit"
     set_process_entry(RunEntry(Scope(), directory=directory))
     _name_unseen(directory, runtime)
@@ -83,22 +85,24 @@ def _name_unseen(directory: Path, runtime: guard.GuardRuntime) -> None:
 
 
 def refuse_unseen(reason: str, scope: Scope) -> NoReturn:
-    """Refuse a request that cannot be held.
+    """Refuse a request that cannot be covered.
 
     Raises:
-        Refusal: always; the public error where no edge would make it one.
+        Refusal: always; the public error itself where there is no boundary to convert it.
     """
     text = f"{reason}; --allow-unseen lets it go"
     raise refusal_in(scope, GuardBlockedException(workflow_id=scope.workflow_id, reason=text))
 
 
-# The lock that says that this process is guarded; the kernel releases it when the process ends.
+# Descriptor of the lock that shows that this process is guarded; the kernel releases it when the
+# process ends.
 _lock: int | None = None
 
 
 def _announce(directory: Path) -> None:
     global _lock
-    if _lock is not None:  # the parent's
+    # In a forked child: the parent's, which would seem to live as long as the child.
+    if _lock is not None:
         os.close(_lock)
     try:
         _lock = reports.announce(directory)
@@ -120,7 +124,7 @@ def _report(directory: Path, error: BaseException) -> None:
 
 
 def _plain(budget: Any) -> dict[str, Any]:
-    """Return what a refusal says of its budget; it comes as a mapping, or as the protocol's."""
+    """Return the fields of a refusal's budget: a mapping, or an object of the protocol."""
     names = ("scope", "limit_nanousd", "spent_nanousd", "resets_at_ms")
     if isinstance(budget, Mapping):
         return {name: budget.get(name) for name in names}
@@ -128,18 +132,19 @@ def _plain(budget: Any) -> dict[str, Any]:
 
 
 def _end_by_ctrl_c() -> None:
-    """Let an uncaught ``KeyboardInterrupt`` end the process by SIGINT, as Python means to.
+    """Make an uncaught ``KeyboardInterrupt`` end the process by SIGINT, as Python intends.
 
-    Python forgets what has ended the program as soon as any thread runs code from a string, as the
-    imports of guard's own thread do, and would exit with 1. It is reminded last, so this comes
-    before what registers other exit handlers.
+    Python forgets that a ``KeyboardInterrupt`` has ended the program as soon as any thread runs
+    code from a string, as the imports of guard's own thread do, and would exit with 1. The exit
+    handler in here restores that. Exit handlers run in reverse order, so it has to be registered
+    first.
     """
     before = sys.excepthook
     is_interrupted = False
 
     def hook(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
         nonlocal is_interrupted
-        # At a prompt it ends one statement, and not the program.
+        # At an interactive prompt it ends one statement and not the program.
         is_interrupted = kind is KeyboardInterrupt and not hasattr(sys, "ps1")
         before(kind, exc, trace)
 
@@ -153,7 +158,7 @@ def _end_by_ctrl_c() -> None:
 
 
 def _end_quietly(directory: Path) -> None:
-    """Let an uncaught refusal end the program with its exit code and without a traceback."""
+    """Make an uncaught refusal end the program with its exit code and without a traceback."""
     end_in_two_lines()
     before, thread_before = sys.excepthook, threading.excepthook
 

@@ -1,8 +1,8 @@
-"""Keeps the processes that a process of a run starts in the run, whatever environment they get.
+"""Keeps child processes of a run's process in the run, whatever environment they are given.
 
 An agent starts its tools with an environment of their own: the MCP client passes on six variables,
 others none, others another ``PYTHONPATH``. Such a child would not load guard. So the functions that
-start a program add what guard needs to the environment that they were given, where it is missing.
+start a program add the variables that guard needs to the given environment, if they are missing.
 The caller's own mapping is never changed.
 """
 
@@ -34,13 +34,14 @@ _ENVIRONMENT: Final = 4
 
 @attrs.frozen
 class RunEnvironment:
-    """What the environment of a run's process must have.
+    """The variables that every process of a run needs.
 
     Args:
         variables: guard's own.
-        routed: those that lead to the run's proxy: a child may be no guarded Python.
-        before, after: entries of ``PYTHONPATH``: the hook, and where guard itself was found if
-            that was in ``PYTHONPATH``.
+        routed: by name, the value that leads to the run's proxy, for children that are not guarded
+            Python, and the value before.
+        before, after: entries of ``PYTHONPATH``: the hook, and the place of guard itself if that
+            was in ``PYTHONPATH``.
     """
 
     variables: dict[bytes, bytes] = attrs.field(repr=False)
@@ -52,7 +53,7 @@ class RunEnvironment:
     def of_process(
         cls, environ: Mapping[str, str], changed: Mapping[str, Changed] | None = None
     ) -> RunEnvironment:
-        """Return what this process was started with.
+        """Return the variables that this process was started with.
 
         Args:
             environ: its environment.
@@ -73,13 +74,15 @@ class RunEnvironment:
         return cls(found, routed, after=after)
 
     def missing(self, given: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """Return what has to be added to an environment, or replaced in it (the path)."""
+        """Return the variables to add to an environment, or to replace in it (``PYTHONPATH``)."""
+        # 1. Another key or another run: its caller has chosen another gateway or run for the child.
         if given.get(_KEY, self.variables.get(_KEY)) != self.variables.get(_KEY):
-            return {}  # its caller put it under another run, or another gateway
+            return {}
         if given.get(_RUN, self.variables[_RUN]) != self.variables[_RUN]:
             return {}
         lacks = {name: text for name, text in self.variables.items() if name not in given}
-        # What the program itself has set for its child leads where it says.
+        # 2. Routes only where the value is the one before the run: one that the program has set for
+        #    its child stays.
         lacks |= {
             name: routed
             for name, (routed, before) in self.routed.items()
@@ -91,18 +94,18 @@ class RunEnvironment:
         return lacks
 
     def path_from(self, given: bytes) -> bytes:
-        """Return a ``PYTHONPATH`` with the hook before what is given, and guard's place after."""
+        """Return a ``PYTHONPATH`` with the hook before the given entries and guard after them."""
         own = [entry for entry in given.split(_SEPARATOR) if entry and entry != self.before]
         rest = [entry for entry in self.after if entry not in own]
         return _SEPARATOR.join([self.before, *own, *rest])
 
 
 class ChildEnvironments:
-    """Adds to the environments of a process's children, as long as its run lasts.
+    """Adds to the environments of a process's children, while its run lasts.
 
     Args:
         directory: of the run.
-        needed: what the children need.
+        needed: the variables that the children need.
     """
 
     def __init__(self, directory: Path, needed: RunEnvironment) -> None:
@@ -110,7 +113,7 @@ class ChildEnvironments:
         self._needed = needed
 
     def mapping(self, given: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return an environment with what it lacks; the same object where it lacks nothing."""
+        """Return an environment with the missing variables; the same object if none is missing."""
         if not self._is_on:
             return given
         known = {os.fsencode(name): os.fsencode(text) for name, text in given.items()}
@@ -128,9 +131,9 @@ class ChildEnvironments:
         return [*kept, *(b"%b=%b" % each for each in lacks.items())]
 
     def restore(self) -> None:
-        """Put back what the program has removed from its own environment, for its children.
+        """Restore for children the variables that the program has removed from its environment.
 
-        ``os.environ`` stays as the program has left it.
+        Only in the C library's environment, which a child inherits: ``os.environ`` stays as it is.
         """
         if not self._is_on:
             return
@@ -138,7 +141,8 @@ class ChildEnvironments:
             os.putenv(name, text)
 
     def unhidden(self, words: Any, given: Mapping[Any, Any]) -> tuple[Any, Mapping[Any, Any]]:
-        """Return a command and its environment without ``env``'s removing of guard's variables."""
+        """Return a command and its environment so that ``env`` removes none of guard's
+        variables."""
         if not env_command.is_env(words) or not self._is_on:
             return words, given
         found = env_command.read([os.fsencode(word) for word in words])
@@ -160,11 +164,11 @@ def _mapping(entries: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def keep_in_run(directory: Path, needed: RunEnvironment) -> None:
-    """Have every program that this process starts from now on start in the run as well.
+    """Make every program that this process starts later start in the run as well.
 
     Args:
         directory: of the run.
-        needed: what they need for that.
+        needed: the variables that they need for that.
     """
     _patch(ChildEnvironments(directory, needed))
 
@@ -247,7 +251,7 @@ def _with_system(function: Callable[..., int], children: ChildEnvironments) -> A
 
 
 def _patch_uvloop(module: ModuleType, children: ChildEnvironments) -> None:
-    """Wrap the methods that start a program: libuv does it, without any Python function."""
+    """Wrap the methods that start a program: libuv starts it in C, through none of the above."""
     for name in ("subprocess_exec", "subprocess_shell"):
         setattr(module.Loop, name, _with_uvloop(getattr(module.Loop, name), children))
 

@@ -168,7 +168,7 @@ def run(
 
 
 class _Failure(click.ClickException):
-    """One line of error, and the exit code."""
+    """An error that is shown as one line, and its exit code."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -187,7 +187,8 @@ def _account(workflow: str, limits: plan.RunLimits) -> Iterator[tuple[LocalGatew
             try:
                 yield gateway, account
             finally:
-                with contextlib.suppress(AdminError):  # then the gateway does it
+                # If this fails, the gateway removes the run: its mark stays.
+                with contextlib.suppress(AdminError):
                     account.close()
     finally:
         admin.close()
@@ -233,7 +234,8 @@ def _run(
             workflow, limits, gateway, account, proxy, directory, raising, watch=watch,
             dry_run=dry_run,
         )  # fmt: skip
-        # The proxy ends after the program, and before what is left is charged.
+        # The order of the ends: the program; the watch and the charging beside it; the proxy, which
+        # delivers its own events; then what is left on disk; then the key, in `_account`.
         with proxy:
             command, led = routing.at(proxy.url, directory)
             if watch:
@@ -266,7 +268,7 @@ def _deliver_rest(gateway: LocalGateway, account: RunAccount, left: Leftovers) -
         with contextlib.suppress(LocalGatewayError, AdminError):
             if not gateway.is_running():
                 gateway.restore()
-            account.spend()  # the report asks for it next
+            account.spend()  # whether the gateway answers: the report asks for the spend next
             is_back = True
         undelivered = left.charge_all()
         if (is_back and not undelivered) or time.monotonic() >= ends_s:

@@ -1,8 +1,9 @@
-"""The command ``env``, as far as it hides variables from the program that it starts.
+"""Command lines of ``env`` that hide variables from the program that it starts.
 
-``env -i python agent.py`` gives its program an empty environment. Nothing can be added to that
-behind its back, and keys do not belong on a command line, which other users can read. So the
-command is rewritten: ``env`` gets the environment that its program would have, and no option.
+``env -i python agent.py`` gives its program an empty environment. Variables could be added only on
+the command line, which other users can read, and which must not have keys. So the command is
+rewritten: ``env`` itself gets the environment that its program would have, and no option that
+changes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _VALUED: Final = (b"-C", b"--chdir", b"-a", b"--argv0")
 
 @attrs.frozen
 class EnvCommand:
-    """What a command line of ``env`` says.
+    """A command line of ``env``.
 
     Attributes:
         program: its own name.
@@ -38,7 +39,7 @@ class EnvCommand:
     rest: tuple[bytes, ...]
 
     def hides(self, names: Iterable[bytes]) -> bool:
-        """Tell whether one of these variables does not reach its program."""
+        """Return whether one of these variables does not reach its program unchanged."""
         return self.empties or any(name in self.removed | self.assigned.keys() for name in names)
 
     def environment(self, given: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
@@ -53,7 +54,7 @@ class EnvCommand:
 
 
 def is_env(words: object) -> bool:
-    """Tell whether a command is ``env`` with arguments."""
+    """Return whether a command is ``env`` with arguments."""
     if not isinstance(words, list | tuple) or len(words) < 2:
         return False
     first = words[0]
@@ -61,7 +62,7 @@ def is_env(words: object) -> bool:
 
 
 def read(words: Sequence[bytes]) -> EnvCommand | None:
-    """Read a command line of ``env``; None where it has options that are not known here."""
+    """Read a command line of ``env``; None if it has unknown options or starts no program."""
     empties, removed, options = False, set(), []
     rest = list(words[1:])
     while rest and rest[0].startswith(b"-"):

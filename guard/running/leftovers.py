@@ -1,4 +1,4 @@
-"""What the processes of a run have left undelivered: charged soon after their end."""
+"""Charges what the processes of a run have left undelivered, soon after their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from guard.settings import Settings
 from guard.transport.client import GatewayClient
 
 _LIVING_S: Final = 2.0
-"""How long processes that outlive the program may take to deliver what they have."""
+"""How long processes that outlive the program may take to deliver their events."""
 
 _POLL_S: Final = 0.05
 _LOOK_S: Final = 0.5
@@ -30,7 +30,9 @@ _JOIN_S: Final = 5.0
 
 
 class Leftovers:
-    """What ended processes of a run have not delivered.
+    """The events and open requests that ended processes of a run have not delivered.
+
+    Called by the thread of :meth:`charging` while the run lasts, then by the main thread.
 
     Args:
         directory: of the run.
@@ -49,7 +51,7 @@ class Leftovers:
         )
 
     def charging(self) -> contextlib.AbstractContextManager[None]:
-        """While the block lasts, charge what a process has left soon after its end."""
+        """While the block lasts, charge what each process has left soon after the process's end."""
         return repeating(self._look, _LOOK_S, "guard-leftovers", _JOIN_S)
 
     def _look(self) -> None:
@@ -57,7 +59,7 @@ class Leftovers:
             self._charge(also_living=False)
 
     def charge_all(self) -> int:
-        """Charge what all processes have left, also of those that live on; bounded.
+        """Charge what all processes have left, also those that still live, within a bounded time.
 
         Returns:
             How many events could not be delivered.
@@ -68,11 +70,12 @@ class Leftovers:
             for directory in (self._directory, *self._abandoned())
         ):
             time.sleep(_POLL_S)
-        # Of the living too: the key of the run is revoked now, so nobody charges that later.
+        # The living ones' as well: the run's key is revoked next, so they could not be charged
+        # later.
         return self._charge(also_living=True)
 
     def remove(self) -> None:
-        """Remove the directories of the run, and of those within it that were killed."""
+        """Remove the directories of the run, and of the killed runs within it."""
         for directory in (*self._abandoned(), self._directory):
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -95,7 +98,7 @@ class Leftovers:
                 asyncio.run(_deliver(settings, spool))
             return spool.look()
         except SpoolError:
-            return 1
+            return 1  # not 0: how many there are is unknown
         finally:
             spool.close()
 

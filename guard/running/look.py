@@ -1,4 +1,4 @@
-"""Looks after a run while it lasts: is it killed, does the gateway live, what is spent."""
+"""Checks on a run while it lasts: kills, the gateway's life, the spend, requests for a raise."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _LOOK_S: Final = 0.5
 
 
 class RunLook:
-    """One run's; called ten times a second.
+    """The regular check on one run; called ten times a second, in a thread of its own.
 
     Args:
         workflow: of the run.
         limits: of the run.
-        gateway: started again when it has died.
+        gateway: the local gateway; restarted when it has died.
         account: of the run.
-        proxy: likewise started again.
+        proxy: the run's proxy; likewise restarted.
         directory: of the run.
-        raising: asks for the limit to be raised, if the run does.
+        raising: offers to raise a limit; None if the run does not ask.
         watch: whether to show the spend.
-        dry_run: whether kills do not count.
+        dry_run: whether kills are ignored.
     """
 
     def __init__(
@@ -56,20 +56,22 @@ class RunLook:
         self._raising = raising
         self._watch = watch
         self._dry_run = dry_run
-        # When to look next; `supervise` calls more often than that.
+        # When to ask the gateway next, by `time.monotonic()`; `supervise` calls more often.
         self._next_s = 0.0
+        # The spend that was shown last.
         self._shown = RunSpend()
 
     def __call__(self) -> None:
         self._proxy.look()
         if self._raising is not None:
-            with contextlib.suppress(AdminError):  # a gateway that is away is asked again
+            with contextlib.suppress(AdminError):  # the next call asks again
                 self._raising.look()
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + _LOOK_S
-        # A gateway that does not answer now is asked again; the program's own requests fail closed.
+        # If the gateway does not answer, the next call asks again; the program's own requests fail
+        # closed meanwhile.
         with contextlib.suppress(AdminError, LocalGatewayError):
             if not self._gateway.is_running():
                 self._gateway.restore()
@@ -82,7 +84,7 @@ class RunLook:
                     say(f"{self._workflow}: {text}{left(spend)}")
 
     def at_the_end(self, code: int) -> None:
-        """Look once more: it may have been raised just before its end, or a kill have ended it."""
+        """Check once more, for a raise or a kill just before the program's end."""
         with contextlib.suppress(AdminError):
             if self._raising is not None:
                 self._raising.end()

@@ -1,4 +1,4 @@
-"""What is to be run, and under which limits; no I/O but the search for the program."""
+"""The program of a run, its limits and its environment; the only I/O is to find the program."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from guard.core.written_numbers import read_count, read_dollars
 from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
 
 SPOOL: Final = "spool"
-"""Where in a run's directory its processes write down what they have not delivered."""
+"""Directory within a run's directory where its processes keep undelivered events."""
 
 HOOK: Final = Path(__file__).parent / "hook"
 _PERIODS_MS: Final = {"s": 1000, "sec": 1000, "second": 1000, "min": 60_000, "minute": 60_000,
                       "h": 3_600_000, "hour": 3_600_000}  # fmt: skip
-# Settings of the caller's that belong to another gateway, or would let requests pass unguarded.
+# Settings of the caller that belong to another gateway, or would let requests pass unguarded.
 _OVERRIDDEN: Final = (
     "GUARD_TLS_FINGERPRINT", "GUARD_GATE_REQUESTS", "GUARD_AUTO_INSTRUMENT", "GUARD_FALLBACK_MODE",
     "GUARD_SPOOL_DIR", SEEN_ONLY_VARIABLE,
@@ -30,7 +30,7 @@ _OVERRIDDEN: Final = (
 
 _WAIT: Final = "GUARD_WAIT_FOR_ROOM_MS"
 _WAIT_MS: Final = 120_000
-"""How long a request of a run waits for money that is only set aside."""
+"""How long a request of a run waits for money that is held for other requests."""
 
 
 @attrs.frozen
@@ -46,7 +46,7 @@ class RunLimits:
         strict: whether models without a known price are refused.
         wait_ms: how long a request waits for money that is only set aside; None for the
             environment's, else two minutes.
-        seen_only: whether LLM requests that cannot be held end the run.
+        seen_only: whether LLM requests that cannot be covered end the run.
         limit_tokens: how many tokens it may use; None for no limit.
         max_calls: how many calls it may make of the tools and models that match a glob; of all
             under an empty one.
@@ -81,7 +81,8 @@ class RunLimits:
             document["models_priced"] = True
         if self.rate is not None:
             calls, per_ms = self.rate
-            # Of all that the policy applies to: the run's key, and those of runs within it.
+            # One cap for everything that the policy applies to: the run's key, and the keys of runs
+            # within it.
             cap = {"calls": calls, "per_ms": per_ms, "by": "organisation", "on_limit": "wait"}
             document["rate_caps"] = [cap]
         return document
@@ -174,7 +175,7 @@ def command_of(program: Sequence[str]) -> list[str]:
 
 
 def name_of(program: Sequence[str]) -> str:
-    """Return what a run is called after: its script, module or program."""
+    """Return the first part of a run's name: its script, module or program."""
     words = [word for word in program if word and not word.startswith("-")]
     if len(words) > 1 and re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
         words = words[1:]

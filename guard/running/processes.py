@@ -1,4 +1,7 @@
-"""What Linux says of a run's processes: which there are, and whom they are connected to."""
+"""The processes of a run, as Linux lists them: which there are, and what they are connected to.
+
+Processes end and start at any moment, so every file in ``/proc`` may be gone when it is opened.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 _LISTENING: Final = "0A"
 _ENDED: Final = "ZX"
 _HELD: Final = "RDTt"
-"""States of threads that do not wait by their own will: for a CPU, for a disk, or stopped."""
+"""States of threads that cannot run although they would: wait for a CPU or disk, or stopped."""
 
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 Address = tuple[str, int]
-"""Of a peer: its IP address and port."""
+"""The IP address and the port of one end of a connection."""
 
 
 def adopt_orphans() -> None:
@@ -44,7 +47,7 @@ class Process:
     Attributes:
         pid: its number.
         name: of its program; of a Python script the interpreter's.
-        is_dead: whether it has ended, and waits for its parent to ask how.
+        is_dead: whether it has ended and its parent has not reaped it yet.
     """
 
     pid: int
@@ -59,8 +62,9 @@ def process(pid: int) -> Process | None:
             text = file.read()
     except OSError:
         return None
+    # The name is in parentheses, and may contain some.
     name, _, rest = text.partition("(")[2].rpartition(")")
-    with contextlib.suppress(OSError):  # of another user's
+    with contextlib.suppress(OSError):  # another user's process
         # The kernel calls a script by its own name, and so a child of one before it has begun.
         interpreter = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
         name = interpreter if interpreter.startswith("python") else name
@@ -79,9 +83,13 @@ def children(pid: int) -> Iterator[int]:
 
 
 def below(root: int, left_out: Collection[int] = ()) -> set[int]:
-    """Return all living processes below one, without some and all below those.
+    """Return all living processes below one.
 
-    Where the system is not Linux, those whose parents have ended are not found.
+    On other systems than Linux, processes whose parents have ended are not found.
+
+    Args:
+        root: the process.
+        left_out: processes to leave out, with all that are only below them.
     """
     children_of = children if IS_LINUX else _listed().__getitem__
     found: set[int] = set()
@@ -114,7 +122,7 @@ def _listed() -> dict[int, list[int]]:
 
 
 def loads(roots: Iterable[int]) -> dict[int, ProcessLoad]:
-    """Return what some processes and all below them use; empty on other systems than Linux."""
+    """Return the load of some processes and all below them; empty on other systems than Linux."""
     found: dict[int, ProcessLoad] = {}
     waiting = list(roots)
     while waiting:
@@ -147,13 +155,13 @@ def _stat(path: str) -> list[str] | None:
 
 
 def reap(pid: int) -> None:
-    """Ask how an adopted process has ended, which lets it go."""
+    """Reap an adopted process that has ended."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def peers(pid: int) -> set[Address]:
-    """Return whom a process is connected to over TCP."""
+    """Return the other ends of a process's TCP connections."""
     inodes = set()
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
@@ -163,6 +171,7 @@ def peers(pid: int) -> set[Address]:
                     inodes.add(match[1])
     if not inodes:
         return set()
+    # The tables list all connections of the network namespace; the inode says whose one is.
     found = set()
     for table in ("tcp", "tcp6"):
         with (
@@ -181,12 +190,13 @@ def owner(peer: Sequence[Any] | None, own: Sequence[Any] | None) -> int | None:
     """Return the user at the other end of a connection within this machine; None if not known.
 
     Args:
-        peer, own: the two ends, as Python says them.
+        peer, own: the two ends, as Python's sockets return them.
     """
     if not IS_LINUX or peer is None or own is None:
         return None
     table = "tcp6" if ":" in str(peer[0]) else "tcp"
-    # Looked for as it is written: reading each line's addresses would take ten times as long.
+    # Compared as text: parsing each line's addresses would take ten times as long. The line with
+    # the peer's end first is the peer's socket, whose user is wanted.
     wanted = f"{_written(peer)} {_written(own)}".encode("ascii")
     with (
         contextlib.suppress(OSError, ValueError, IndexError),

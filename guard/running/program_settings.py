@@ -1,4 +1,4 @@
-"""Where a program is started, and what its settings files say there. Pure but for ``read``."""
+"""The place where a program is started, with its settings files. Pure except for ``read``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, Final
 import attrs
 
 Read = Callable[[Path], str | None]
-"""Returns the text of a file; None where there is none."""
+"""Returns the text of a file; None if there is none."""
 
 _STRING: Final = r'("(?:[^"\\]|\\.)*")|'
 _COMMENT: Final = re.compile(_STRING + r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LAST_COMMA: Final = re.compile(_STRING + r",(?=\s*[}\]])", re.DOTALL)
-"""What JSON with comments has beside JSON; strings are found first, and stay."""
+"""The parts of JSON with comments that are not JSON; strings match first, so that they stay."""
 
 
 @attrs.frozen
 class StartPlace:
-    """Where a program is started.
+    """The place where a program is started.
 
     Attributes:
         environ: its environment, without anything of the run's.
         home, cwd: its directories.
-        read: of files.
+        read: reads a file.
     """
 
     environ: Mapping[str, str] = attrs.field(repr=False)
@@ -35,7 +35,7 @@ class StartPlace:
     read: Read
 
     def json(self, *paths: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield the objects in those of some files that have one; comments are left out."""
+        """Yield the path and the JSON object of each file that has one; comments are ignored."""
         for path in paths:
             if value := object_in(self.read(path)):
                 yield path, value
@@ -46,7 +46,7 @@ class StartPlace:
 
 
 def object_in(text: str | None) -> dict[str, Any]:
-    """Return the JSON object that a text is, comments left out; an empty one for other texts."""
+    """Return the JSON object in a text, ignoring comments; an empty one for other texts."""
     try:
         bare = _LAST_COMMA.sub(r"\1", _COMMENT.sub(r"\1", text or ""))
         return mapping(json.loads(bare))
@@ -55,7 +55,7 @@ def object_in(text: str | None) -> dict[str, Any]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Return a value that is an object; an empty one for others."""
+    """Return the value if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}
 
 

@@ -1,7 +1,8 @@
 """The table of programs: how each is pointed at the run's proxy, and which cannot be. Pure.
 
-What all programs read from their environment is in :mod:`guard.running.routes`. Here are those that
-need more, or that go where no variable leads: by their way of signing in, or by a settings file.
+The variables that all programs read are in :mod:`guard.running.routes`. The programs in this table
+need more, or use addresses that no variable changes: because of how they sign in, or of a settings
+file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ELSEWHERE: Final = frozenset({
     "docker", "docker-compose", "podman", "nerdctl", "kubectl", "ssh", "mosh", "vagrant",
     "systemd-run", "sudo", "su", "doas",
 })  # fmt: skip
-"""Start programs in another place, or with an environment of another user's."""
+"""Commands that start programs in another place, or with another user's environment."""
 
 _LAUNCHERS: Final[dict[str, frozenset[str]]] = {
     "env": frozenset(), "nohup": frozenset(), "nice": frozenset(), "time": frozenset(),
@@ -32,19 +33,21 @@ _LAUNCHERS: Final[dict[str, frozenset[str]]] = {
     "yarn": frozenset({"dlx", "exec"}), "bun": frozenset({"x", "run"}),
     "uv": frozenset({"run", "tool"}), "timeout": frozenset(), "caffeinate": frozenset(),
 }  # fmt: skip
-"""Start the program that they name, in their own environment; and their words before that."""
+"""Commands that start another program in their own environment, with their subcommands for that."""
 
 
 @attrs.frozen
 class Pointed:
-    """What one program needs beside the variables of all; texts have ``PROXY`` for the address.
+    """The changes that one program needs beside the common variables.
+
+    Texts have ``PROXY`` in place of the proxy's address.
 
     Attributes:
         variables: for its environment.
-        arguments: put behind its name in the command.
-        copied: whether a copy of its settings has to be made, by name: its variable, and its files.
-        written: settings for a file of the run's, by the variable that names the file.
-        unroutable: why it cannot be led to the proxy; None where it can.
+        arguments: inserted after its name in the command.
+        copied: copies of its settings, by the variable that names their directory: text by file
+        name. written: settings for a file of the run, by the variable that names the file.
+        unroutable: why it cannot be led to the proxy; None if it can.
     """
 
     variables: dict[str, str] = attrs.Factory(dict)
@@ -55,23 +58,23 @@ class Pointed:
 
 
 def unroutable(why: str) -> Pointed:
-    """Return that a program cannot be led to the proxy."""
+    """Return the result for a program that cannot be led to the proxy."""
     return Pointed(unroutable=why)
 
 
 Row = Callable[[StartPlace, Sequence[str], UpstreamNames], Pointed]
-"""Takes where a program is started, the words behind its name, and the names of upstreams."""
+"""Called with the place where a program is started, the words after its name, and the upstreams."""
 
 
 def point(
     command: Sequence[str], place: StartPlace, upstreams: UpstreamNames
 ) -> tuple[list[str], Pointed]:
-    """Return the command with what points its program at the proxy, and the rest of that.
+    """Return the command with the arguments that point its program at the proxy, and all changes.
 
     Args:
         command: the words of the program.
         place: where it is started.
-        upstreams: get names for the addresses that its settings say.
+        upstreams: gives names to the addresses in its settings.
     """
     at = _program_at(command)
     name = _name(command[at])
@@ -79,7 +82,7 @@ def point(
     if name in _ELSEWHERE:
         why = f"{name} runs its program elsewhere, or as another user, where guard is not"
         return list(command), unroutable(why)
-    if row is None:  # it may start one that reads its settings from the environment
+    if row is None:  # it may start OpenCode, whose settings can be in the environment
         found = _opencode(place, (), upstreams)
         return list(command), Pointed(variables=found.variables)
     found = row(place, command[at + 1 :], upstreams)
@@ -87,7 +90,7 @@ def point(
 
 
 def _program_at(command: Sequence[str]) -> int:
-    """Return where the program is named that launchers such as ``npx`` start."""
+    """Return the index of the program's name, after launchers such as ``npx``."""
     at = 0
     while (words := _LAUNCHERS.get(_name(command[at]))) is not None:
         place = at + 1
@@ -103,7 +106,7 @@ def _program_at(command: Sequence[str]) -> int:
 
 
 def _name(word: str) -> str:
-    """Return the program that a word of a command, or the name of its package, means.
+    """Return the name of a program, from a word of a command: a path, or the name of its package.
 
     >>> [_name(word) for word in ("/usr/bin/claude", "@openai/codex@latest", "python3")]
     ['claude', 'codex', 'python3']
@@ -162,7 +165,7 @@ def _overrides(path: Path, name: str) -> str:
 
 
 def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) -> Pointed:
-    """Codex reads no address from the environment, but from its settings and its arguments."""
+    """Point Codex, which reads addresses from its settings and arguments, not the environment."""
     given = [word.removeprefix("--config=").replace(" ", "") for word in words]
     if any(word.startswith(("model_provider=", "openai_base_url=")) for word in given):
         return unroutable("an argument names its provider, or an address of it")
@@ -196,7 +199,7 @@ def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) ->
 
 
 def _is_signed_in(place: StartPlace, own: Path) -> bool:
-    """Tell whether Codex uses an account of ChatGPT instead of a key."""
+    """Return whether Codex uses an account of ChatGPT instead of a key."""
     if place.environ.get("CODEX_API_KEY"):
         return False
     for _, stored in place.json(own / "auth.json"):
@@ -211,9 +214,10 @@ _GEMINI_WITH_KEY: Final = '{"security": {"auth": {"selectedType": "gemini-api-ke
 
 
 def _gemini(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
-    """Its variables are enough, but with a key alone: then its address hides how it signs in.
+    """Point the Gemini CLI, for which variables are enough.
 
-    What nobody has settled is written where its settings are overruled by all others.
+    With a key alone the address hides how it signs in. So the way of signing in, if no setting has
+    it, is written to the defaults, which every other setting overrides.
     """
     defaults = "GEMINI_CLI_SYSTEM_DEFAULTS_PATH"
     clouds = ("GOOGLE_GENAI_USE_GCA", "GOOGLE_GENAI_USE_VERTEXAI")
@@ -236,11 +240,11 @@ _OPENCODE: Final = {
     "mistral": ("mistral", "/v1", ("MISTRAL_API_KEY",)),
     "openrouter": ("openrouter", "/api/v1", ("OPENROUTER_API_KEY",)),
 }
-"""Providers of OpenCode: the vendor, the path of its base URL, and who has a key for it."""
+"""Providers of OpenCode: the vendor, the path of its base URL, and the variables of its keys."""
 
 
 def _opencode(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Pointed:
-    """Its settings are merged from several places; those in the environment come last."""
+    """Point OpenCode, which merges settings from several places, the environment last."""
     data = place.path("XDG_DATA_HOME", place.home / ".local/share") / "opencode"
     accounts = next((stored for _, stored in place.json(data / "auth.json")), {})
     for name, account in accounts.items():
@@ -288,7 +292,7 @@ _PI: Final = {
 
 
 def _pi(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Pointed:
-    """Its settings are copied without credentials and sessions, so it needs keys as variables."""
+    """Point pi, with a copy of its settings without credentials: keys must be in variables."""
     own = place.path("PI_CODING_AGENT_DIR", place.home / ".pi/agent")
     keyed = [n for n, (_, _, keys) in _PI.items() if any(map(place.environ.get, keys))]
     models = next((value for _, value in place.json(own / "models.json")), {})

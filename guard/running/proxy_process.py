@@ -1,8 +1,8 @@
-"""The proxy of a run: a process of its own, which is started when a program first asks for it.
+"""The proxy of a run: a process of its own, which is started when a program first connects to it.
 
-The run itself has the listening socket, and the proxy inherits it. So its address is known before
-it is started, a run whose programs are all guarded Python never starts one, and what is sent while
-one that has died is being replaced waits in the socket.
+The run itself owns the listening socket, and the proxy inherits it. So the address is known before
+the proxy is started, a run whose programs are all guarded Python never starts one, and connections
+that arrive while a dead proxy is being replaced wait in the socket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from guard.running.processes import Address
 COMMAND: Final = (sys.executable, "-P", "-m", "guard.proxy")
 START_S: Final = 60.0
 _END_S: Final = 15.0
-"""How long it may take to deliver what it has, before it is killed and that is charged for it."""
+"""How long it may take to deliver its events; then it is killed, and the run charges the rest."""
 
 _BACKLOG: Final = 2048
 _TRIES: Final = 3
@@ -47,8 +47,8 @@ class ProxyProcess:
         environ: of the run's processes; the proxy does not announce itself as one of them.
         workflow: of the run.
         upstreams: addresses that are not the vendors' own, by name.
-        limited: whether what cannot be held is refused.
-        command: starts it.
+        limited: whether requests that cannot be covered are refused.
+        command: the command that starts it.
 
     Attributes:
         url: where it listens, once entered.
@@ -73,11 +73,13 @@ class ProxyProcess:
             "limited": limited,
         }
         self._command = command
+        # The socket while the run lasts; None before, and once the proxy has to end.
         self._listening: socket.socket | None = None
+        # The newest proxy; it may have died.
         self._process: subprocess.Popen[bytes] | None = None
-        # One thread looks, and another one ends it.
+        # Guards both and the start: one thread looks, and the main thread ends it.
         self._lock = threading.Lock()
-        # Whether it could not be started: then the run ends.
+        # Whether it could not be started; the run ends then.
         self._has_failed = False
         self.url = ""
 
@@ -91,7 +93,7 @@ class ProxyProcess:
 
     @property
     def pids(self) -> set[int]:
-        """The process, which is none of the program's."""
+        """The proxy's process, which does not belong to the program."""
         return set() if self._process is None else {self._process.pid}
 
     @property
@@ -101,16 +103,22 @@ class ProxyProcess:
         return (parts.hostname, parts.port) if parts.hostname and parts.port else None
 
     def look(self) -> None:
-        """Start the proxy if somebody waits for one; end the run if that cannot be done."""
+        """Start the proxy if a connection waits for one; end the run if that fails.
+
+        Blocks until the proxy serves.
+        """
         with self._lock:
             self._look()
 
     def _look(self) -> None:
         listening = self._listening
+        # 1. The run is over, or ends because of this.
         if listening is None or self._has_failed:
             return
+        # 2. It runs.
         if self._process is not None and self._process.poll() is None:
             return
+        # 3. No program needs it. 4. Start it: for the first time, or because it died.
         if not select.select([listening], [], [], 0)[0]:
             return
         for left in reversed(range(_TRIES)):
@@ -125,7 +133,7 @@ class ProxyProcess:
             return
 
     def end(self) -> None:
-        """Let it deliver what it has, and end; bounded."""
+        """End the proxy after it has delivered its events, within a bounded time."""
         with self._lock:
             self._end()
 
@@ -136,6 +144,7 @@ class ProxyProcess:
         process, self._process = self._process, None
         if process is None:
             return
+        # The end of its standard input asks it to end. It also ends so if this process is killed.
         with contextlib.suppress(OSError):
             _pipe(process.stdin).close()
         try:
@@ -145,7 +154,7 @@ class ProxyProcess:
         _forget(process)
 
     def _start(self, listening: socket.socket) -> None:
-        """Start it and wait until it serves.
+        """Start it and wait until it reports that it serves.
 
         Raises:
             ProxyError: it does not.
@@ -162,12 +171,13 @@ class ProxyProcess:
                 pass_fds=(descriptor,),
                 start_new_session=True,  # Ctrl-C of the terminal ends the program, not the proxy
             )
+        # Before the wait: `pids` has to name it as not the program's.
         replaced, self._process = self._process, process
         if replaced is not None:
             _forget(replaced)
         answer: dict[str, Any] = {}
         line = json.dumps({**self._told, "fd": descriptor}) + "\n"
-        with contextlib.suppress(OSError):  # it may have ended, and have said why
+        with contextlib.suppress(OSError):  # it may have ended, and its report says why
             _pipe(process.stdin).write(line.encode())
             _pipe(process.stdin).flush()
         with contextlib.suppress(OSError):
@@ -191,7 +201,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _forget(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that ends, and close what led to it."""
+    """Wait for a process that is ending, and close the pipes to it."""
     process.wait()
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
-"""Asks whoever has started a run whether its limit is to be raised, at the terminal.
+"""Asks the user at the terminal whether to raise a run's limit.
 
-The terminal is the program's. A key is read only where no process of the run is seen to wait for
-one, and the terminal is as a shell leaves it; else the command for another terminal is shown.
+The terminal belongs to the program. A key is read only if no process of the run is seen to wait for
+one and the terminal is in line mode, as a shell leaves it; else the command for another terminal is
+shown.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ ENDED: Final = "you have ended it at its limit"
 
 
 def asks_by_default(environ: Mapping[str, str]) -> bool:
-    """Tell whether a person is there to be asked: at a terminal, and not in a CI job."""
+    """Return whether a person can be asked: at a terminal, and not in a CI job."""
     return not environ.get("CI") and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 @attrs.define
 class _Offer:
-    """What is offered at the terminal.
+    """A raise that is offered at the terminal.
 
     Attributes:
         waiting: the request that waits.
         by: the raise, in the limit's unit.
-        key: makes it happen once.
+        key: the idempotency key of the raise.
     """
 
     waiting: WaitingRaise
@@ -53,12 +54,12 @@ class _Offer:
 
     @property
     def shown(self) -> str:
-        """The raise for a person, as the command takes it too."""
+        """The raise as text, in a form that the command accepts."""
         return amount_in(self.waiting.began.unit, self.by)
 
 
 class RunRaising:
-    """One run's; called ten times a second.
+    """Offers the raises of one run; called ten times a second, by the thread that looks.
 
     Args:
         workflow: of the run.
@@ -70,14 +71,15 @@ class RunRaising:
         self._workflow = workflow
         self._account = account
         self._directory = directory
-        # What is offered now, if a request waits.
+        # The offer on the terminal; None while no request waits.
         self._offer: _Offer | None = None
-        # When to ask the gateway next.
+        # When to ask the gateway next, by `time.monotonic()`.
         self._next_s = 0.0
+        # Descriptor of the terminal, opened when it is first needed.
         self._device: int | None = None
 
     def look(self) -> None:
-        """Show what waits, and take an answer.
+        """Read an answer, if there is one; show the request that waits.
 
         Raises:
             AdminError: the gateway cannot be asked now.
@@ -101,7 +103,7 @@ class RunRaising:
             self._say(self._offer)
 
     def end(self) -> None:
-        """Say of what was offered that it was raised, if it was.
+        """End the offer; report it if the limit was raised, here or elsewhere.
 
         Raises:
             AdminError: the gateway cannot be asked now.
@@ -127,7 +129,7 @@ class RunRaising:
     # -- the terminal -----------------------------------------------------------------------------
 
     def _may_read(self) -> bool:
-        """Tell whether a key can be read that the program does not expect."""
+        """Return whether a key can be read without taking it from the program."""
         if self._device is None:
             with contextlib.suppress(OSError):
                 self._device = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Looks after something again and again, in a thread, while a block lasts."""
+"""Calls a function at intervals, in a thread, while a block lasts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def repeating(
     """Call ``look`` until the block ends.
 
     Args:
-        look: what is called.
+        look: the function; an exception in it ends the calls.
         every_s: how long to wait before each call, in seconds.
         name: of the thread.
-        join_s: how long the block's end waits for a call under way, in seconds; None: to its end.
+        join_s: how long the block's end waits for a call under way, in seconds; None waits for it
+            to end.
     """
     over = threading.Event()
 
@@ -29,7 +30,8 @@ def repeating(
             look()
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)
-    # No signal may reach it: Python would act on one in the main thread, which waits for them.
+    # A thread inherits the mask. With the signals blocked in every thread they stay pending until
+    # the main thread waits for them; Python would act on one that any thread gets.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
         thread.start()

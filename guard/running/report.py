@@ -1,4 +1,4 @@
-"""What ``guard run`` says on the terminal, and as JSON, when a run has ended."""
+"""The report of ``guard run`` when a run has ended: on the terminal, or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from guard.running.balances import RunSpend
 from guard.running.unseen import RunUnseen
 
 _SIGNALLED: Final = 128
-"""Exit codes above it say which signal has ended a program."""
+"""Exit codes above it are this number plus that of the signal that has ended a program."""
 
 
 def say(text: str, **style: Any) -> None:
@@ -27,7 +27,7 @@ def say(text: str, **style: Any) -> None:
 
 
 def spent(spend: RunSpend, limits: plan.RunLimits) -> str:
-    """Return what a run has used, in one line."""
+    """Return the requests and the spend of a run as one line."""
     plural = "" if spend.requests == 1 else "s"
     limit = "" if limits.limit_nanousd is None else f" of {_dollars(limits.limit_nanousd)}"
     unsure = ""
@@ -40,7 +40,7 @@ def spent(spend: RunSpend, limits: plan.RunLimits) -> str:
 
 
 def left(spend: RunSpend) -> str:
-    """Return what is left of a run's limits, for the end of a line; nothing where there are none.
+    """Return what is left of a run's limits, for the end of a line; empty without limits.
 
     >>> from guard.running.balances import RunBalance
     >>> left(RunSpend(balances=(RunBalance("usd", "", 10**9, 2 * 10**9, kept=5 * 10**8),)))
@@ -66,7 +66,7 @@ class RunReport:
         limits: of the run.
         account: of the run.
         directory: of the run.
-        unseen: what it has done past guard.
+        unseen: the requests that it has made past guard.
         unroutable: why the program was not led to the proxy, if it was not.
         dry_run: whether it refused nothing.
         undelivered: how many events did not reach the gateway.
@@ -83,14 +83,15 @@ class RunReport:
     undelivered: int
 
     def give(self, *, as_json: bool) -> int:
-        """Say how it went; return the exit code of the run.
+        """Print the report; return the exit code of the run.
 
         Args:
             as_json: whether as JSON.
         """
         refused = self._refusal()
         processes = reports.guarded(self.directory)[0]
-        # A program that a signal has ended was not let do what it was to do.
+        # A program that a signal has ended may not have got as far as its first request, which is
+        # no sign that guard cannot see it.
         is_seen = processes > 0 or self.unseen.proxied > 0
         is_unseen = self.limits.seen_only and not is_seen and self.code <= _SIGNALLED
         spend = self.account.spend_in_full()
@@ -160,7 +161,7 @@ class RunReport:
             say(line, fg="yellow")
 
     def _refusal(self) -> dict[str, Any] | None:
-        """Return why the run was ended, in words for who started it; None if it was not."""
+        """Return why guard has ended the run, in words for the user; None if it has not."""
         found = reports.refusal(self.directory)
         if found is None:
             return None

@@ -1,4 +1,9 @@
-"""What the processes of a run report to ``guard run``: files in one private directory."""
+"""The reports of a run's processes to ``guard run``: files in one private directory.
+
+Processes write and end at any moment, so each report is a file that appears in one step, or a lock
+that the kernel releases with its process. Once the run is over the directory is gone, and reports
+are lost.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,7 @@ from guard.running.routes import Changed
 RUN_DIR_VARIABLE: Final = "GUARD_RUN_DIR"
 REFUSED_CODE: Final = 77
 """Exit code of a run that guard has ended (``EX_NOPERM``)."""
+
 UNSEEN_CODE: Final = 78
 """Exit code of a run with a limit of which guard has seen nothing (``EX_CONFIG``)."""
 
@@ -31,16 +37,16 @@ _PROXIED: Final = "proxied-"
 _ROUTED: Final = "routed.json"
 _PATH_BYTES_MAX: Final = 4096
 SEEN_ONLY_VARIABLE: Final = "GUARD_RUN_SEEN_ONLY"
-"""Set where LLM requests that cannot be held are refused."""
+"""Set if LLM requests that cannot be covered are refused."""
 
 
 @attrs.frozen
 class RunPlace:
-    """Where a run is charged.
+    """The gateway and the key that a run is charged to.
 
     Attributes:
         gateway: the directory of its local gateway.
-        key_id: of its key.
+        key_id: id of its key.
     """
 
     gateway: str
@@ -48,18 +54,18 @@ class RunPlace:
 
 
 def say_place(directory: Path, place: RunPlace) -> None:
-    """Say where a run is charged, for a ``guard run`` inside of it."""
+    """Record where a run is charged, for a ``guard run`` inside of it."""
     write_json(directory / _ACCOUNT, attrs.asdict(place))
 
 
 def place_around(environ: Mapping[str, str]) -> RunPlace | None:
-    """Return where the run is charged that this process belongs to, if it belongs to one."""
+    """Return where the run of this process is charged; None if it belongs to no run."""
     directory = environ.get(RUN_DIR_VARIABLE)
     return place_of(Path(directory)) if directory else None
 
 
 def place_of(directory: Path) -> RunPlace | None:
-    """Return where the run of a directory is charged."""
+    """Return where the run with this directory is charged; None if that is not recorded."""
     match read_json(directory / _ACCOUNT):
         case {"gateway": str(gateway), "key_id": str(key_id)}:
             return RunPlace(gateway, key_id)
@@ -67,7 +73,11 @@ def place_of(directory: Path) -> RunPlace | None:
 
 
 def announce(directory: Path) -> int | None:
-    """Say that this process is guarded, until its end; returns the lock that says so."""
+    """Report that this process is guarded.
+
+    Returns:
+        Descriptor of the lock that shows it, until it is closed or the process ends.
+    """
     return try_lock(directory / f"{_PROCESS}{os.getpid()}")
 
 
@@ -77,8 +87,8 @@ def refuse(directory: Path, code: str, reason: str, **about: Any) -> None:
     Args:
         directory: of the run.
         code: of the error.
-        reason: its text; a code before it is left out, as it stands beside it.
-        about: what else is known: ``message``, ``budget``, ``tool_name``.
+        reason: its text; a leading code is removed, because ``code`` is reported separately.
+        about: further facts: ``message``, ``budget``, ``tool_name``.
     """
     fresh = directory / f"{_REFUSED}.{os.getpid()}"
     known = {name: value for name, value in about.items() if value}
@@ -87,7 +97,7 @@ def refuse(directory: Path, code: str, reason: str, **about: Any) -> None:
     with contextlib.suppress(OSError):  # the run is over, and its directory gone
         with open(open_private(fresh, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
             json.dump(report, file)
-        # A link is made whole or not at all, and never over an earlier one.
+        # A link, not a rename: it appears in one step, and never replaces an earlier reason.
         with contextlib.suppress(FileExistsError):
             os.link(fresh, directory / _REFUSED)
         fresh.unlink()
@@ -99,12 +109,12 @@ def refusal(directory: Path) -> dict[str, Any] | None:
 
 
 def announced(directory: Path) -> set[int]:
-    """Return the processes that have said that they are guarded, living or not."""
+    """Return the processes that have reported that they are guarded, living or not."""
     return _numbers(directory, _PROCESS)
 
 
 def say_nested(directory: Path, own: Path) -> int | None:
-    """Say that this process watches those below it by itself; returns the lock that says so.
+    """Report that this process watches those below it by itself; return the lock that shows it.
 
     Args:
         directory: of the run around this one.
@@ -144,7 +154,7 @@ def _numbers(directory: Path, head: str) -> set[int]:
 
 
 def say_unseen(directory: Path, counts: Mapping[str, int]) -> None:
-    """Say which LLM requests of this process could not be metered, and how many."""
+    """Report which LLM requests of this process could not be metered, and how many."""
     with contextlib.suppress(OSError):
         write_json(directory / f"{_UNSEEN}{os.getpid()}", counts)
 
@@ -159,7 +169,7 @@ def unseen(directory: Path) -> dict[str, int]:
 
 
 def say_proxied(directory: Path, requests: int) -> None:
-    """Say that programs of the run have reached its proxy, and with how many requests."""
+    """Report that programs of the run have reached its proxy, and with how many requests."""
     with contextlib.suppress(OSError):  # the run is over, and its directory gone
         write_json(directory / f"{_PROXIED}{os.getpid()}", {"requests": requests})
 
@@ -168,13 +178,13 @@ def proxied(directory: Path) -> int:
     """Return how many requests to models have reached the run's proxy."""
     found = [
         read_json(directory / f"{_PROXIED}{pid}").get("requests")
-        for pid in _numbers(directory, _PROXIED)  # one that has died has a successor
+        for pid in _numbers(directory, _PROXIED)  # also of proxies that died and were replaced
     ]
     return sum(count for count in found if isinstance(count, int))
 
 
 def say_routed(directory: Path, changed: Mapping[str, Changed]) -> None:
-    """Say which variables lead the programs of a run to its proxy, and what they were."""
+    """Record the variables that lead the programs of a run to its proxy, and their old values."""
     write_json(directory / _ROUTED, routes.told(changed))
 
 
@@ -184,7 +194,7 @@ def routed(directory: Path) -> dict[str, Changed]:
 
 
 def guarded(directory: Path) -> tuple[int, list[int]]:
-    """Return how many processes were guarded, and those of them that live."""
+    """Return how many processes were guarded, and which of them live."""
     living: list[int] = []
     paths = list(directory.glob(f"{_PROCESS}*"))
     for path in paths:

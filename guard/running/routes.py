@@ -28,19 +28,19 @@ ORIGINS: Final[dict[str, str]] = {
     "mistral": "https://api.mistral.ai",
     "openrouter": "https://openrouter.ai",
 }
-"""Where a vendor is that has one address; Vertex is where a request's path says."""
+"""The address of each vendor that has a single one; that of Vertex depends on a request's path."""
 
 
 @attrs.frozen
 class Variable:
-    """A variable by which programs are told where a vendor is.
+    """An environment variable that sets the address of a vendor.
 
     Attributes:
         name: of the variable.
         vendor: its name in a path of the proxy.
         path: of the vendor's base URL.
-        has_default: whether programs go to the vendor without it. The others are led to the proxy
-            only where they are set.
+        has_default: whether programs connect to the vendor without it. Variables without a default
+            are led to the proxy only if they are set.
     """
 
     name: str
@@ -75,13 +75,13 @@ VARIABLES: Final = (
     Variable("XAI_API_BASE", "custom/x-ai", has_default=False),
     Variable("XAI_BASE_URL", "custom/x-ai", has_default=False),
 )
-"""``OLLAMA_HOST`` is none of them: it also says where a server listens."""
+"""Without ``OLLAMA_HOST``, which also sets where a server listens."""
 
 _FIRST_PARTY: Final = {
     "_CLAUDE_CODE_ASSUME_FIRST_PARTY_BASE_URL": "1",
     "ENABLE_TOOL_SEARCH": "true",
 }
-"""Claude Code leaves out features at foreign hosts; behind the proxy is Anthropic's own."""
+"""Claude Code disables features at foreign hosts; behind the proxy is Anthropic's own host."""
 
 _FORWARD_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOOPBACK: Final = "127.0.0.1"
@@ -101,7 +101,7 @@ class Address:
 
     @classmethod
     def of(cls, text: str | None) -> Self | None:
-        """Read a base URL; None where it is none that could be led elsewhere.
+        """Read a base URL; None if it is none, or has parts that the proxy could not replace.
 
         >>> Address.of("http://localhost:11434/v1")
         Address(origin='http://localhost:11434', path='/v1')
@@ -119,7 +119,7 @@ class Address:
 
 
 class UpstreamNames:
-    """Names for the addresses behind the proxy: a vendor's, and others that somebody has set.
+    """Names for the addresses behind the proxy: the vendors' own, and others that the user has set.
 
     Attributes:
         named: those that are not the vendor's own, by name.
@@ -127,11 +127,11 @@ class UpstreamNames:
 
     def __init__(self) -> None:
         self.named: dict[str, str] = {}
-        # By name: what it leads to, the vendors' own too.
+        # The address of each name, including the vendors' own.
         self._origins: dict[str, str] = {}
 
     def name(self, vendor: str, origin: str) -> str:
-        """Return a name for an address: the vendor's, if that leads nowhere else."""
+        """Return a name for an address: the vendor's, unless that names another address already."""
         base = vendor.removeprefix("custom/")
         for name in (vendor, *(f"custom/{base}-{number}" for number in range(2, 100))):
             if self._origins.setdefault(name, origin) == origin:
@@ -150,8 +150,8 @@ class Routes:
     """How the programs of a run reach its proxy.
 
     Attributes:
-        variables: what their environment gets, with ``PROXY`` for the address.
-        before: what each of these was; None for nothing.
+        variables: the variables for their environment, with ``PROXY`` for the address.
+        before: the value of each of these before; None if it was not set.
         upstreams: the addresses that are not the vendors' own, by name.
     """
 
@@ -161,10 +161,11 @@ class Routes:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Self:
-        """Lead all that an environment says, or leaves open, to the proxy."""
+        """Lead every address that an environment sets, or leaves to the default, to the proxy."""
         upstreams = UpstreamNames()
         found: dict[str, str] = {}
-        # First what is set: a vendor's name belongs to the address that somebody has chosen.
+        # Variables that are set come first: the vendor's name goes to the address that the user has
+        # chosen.
         for each in sorted(VARIABLES, key=lambda each: each.name not in environ):
             text = environ.get(each.name)
             if text and text.strip():
@@ -192,7 +193,7 @@ class Routes:
         )
 
     def at(self, url: str) -> dict[str, Changed]:
-        """Return the variables for a proxy that serves, and what they were."""
+        """Return the variables for a proxy at this URL, with their values before."""
         return {
             name: Changed(text.replace(PROXY, url), self.before[name])
             for name, text in self.variables.items()
@@ -216,8 +217,8 @@ class Changed:
     """A variable that leads to the proxy.
 
     Attributes:
-        routed: what it is for programs.
-        before: what it was; None for nothing.
+        routed: the value that leads to the proxy.
+        before: the value before; None if it was not set.
     """
 
     routed: str
@@ -225,7 +226,10 @@ class Changed:
 
 
 def put_back(environ: MutableMapping[str, str], changed: Mapping[str, Changed]) -> None:
-    """Undo what still is as the run has set it: a guarded process talks to vendors itself."""
+    """Undo the changes that the program has not overwritten.
+
+    For a guarded process, which connects to the vendors itself.
+    """
     for name, change in changed.items():
         if environ.get(name) != change.routed:
             continue
@@ -236,12 +240,12 @@ def put_back(environ: MutableMapping[str, str], changed: Mapping[str, Changed]) 
 
 
 def told(changed: Mapping[str, Changed]) -> dict[str, Any]:
-    """Return changes as JSON has them."""
+    """Return changes as values for JSON."""
     return {name: [change.routed, change.before] for name, change in changed.items()}
 
 
 def read(value: Mapping[str, Any]) -> dict[str, Changed]:
-    """Return changes from JSON; what is none is left out."""
+    """Return the changes in a JSON object; malformed entries are left out."""
     found = {}
     for name, pair in value.items():
         match pair:

@@ -22,8 +22,8 @@ class Routing:
     """How one program is led to a proxy that does not serve yet.
 
     Attributes:
-        environ: of the caller, without what an outer run has put there.
-        unroutable: why the program cannot be led to it; None where it can.
+        environ: the caller's environment, without the changes of an outer run.
+        unroutable: why the program cannot be led to it; None if it can.
     """
 
     environ: dict[str, str] = attrs.field(repr=False)
@@ -35,7 +35,7 @@ class Routing:
 
     @classmethod
     def of(cls, command: Sequence[str], environ: Mapping[str, str]) -> Self:
-        """Look where a program would go, and lead it to the proxy instead.
+        """Find the addresses that a program would use, and lead it to the proxy instead.
 
         Args:
             command: of the program.
@@ -43,7 +43,7 @@ class Routing:
         """
         own = dict(environ)
         outer = own.pop(reports.RUN_DIR_VARIABLE, None)
-        if outer:  # its proxy charges what this run's has charged already
+        if outer:  # its proxy would charge requests that this run's proxy has charged already
             routes.put_back(own, reports.routed(Path(outer)))
         own.pop(PROXY_VARIABLE, None)
         found = Routes.of(own)
@@ -59,9 +59,10 @@ class Routing:
         return self._routes.upstreams.named
 
     def at(self, url: str, directory: Path) -> tuple[list[str], dict[str, str]]:
-        """Return the program's command, and what its environment gets.
+        """Return the program's command and the variables for its environment.
 
-        Writes down what was changed, for the guarded processes of the run, and copies of settings.
+        Writes the changes into the run's directory, for its guarded processes, and copies of
+        settings.
 
         Args:
             url: of the proxy.
@@ -86,7 +87,7 @@ class Routing:
 
 
 def _text_of(path: Path) -> str | None:
-    """Return the text of a settings file; None where there is none that can be read."""
+    """Return the text of a settings file; None if it is missing, too large or unreadable."""
     try:
         if os.path.getsize(path) > _FILE_BYTES_MAX:
             return None

@@ -1,4 +1,4 @@
-"""The signals of ``guard run`` that its program has to get too."""
+"""The signals that ``guard run`` receives and forwards to its program."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, Final, Self
 FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
                     signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)  # fmt: skip
 _BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
-"""What the keys of the terminal send to all processes in its foreground, so also to the program."""
+"""Signals of the terminal's keys: all processes in its foreground get them, also the program."""
 
 _SI_KERNEL: Final = 128
-"""``si_code`` of what the terminal has sent, on Linux."""
+"""``si_code`` of a signal that the terminal has sent, on Linux."""
 
 _HAS_INFO: Final = hasattr(signal, "sigtimedwait") and os.uname().sysname == "Linux"
 
 
 class SignalQueue:
-    """Collects signals instead of acting on them, as long as it is entered.
+    """Collects signals instead of acting on them, while it is entered. Main thread only.
 
     Attributes:
         mask_before: the signals that were blocked before it, for the program.
@@ -30,13 +30,14 @@ class SignalQueue:
 
     def __init__(self) -> None:
         self.mask_before: set[Any] = set()
-        # Where signals cannot be waited for: the handlers before, and what was caught since.
+        # On systems where signals cannot be waited for: the handlers before, and the signals that
+        # were caught since the last `get`.
         self._handlers: dict[int, Any] = {}
         self._caught: list[int] = []
 
     def __enter__(self) -> Self:
         self.mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        # Blocked, not handled: a signal stays pending until `get`, and says then who has sent it.
+        # Blocked, not handled: a signal stays pending until `get`, which then learns its sender.
         if _HAS_INFO:
             signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
         else:
@@ -45,13 +46,14 @@ class SignalQueue:
 
     def __exit__(self, *_: object) -> None:
         if _HAS_INFO:
-            list(self._pending(0))  # the program's, which has ended
+            # Discard what was meant for the program, which has ended, before unblocking it here.
+            list(self._pending(0))
             signal.pthread_sigmask(signal.SIG_SETMASK, self.mask_before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def get(self, timeout_s: float) -> list[int]:
-        """Return what to pass on to the program; wait for a signal, or its end, if there is none.
+        """Return the signals to forward to the program; wait for one, or for its end, if needed.
 
         Args:
             timeout_s: the longest wait in seconds.
@@ -68,7 +70,7 @@ class SignalQueue:
             by_terminal = info.si_signo in _BY_TERMINAL and info.si_code == _SI_KERNEL
             if info.si_signo != signal.SIGCHLD and not by_terminal:
                 yield info.si_signo
-            timeout_s = 0  # the others only if they are pending already
+            timeout_s = 0  # further signals only if they are pending already
 
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         if number not in _BY_TERMINAL or not _is_in_foreground():

@@ -1,4 +1,8 @@
-"""Runs the program as if nothing were between it and its caller, and ends it once it is refused."""
+"""Runs the program as if its caller had started it directly, and ends it once it is refused.
+
+Runs in the main thread, except ``look``. A refusal arrives as a file in the run's directory,
+written by the program's processes or by ``look``.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +41,13 @@ def supervise(
         command, environ: of the program; standard input, output and the terminal are the caller's.
         directory: where its processes report refusals, which end it.
         look: called ten times a second, in a thread of its own.
-        spared: returns the processes below this one that are not the program's.
+        spared: returns the processes below this one that do not belong to the program.
 
     Raises:
         OSError: it cannot be started.
     """
+    # Before the program: `_Family` notes the children that are there already. The signals are
+    # blocked before it is started, so that none is lost in between.
     family = _Family(directory, spared)
     with SignalQueue() as signals, Terminal() as terminal:
         pid = os.posix_spawn(
@@ -61,11 +67,11 @@ def supervise(
 
 
 class _Family:
-    """The program and all that it has started, whatever process group and parent they have now.
+    """The program's processes, whatever process group and parent they have now.
 
     Args:
         directory: of the run.
-        spared: returns the processes below this one that are not the program's.
+        spared: returns the processes below this one that do not belong to the program.
     """
 
     def __init__(self, directory: Path, spared: Callable[[], set[int]]) -> None:
@@ -75,7 +81,7 @@ class _Family:
         self._before = processes.below(os.getpid())
 
     def living(self) -> set[int]:
-        """Return those that live."""
+        """Return the living ones: those below this process, and guarded ones that left the tree."""
         guarded = reports.guarded(self._directory)[1]
         return processes.below(os.getpid(), self._spared() | self._before).union(guarded) - {
             os.getpid()
@@ -84,13 +90,16 @@ class _Family:
     def grace(self, now_s: float) -> Grace:
         """Return the time that they have to end by themselves.
 
-        A guarded process is ended by its refusal, in its own time. Others have been told.
+        In a guarded process the refusal is an exception, which needs time to pass through the
+        program. Other programs have received the refusal as an answer, and may never end because of
+        it.
         """
         is_guarded = bool(reports.guarded(self._directory)[1])
         return Grace(now_s, OWN_S if is_guarded else LAST_WORDS_S)
 
     def end(self) -> None:
-        """End those that a refused program has left behind."""
+        """End the processes that a refused program has left behind."""
+        # SIGTERM, then SIGKILL; the list is made anew each time, since they may start others.
         for number in (signal.SIGTERM, signal.SIGKILL):
             grace = self.grace(time.monotonic())
             living = self.living()
@@ -116,17 +125,18 @@ class _Program:
         self._directory = directory
         self._signals = signals
         self._terminal = terminal
-        # For the program to end by itself, and again to end on SIGTERM; from a refusal on.
+        # The time for the program to end by itself, and after SIGTERM again to end on that. None
+        # before a refusal.
         self._grace: Grace | None = None
-        # How many of SIGTERM and SIGKILL were sent because of it.
+        # How many of the two signals, SIGTERM and SIGKILL, were sent because of the refusal.
         self._sent = 0
 
     def wait(self) -> int:
-        """Return its exit code, when it has ended."""
+        """Wait until it has ended, and return its exit code."""
         while True:
             for number in self._signals.get(_POLL_S):
                 self._send(number)
-            # Never a blocking wait: signals, and refusals, come in between.
+            # Not a blocking wait: signals and refusals come in between.
             found, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
             if not found:
                 self._end_if_refused()
@@ -140,17 +150,18 @@ class _Program:
             os.kill(self._pid, number)
 
     def _stop_with_it(self, number: int) -> None:
-        """Stop as the program has, for the shell to see (Ctrl-Z), and go on when it does."""
+        """Stop as the program has stopped (Ctrl-Z), so that the shell sees it; resume it later."""
         if number not in _JOB_CONTROL:
             return
+        # Not in a refused run: a program that stops itself has to be ended all the same.
         if reports.refusal(self._directory) is None:
-            os.kill(os.getpid(), signal.SIGSTOP)  # until `fg` or `bg`
+            os.kill(os.getpid(), signal.SIGSTOP)  # returns after `fg` or `bg`
         self._send(signal.SIGCONT)
 
     def _end_if_refused(self) -> None:
         if reports.refusal(self._directory) is None:
             return
-        # First time to end by itself, then SIGTERM, and after as long again SIGKILL.
+        # 1. Time to end by itself. 2. SIGTERM, and the same time again. 3. SIGKILL.
         now_s = time.monotonic()
         self._grace = self._grace or self._family.grace(now_s)
         living = self._family.living()
@@ -160,7 +171,7 @@ class _Program:
         number = (signal.SIGTERM, signal.SIGKILL)[self._sent]
         self._sent += 1
         self._grace = self._family.grace(now_s)
-        self._terminal.restore_at_exit()  # it may have no time to do so itself
+        self._terminal.restore_at_exit()  # the program may have no time to do so itself
         self._send(number)
         _signal(living, number)
 

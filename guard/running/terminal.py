@@ -9,14 +9,14 @@ from typing import Any, Self
 
 
 class Terminal:
-    """Gives the terminal back its settings after a program that was ended at its work.
+    """Restores the terminal's settings after a program that was ended from outside.
 
     Without a terminal it does nothing.
     """
 
     def __init__(self) -> None:
         self._device: int | None = None
-        # As they were before the program started.
+        # The settings before the program started.
         self._settings: list[Any] = []
         # Whether the program was ended from outside.
         self._is_due = False
@@ -29,7 +29,7 @@ class Terminal:
         return self
 
     def restore_at_exit(self) -> None:
-        """The program is ended now, and may leave the terminal as it is (no echo, no line mode)."""
+        """Restore the settings at the exit: an ended program may leave no echo and no line mode."""
         self._is_due = True
 
     def __exit__(self, *_: object) -> None:

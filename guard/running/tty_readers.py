@@ -1,4 +1,4 @@
-"""Tells whether a process waits for input from a terminal, by what Linux shows of its threads."""
+"""Finds processes that wait for input from a terminal, by the system calls of their threads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from guard.running.processes import IS_LINUX
 
 _TERMINAL: Final = re.compile(r"/dev/(?:pts/\d+|tty\w*|console)$")
 _STANDARD: Final = 3
+"""Descriptors below this are standard input, output and error."""
+
 
 _READS: Final[Mapping[str, frozenset[int]]] = {
     "x86_64": frozenset({0, 17, 19, 295}),
@@ -25,13 +27,15 @@ _EPOLLS: Final[Mapping[str, frozenset[int]]] = {
     "x86_64": frozenset({232, 281, 441}),
     "aarch64": frozenset({22, 441}),
 }
-"""Numbers of system calls that wait for input: of one file, of the first files, of a set."""
+"""System calls that wait for input: of one file, of the first files (``select``), of an epoll
+set."""
 
 
 def anyone_reads_terminal(pids: Iterable[int]) -> bool:
-    """Tell whether any of these processes waits for a terminal, or cannot be looked at.
+    """Return whether any of these processes waits for a terminal, or cannot be inspected.
 
-    One that waits with ``poll`` is not seen to; programs that do so change the terminal's mode.
+    A process that waits with ``poll`` is not recognised; programs that do so change the terminal's
+    mode.
     """
     machine = platform.machine()
     if not IS_LINUX or machine not in _READS:
@@ -75,14 +79,14 @@ def _waits(pid: int, thread: str, terminals: set[int], machine: str) -> bool:
     if number in _READS[machine]:
         return first in terminals
     if number in _SELECTS[machine]:
-        return first == 1 and 0 in terminals
+        return first == 1 and 0 in terminals  # it waits for standard input alone
     if number in _EPOLLS[machine]:
         return not terminals.isdisjoint(_watched(pid, first))
     return False
 
 
 def _watched(pid: int, epoll: int) -> set[int]:
-    """Return the files that an epoll set is for."""
+    """Return the descriptors in an epoll set."""
     try:
         with open(f"/proc/{pid}/fdinfo/{epoll}", encoding="ascii") as file:
             return {int(line.split()[1]) for line in file if line.startswith("tfd:")}

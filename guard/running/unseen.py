@@ -1,4 +1,4 @@
-"""What the programs of a run do past guard: named, and ended where a limit could not hold."""
+"""Reports LLM requests that programs of a run make past guard; they end a run with a limit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from guard.running.proxy_process import ProxyProcess
 from guard.running.watch import TreeWatch, end
 
 _SESSION: Final = "wss://"
-"""How a guarded process names a realtime session; it names requests by their host."""
+"""Begins the name of a realtime session in a process's report; requests are named by their host."""
 _OTHERS: Final = (_SESSION, TOOL, FRAMEWORK)
 
 
 class RunUnseen:
-    """What one run cannot see.
+    """The requests of one run that guard cannot see.
 
     Args:
         directory: of the run.
-        limits: say whether it ends the run.
-        gateway: whose process is none of the program's.
-        proxy: likewise.
-        environ: of the caller's.
+        limits: of the run; they decide whether such a request ends it.
+        gateway: the local gateway, whose process does not belong to the program.
+        proxy: the run's proxy, likewise.
+        environ: the caller's environment.
 
     Attributes:
-        watch: over the run's processes.
+        watch: watches the run's processes.
     """
 
     def __init__(
@@ -44,11 +44,13 @@ class RunUnseen:
         self._limits = limits
         self._gateway = gateway
         self._proxy = proxy
+        # Connections past guard, in order. The watching thread appends, the main thread reads
+        # later.
         self._connections: list[dict[str, str]] = []
         self.watch = TreeWatch(directory, environ, lambda: proxy.address, self.own, self._connected)
 
     def own(self) -> set[int]:
-        """Return the processes that are guard's, and not the program's."""
+        """Return guard's own processes, which do not belong to the program."""
         pid = read_json(self._gateway.files.address).get("pid")
         return self._proxy.pids | ({pid} if isinstance(pid, int) else set())
 
@@ -63,6 +65,7 @@ class RunUnseen:
             "uncounted, with --allow-unseen",
             message=f"{program} talks to {host}, and guard cannot see what it spends",
         )
+        # After the report: once the program has ended, `guard run` looks why.
         end(pid)
 
     @property
@@ -72,7 +75,7 @@ class RunUnseen:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the report says of it."""
+        """The fields of the JSON report."""
         seen = reports.unseen(self._directory)
         return {
             "proxied_requests": self.proxied,
@@ -85,7 +88,7 @@ class RunUnseen:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the same for people; nothing where there is nothing."""
+        """Yield the same facts as lines for people; those without content are left out."""
         facts = self.facts
         if facts["unguarded_programs"]:
             yield f"not guarded: {', '.join(facts['unguarded_programs'])}"

@@ -1,7 +1,8 @@
-"""Watches the processes of a run that have not loaded guard, on Linux: whom do they talk to?
+"""Watches the connections of a run's processes that have not loaded guard, on Linux.
 
-Programs that are not Python cannot be covered. So each connection that one of them has to an LLM
-host is found here: by the addresses of the known hosts, and of those that the environment names.
+A program that neither loads guard nor uses the run's proxy is not covered. So each connection of
+such a program to an LLM host is reported: by the addresses of the known hosts, and of those that
+the environment names.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _LOOK_S: Final = 0.05
 _RESOLVE_AGAIN_S: Final = 300.0
 _HTTPS: Final = 443
 _TALKERS: Final = re.compile(r"(?:node|bun|deno|curl|wget|python[\d.]*|ruby|java|php[\d.]*|go)$")
-"""Programs that may talk to an LLM. Others, such as shells, are named only if they do."""
+"""Programs that probably talk to an LLM. Others, such as shells, are named only if they do."""
 
 _GRACE_S: Final = 2.0
-"""How long a Python process may take until it has loaded guard."""
+"""How long a Python process may take to load guard."""
 
 _BASE_URL: Final = re.compile(
     r"(?:OPENAI|ANTHROPIC|GEMINI|GOOGLE|MISTRAL|GROQ|COHERE|OLLAMA|AZURE|OPENROUTER|DEEPSEEK|XAI)"
@@ -41,9 +42,11 @@ _BASE_URL: Final = re.compile(
 class TreeWatch:
     """Looks at the tree of processes below this one, in a thread of its own.
 
+    Only that thread changes the state, and after its end the main thread, which looks once more.
+
     Args:
         directory: of the run.
-        environ: of the caller's, not led to the proxy; may name hosts of LLMs.
+        environ: the caller's own environment, without the proxy; may name hosts of LLMs.
         proxy: returns where the run's proxy listens.
         own: processes that are not the program's, such as the local gateway.
         connected: called once for each program and host, with both names.
@@ -62,13 +65,17 @@ class TreeWatch:
         self._own = own
         self._connected = connected
         self._hosts = _Hosts(environ)
-        # Processes that have talked to the proxy, and so are seen.
+        # Processes that have connected to the proxy, so that their requests are seen.
         self._routed: set[int] = set()
         # When each process that has not loaded guard was first seen.
         self._since_s: dict[int, float] = {}
+        # Names of the processes that may have talked to an LLM past guard.
         self._named: dict[int, str] = {}
+        # Connections that were reported: process and host.
         self._known: set[tuple[int, str]] = set()
-        # Processes seen below others: of these, some are adopted later.
+        # Processes that were seen below other ones. When their parents end they become this
+        # process's children, which it has to reap; its own children are reaped by the code that
+        # started them.
         self._below: set[int] = set()
 
     def names(self) -> list[str]:
@@ -95,12 +102,14 @@ class TreeWatch:
         guarded = reports.announced(self._directory)
         left_out = self._own() | reports.nested(self._directory)
         first, unguarded = self._tree(left_out)
+        # 1. Reap adopted processes that have ended.
         for pid in self._below & set(first):
             found = processes.process(pid)
             if found is not None and found.is_dead:
                 processes.reap(pid)
                 self._below.discard(pid)
         self._below |= unguarded - set(first)
+        # 2. Look at the others' connections.
         for pid in unguarded - guarded:
             self._look_at(pid, now_s)
         for pid in guarded:
@@ -127,7 +136,7 @@ class TreeWatch:
         if _TALKERS.match(found.name) and (not is_python or now_s - since_s >= _GRACE_S):
             self._named[pid] = found.name
         if is_python and now_s - since_s < _GRACE_S:
-            return  # it loads guard first of all, and talks to the gateway then
+            return  # it is loading guard, which connects to the gateway
         peers = processes.peers(pid)
         if self._proxy() in peers:
             self._routed.add(pid)
@@ -139,7 +148,7 @@ class TreeWatch:
 
 
 class _Hosts:
-    """The addresses of LLM hosts, looked up once somebody may talk to one."""
+    """The addresses of LLM hosts, looked up when the first connection is seen."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._wanted = [(host, _HTTPS) for host in HOSTS]
@@ -153,6 +162,8 @@ class _Hosts:
         region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
         if region:
             self._wanted.append((f"bedrock-runtime.{region}.amazonaws.com", _HTTPS))
+        # Guarded by the lock: threads that look up names add to it. Addresses stay: a connection
+        # may be older than the newest answer.
         self._by_address: dict[Address, str] = {}
         self._looked_up_s: float | None = None
         self._lock = threading.Lock()
@@ -177,6 +188,6 @@ class _Hosts:
 
 
 def end(pid: int) -> None:
-    """End a process that spends what nobody counts."""
+    """Kill a process whose spend is not counted."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""What ``guard run`` says of a refusal, to the person who started the run; no I/O.
+"""The texts of ``guard run`` about refusals, for the person who started the run; no I/O.
 
-The catalogue's messages are for end users of an application, who can only ask its operator. Here
-the reader is the operator: each refusal names what to type.
+The catalogue's messages are for end users of an application, who can only ask its operator. The
+reader of these texts is the operator: each refusal names the command to type.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class OperatorStop:
 
 @attrs.frozen
 class RunFacts:
-    """What is known of a run when it has ended.
+    """The facts about a run that has ended.
 
     Attributes:
         workflow: its name.
         limits: of the run itself.
         key_id: of its key.
         directory: of its local gateway.
-        halt: what stops its workflow now.
+        halt: the kill or pause of its workflow that is in force.
         budget_id, rule_id: of the budget that has refused, and the id or glob that it is set for.
     """
 
@@ -71,14 +71,14 @@ class RunFacts:
 
 @attrs.frozen
 class Words:
-    """Why a run was ended, and what to type."""
+    """The reason why a run was ended, and what to do about it."""
 
     headline: str
     advice: str
 
 
 def killed_before(workflow: str, halt: OperatorStop) -> str:
-    """Return why a run does not begin."""
+    """Return the error for a run whose workflow was killed before it began."""
     reason = f": {halt.reason}" if halt.reason else ""
     by = "" if halt.target == workflow else f" by {shlex.quote(halt.target)}"
     other = "" if by else ", or choose another --workflow"
@@ -92,7 +92,7 @@ NOTHING_SEEN: Final = (
 
 
 def unseen_under_limit() -> Words:
-    """Return why a run with a limit of which nothing was seen does not end well."""
+    """Return the texts for a run with a limit in which guard has seen nothing."""
     return Words(
         "not guarded: its limit has held nothing",
         "if that is meant (it talks to no LLM, or may spend uncounted), add --allow-unseen",
@@ -100,16 +100,16 @@ def unseen_under_limit() -> Words:
 
 
 def cannot_be_routed(why: str) -> str:
-    """Return why a program does not start under a limit.
+    """Return the error for a program that does not start under a limit.
 
     Args:
-        why: it cannot be led to the proxy.
+        why: the reason why it cannot be led to the proxy.
     """
     return f"the limit could not hold, so it was not started: {why}; --allow-unseen lets it go"
 
 
 def of_refusal(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
-    """Return what to say of a refusal.
+    """Return the texts for a refusal.
 
     Args:
         refusal: as a process of the run has reported it.
@@ -164,7 +164,7 @@ def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
 
 
 def _counted(counted: Mapping[str, Any], facts: RunFacts) -> Words:
-    """Return what to say of a limit of tokens or calls."""
+    """Return the texts for a limit of tokens or calls."""
     unit, limit = str(counted.get("unit", "")), int(counted.get("limit") or 0)
     of = ", ".join(map(str, counted.get("counts") or ()))
     amount = amount_in(unit, limit, of)

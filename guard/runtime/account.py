@@ -1,4 +1,4 @@
-"""What belongs to one key: its session with the gateway, its money, its directives, its events."""
+"""The account of one key: its session with the gateway, its money, its directives, its events."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _WAITING_SHARE: Final = 0.8
 
 @attrs.frozen
 class ProcessParts:
-    """What a process has once, for all of its accounts.
+    """The parts that all accounts of a process share.
 
     Attributes:
         background: the loop.
         exits: hooks the end of the process.
-        unread: the LLM answers that are unread.
-        note_tool: takes the name of a tool that has run without a check.
-        local_gateway: this user's own, where it is the one that is used.
+        unread: the LLM answers that have not been read yet.
+        note_tool: called with the name of a tool that has run without a check.
+        local_gateway: this user's local gateway, if the process uses it.
     """
 
     background: BackgroundLoop
@@ -60,20 +60,22 @@ class ProcessParts:
 
 
 class KeyAccount:
-    """Everything that is one key's own, so that nothing of it can be mistaken for another's.
+    """Everything that belongs to one key.
+
+    No part of it is shared with another key, so neither money, events nor kills can be mixed up.
 
     Args:
         settings: with the key.
-        parts: what it shares with the other accounts of the process.
+        parts: the parts that it shares with the other accounts of the process.
 
     Attributes:
         settings: as given.
         is_shut_down: whether the runtime was shut down.
-        reports: takes errors, for the status and the hooks.
+        reports: passes errors to the status and the hooks.
         enforcement: the control state, and the running bodies that a kill stops.
-        link: to the gateway.
+        link: the connection to the gateway.
         events: records events and delivers them.
-        leases: what this process may spend without asking.
+        leases: the amounts that this process may spend without asking.
         gate: asks the gateway for decisions.
         requests: covers LLM requests before they are sent.
         decisions: the newest known decision of each workflow.
@@ -82,9 +84,11 @@ class KeyAccount:
     """
 
     def __init__(self, settings: Settings, parts: ProcessParts) -> None:
+        # Made in this order: each part is given some of those before it.
         self.settings = settings
         self._parts = parts
         self._background = parts.background
+        # Set once, by the thread that shuts down; any thread reads it.
         self.is_shut_down = False
         self.decisions = Decisions()
         self.warnings = WarningLog()
@@ -120,7 +124,7 @@ class KeyAccount:
         )
 
     def _compose_asking(self, unread: UnreadAnswers) -> None:
-        """Make what takes a question to the gateway and keeps the leases: see ``guard.asking``."""
+        """Make the parts that ask the gateway and keep the leases: see ``guard.asking``."""
         timeout_s = self.settings.timeout_s
         desk = Desk(self.leases)
         updates = LeaseUpdates(self.link, self.events, desk)
@@ -160,10 +164,11 @@ class KeyAccount:
         )
 
     def _learned(self, capabilities: wire.Capabilities) -> None:
-        """Take in what the gateway can do, and what it says of the key."""
+        """Note the gateway's capabilities, and what they say of the key; on the background loop."""
 
     def _after_fork(self) -> None:
         """Start afresh in a forked child: the parent delivers the events that it recorded."""
+        # The links and journals first: nothing below may use the parent's connections or slots.
         self.events.after_fork()
         self.enforcement.forget_bodies()
         self.leases.after_fork()

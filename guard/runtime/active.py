@@ -17,12 +17,13 @@ if TYPE_CHECKING:  # constructing a runtime installs it, so this module is below
 
 logger = logging.getLogger("guard")
 
+# Held while one of the two below is replaced; they are read without it.
 _lock = threading.Lock()
 current: GuardRuntime | None = None
-"""The process's runtime; hot paths read it here; everything else calls :func:`active_runtime`."""
+"""The process's runtime. Hot paths read it here; all other code calls :func:`active_runtime`."""
 
 _switched_off: GuardRuntime | None = None
-"""The runtime that ``mode="off"`` made; it is never the active one."""
+"""The runtime that was made with ``mode="off"``; it is never the active one."""
 
 _warned_of_no_key = False
 
@@ -40,9 +41,9 @@ def active_account(scope: Scope) -> KeyAccount | None:
 
 
 def is_off() -> bool:
-    """Tell whether guard is switched off: by a runtime's ``mode``, else by ``GUARD_MODE``.
+    """Return whether guard is switched off: by a runtime's ``mode``, else by ``GUARD_MODE``.
 
-    To observe, a key is needed; without one a warning says once that nothing is observed.
+    Observing needs a key. Without one guard is off, and a warning is logged once.
     """
     if current is not None:
         return False
@@ -68,7 +69,7 @@ def _has_key() -> bool:
 
 
 def switched_off_runtime() -> GuardRuntime | None:
-    """Return the runtime that stands for guard's being off, or None."""
+    """Return the runtime that was made with ``mode="off"``, or None."""
     return _switched_off
 
 
@@ -90,6 +91,8 @@ def install(runtime: GuardRuntime) -> None:
     """Make a runtime the process's own."""
     global current, _switched_off
     with _lock:
+        # Again, under the lock: another thread may have installed one since the constructor
+        # checked.
         refuse_second()
         if runtime.settings.mode == "off":
             current, _switched_off = None, runtime
@@ -109,6 +112,7 @@ def uninstall(runtime: GuardRuntime) -> None:
 
 def _after_fork() -> None:
     global _lock
+    # Another thread, which does not exist here, may have held it.
     _lock = threading.Lock()
     if current is not None:
         current._after_fork()

@@ -1,4 +1,4 @@
-"""Takes what instrumentation sees to the account of the caller in whose scope it happens."""
+"""Passes what instrumentation sees to the account of the caller in whose scope it happens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from guard.scope.scope import Scope, current_scope
 
 
 class ByScope:
-    """Stands for the parts of the account that a scope belongs to.
+    """Passes each call to the same part of the account that its scope belongs to.
 
-    Implements what ``Instrumentation`` is given: ``RequestGate``, ``ToolGate``, and who records and
-    checks.
+    It takes the place of the parts that ``Instrumentation`` is made with: ``RequestGate``,
+    ``ToolGate``, and the functions that record and check.
 
     Args:
-        own: the account of what is in no caller's scope.
+        own: the account for everything outside of callers' scopes.
     """
 
     def __init__(self, own: KeyAccount) -> None:
@@ -47,6 +47,7 @@ class ByScope:
 
     def leave(self, request: TaskRequest | ThreadRequest) -> None:
         """Report that such a request has ended."""
+        # By the request's scope: the current one may be another by now.
         account_in(request.scope, self._own).enforcement.leave_request(request)
 
 
@@ -73,7 +74,7 @@ class _Requests:
     async def ask_async(
         self, scope: Scope, bound: RequestBound, limit: PutLimit = takes_no_limit
     ) -> RequestHold:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        """Like :meth:`ask`, without blocking the caller's loop."""
         return await account_in(scope, self._own).requests.ask_async(scope, bound, limit)
 
 
@@ -84,7 +85,7 @@ class _Tools:
         self._own = own
 
     def applies(self, scope: Scope) -> bool:
-        """Tell whether there are tool rules for answers in this scope."""
+        """Return whether there are tool rules for answers in this scope."""
         return account_in(scope, self._own).tools.applies(scope)
 
     def results(self, body: bytes) -> None:
@@ -100,5 +101,5 @@ class _Tools:
         account_in(scope, self._own).tools.ask(scope, name)
 
     async def ask_async(self, scope: Scope, name: str) -> None:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        """Like :meth:`ask`, without blocking the caller's loop."""
         await account_in(scope, self._own).tools.ask_async(scope, name)

@@ -1,4 +1,4 @@
-"""The callers for whom a proxy works: each has an account of its own in the proxy's process."""
+"""The callers of a proxy: each has an account of its own in the proxy's process."""
 
 from __future__ import annotations
 
@@ -38,28 +38,31 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
 
 _LABEL_LENGTH: Final = 8
 VERIFIED_S: Final = 30.0
-"""So long a key counts as valid without a socket, over which its end would have been told."""
+"""How long a verified key counts as valid without a socket, which would report its end."""
+
 REJECTED_S: Final = 10.0
-"""So long a key that was refused is not asked about again."""
+"""How long a refused key is refused without asking the gateway again."""
+
 _REJECTED_MAX: Final = 10_000
 IDLE_S: Final = 60.0
-"""An account that nobody has used for so long is closed; it is opened again when it is needed."""
+"""How long an account may be unused before it is closed; the next use opens it again."""
+
 _SWEEP_S: Final = 5.0
 _CLOSE_S: Final = 2.0
 
 
 class CallerAccount(KeyAccount):
-    """The account of somebody for whom this process works. Any thread.
+    """The account of one caller that this process works for. Any thread.
 
     Args:
         settings: with the proxy's key and the caller's, as one credential.
-        parts: what it shares with the other accounts of the process.
-        label: tells callers apart.
+        parts: the parts that it shares with the other accounts of the process.
+        label: identifies the caller in logs.
 
     Attributes:
-        label: tells callers apart in logs; no key can be made of it.
+        label: identifies the caller in logs; the key cannot be derived from it.
         workflow: the only workflow that the caller's key is for; None when it is for all.
-        run_id: the run of what names no other.
+        run_id: the run of everything that names no other.
     """
 
     def __init__(self, settings: Settings, parts: ProcessParts, label: str) -> None:
@@ -67,10 +70,15 @@ class CallerAccount(KeyAccount):
         self.label = label
         self.workflow: str | None = None
         self.run_id = self.new_run_id()
-        # Held while an entry is added, or the account found idle: it ends between two uses.
+        # Held while an entry is added and while the account is checked for being idle, so that it
+        # never ends while it is in use.
         self._lock = threading.Lock()
+        # The uses under way. Callers' threads add under the lock; discarding is atomic.
         self._entries: set[Entry] = set()
+        # When the account was last used, by any thread, and when the gateway last accepted the key
+        # (written on the loop), by `time.monotonic()`.
         self._used_s = self._verified_s = time.monotonic()
+        # Whether no further use may begin. Set once, under the lock.
         self._has_ended = False
 
     def _learned(self, capabilities: wire.Capabilities) -> None:
@@ -84,7 +92,7 @@ class CallerAccount(KeyAccount):
 
     @property
     def identity(self) -> str:
-        """What no other caller has: the hash of the key."""
+        """An identifier that is the caller's alone: the hash of the key."""
         return self.settings.owner_key
 
     @property
@@ -103,7 +111,8 @@ class CallerAccount(KeyAccount):
         return self.rejection is not None
 
     def is_known(self, now_s: float) -> bool:
-        """Tell whether the gateway has lately taken the key, and note that it is used."""
+        """Return whether the gateway has accepted the key recently; counts as a use."""
+        # First: the sweep must not find the account idle between this and `enter`.
         self._used_s = now_s
         if self.is_rejected or self.is_shut_down:
             return False
@@ -126,7 +135,7 @@ class CallerAccount(KeyAccount):
         self._entries.discard(entry)
 
     def end_if_idle(self, now_s: float) -> bool:
-        """Let nobody enter any more, if there is nothing to do; tell whether that is so."""
+        """End the account for new uses if it is idle and holds nothing; return whether it is."""
         with self._lock:
             session = self.link.session
             is_idle = (
@@ -141,7 +150,7 @@ class CallerAccount(KeyAccount):
         return is_idle
 
     async def end(self, ends_s: float, *, flush: bool) -> None:
-        """Deliver what is buffered and close the session; on the background loop."""
+        """Deliver the buffered events and close the session; on the background loop."""
         with self._lock:
             self._has_ended = True
         await self.events.end(ends_s, flush=flush)
@@ -152,7 +161,7 @@ class CallerAccount(KeyAccount):
 
 @attrs.define
 class _Rejected:
-    """A key that the gateway has refused, and until when it is not asked again."""
+    """A key that the gateway has refused, and until when the gateway is not asked again."""
 
     error: CallerRejectedError
     until_s: float
@@ -164,18 +173,23 @@ class Callers:
     Args:
         own: the account of the proxy's own key.
         parts: of the process.
-        first: called before the first caller is taken in.
+        first: called on the background loop before the first caller's account is opened.
     """
 
     def __init__(self, own: KeyAccount, parts: ProcessParts, first: Callable[[], None]) -> None:
         self._own = own
         self._parts = parts
         self._first = first
-        # Written on the background loop; any thread reads it. By the hash of the key.
+        # The open accounts, by the hash of the key. Written on the background loop; any thread
+        # reads it, or a copy where it iterates.
         self._accounts: dict[str, CallerAccount] = {}
+        # Refused keys, by hash, the oldest first. Written by callers' loops (`_reject`) and by the
+        # background loop, in single operations.
         self._rejected: OrderedDict[str, _Rejected] = OrderedDict()
-        # Introductions under way, which all that ask at once share.
+        # Introductions under way, by hash: all callers that ask at once share one request to the
+        # gateway. On the background loop only.
         self._introducing: dict[str, asyncio.Task[CallerAccount]] = {}
+        # Closes idle accounts; runs from the first account on.
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
@@ -184,7 +198,7 @@ class Callers:
         return list(self._accounts.values())
 
     def after_fork(self) -> None:
-        """Start afresh in a forked child; the scopes of its parent's callers go on there."""
+        """Start afresh in a forked child, which keeps the scopes of its parent's callers."""
         for account in self.active:
             account._after_fork()
         self._introducing = {}
@@ -194,12 +208,14 @@ class Callers:
         """Return the account of a caller; see ``guard.contexts.caller.introduce``."""
         hashed = hashlib.sha256(api_key.encode("utf-8", "replace")).hexdigest()
         now_s = time.monotonic()
+        # 1. Known, and 2. refused lately: without a thread hop, on the caller's own loop.
         account = self._accounts.get(hashed)
         if account is not None and account.is_known(now_s):
             return account
         rejected = self._rejected.get(hashed)
         if rejected is not None and now_s < rejected.until_s:
-            raise copy.copy(rejected.error)
+            raise copy.copy(rejected.error)  # each raise has its own traceback
+        # 3. Ask the gateway, on the background loop.
         try:
             return await self._parts.background.run_async(self._introduce, hashed)
         except LoopClosedError:
@@ -224,19 +240,20 @@ class Callers:
             task = loop.create_task(self._verified(hashed), context=contextvars.Context())
             self._introducing[hashed] = task
             task.add_done_callback(lambda ended: self._introduced(hashed, ended))
+        # Shielded: a caller that gives up must not end the introduction for the others.
         return await asyncio.shield(task)
 
     def _introduced(self, hashed: str, task: asyncio.Task[CallerAccount]) -> None:
         if self._introducing.get(hashed) is task:
             del self._introducing[hashed]
         if not task.cancelled():
-            task.exception()  # retrieved, even when nobody waits any more
+            task.exception()  # marked as retrieved: every caller may have given up
 
     async def _verified(self, hashed: str) -> CallerAccount:
-        """Have the gateway verify a key; open its account, unless it is open.
+        """Verify a key with the gateway; open its account, unless it is open.
 
         Raises:
-            GuardError: the key is not taken, or nothing was decided.
+            GuardError: the key is refused, or the gateway gave no usable answer.
         """
         account = self._accounts.get(hashed)
         if account is not None and account.link.session is not None:
@@ -252,6 +269,8 @@ class Callers:
         account = CallerAccount(settings, self._parts, hashed[:_LABEL_LENGTH])
         account.link.key_limit = self._own.link.key_limit
         await account.link.open_verified()
+        # Instrumentation is diverted before there is a second account whose events it could record
+        # in the wrong one.
         if not self._accounts:
             self._first()
         self._accounts[hashed] = account
@@ -260,10 +279,10 @@ class Callers:
         return account
 
     async def _require_proxy(self) -> Session:
-        """Check that the gateway knows callers, and takes this process's key for a proxy's.
+        """Check that the gateway supports callers, and that this process's key is a proxy's.
 
         Raises:
-            GuardError: it does not, or cannot be asked.
+            GuardError: one of them is not so, or the gateway cannot be asked.
         """
         session = await self._own.link.open()
         await session.probe()
@@ -277,7 +296,7 @@ class Callers:
         return session
 
     async def _sweep(self) -> None:
-        """Close the accounts that nobody uses, until cancelled."""
+        """Close idle accounts, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now_s = time.monotonic()
@@ -289,6 +308,7 @@ class Callers:
                     self._rejected.pop(hashed, None)
 
     def _close_soon(self, hashed: str, account: CallerAccount) -> None:
+        # Out of the dict first: the next introduction of this key opens a new account.
         if self._accounts.get(hashed) is account:
             del self._accounts[hashed]
             self._parts.background.spawn(lambda: self._close(account), name="guard-caller-ends")
@@ -296,10 +316,10 @@ class Callers:
     async def _close(self, account: CallerAccount) -> None:
         try:
             await account.end(time.monotonic() + _CLOSE_S, flush=True)
-        finally:
+        finally:  # events that were not delivered go to disk, or are counted as lost
             account.events.conclude(flush=True)
 
-    # -- what is asked of all ---------------------------------------------------------------------
+    # -- for all accounts -------------------------------------------------------------------------
 
     @property
     def waiting_calls(self) -> int:
@@ -336,9 +356,9 @@ class Callers:
                 account.events.flush(timeout_s)
 
     def flush_until(self, ends_s: float) -> None:
-        """Deliver everything that is buffered for callers; try until a deadline.
+        """Deliver everything that is buffered for callers; retry until a deadline.
 
-        What was not delivered by then is stored on disk, if there is one.
+        Events that were not delivered by then are stored on disk, if there is a spool.
         """
         accounts = [account for account in self.active if account.events.waiting]
         if not accounts:
@@ -372,7 +392,7 @@ class Callers:
         for account in accounts:
             account.is_shut_down = True
         left_s = max(0.0, ends_s - time.monotonic())
-        # What could not be done in time is concluded here.
+        # Whether or not that ended in time, `conclude` stores or counts what is left.
         with contextlib.suppress(TimeoutError, RuntimeError, concurrent.futures.CancelledError):
             self._parts.background.run(self._end_all, ends_s, accounts, flush, timeout_s=left_s)
         failures = [account.events.conclude(flush=flush) for account in accounts]

@@ -1,4 +1,4 @@
-"""The debug log: what ``init(debug=True)`` writes to standard error."""
+"""The debug log that ``init(debug=True)`` writes to standard error."""
 
 from __future__ import annotations
 

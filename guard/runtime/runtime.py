@@ -40,9 +40,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("guard")
 
 _DISCARD_S: Final = 1.0
+"""How long the clean-up after a failed start may take."""
+
 _DELIVERY_POLL_S: Final = 0.005
 _LOAD_AFTER_S: Final = 0.1
 _LOOK_S: Final = 1.0
+"""How often guard checks that its hooks in HTTP clients are still in place."""
+
 _HOOKS_WAIT_S: Final = 1.0
 """How long the caller of a flush waits for the hooks to receive its errors."""
 _OWN_SHARE: Final = 0.3
@@ -83,7 +87,7 @@ class GuardRuntime(KeyAccount):
         settings: the settings from arguments and environment.
         is_shut_down: whether :meth:`shutdown` was called.
         opened: whether :meth:`open` has succeeded in this process.
-        callers: those for whom a proxy works.
+        callers: the callers of a proxy.
         instrumentation: observes the LLM calls of HTTP clients.
 
     Raises:
@@ -195,12 +199,15 @@ class GuardRuntime(KeyAccount):
         self._fresh_process()
         spans.switch(__version__, is_on=self.settings.otel)
         active.install(self)
-        # The workflow of everything outside of one; None until it is known.
+        # The workflow of everything outside of one; None until the gateway has named it.
         self._outside = self.settings.workflow
         self._name_outside()
 
     def _divert(self) -> None:
-        """From the first caller on, what instrumentation sees belongs to whom its scope names."""
+        """Pass what instrumentation sees to the account that its scope names.
+
+        From the first caller on; before that, without callers, the detour would be wasted time.
+        """
         by_scope = ByScope(self)
         self.instrumentation.divert(
             record=by_scope.record,
@@ -212,15 +219,18 @@ class GuardRuntime(KeyAccount):
         )
 
     def _fresh_process(self) -> None:
-        """Set the per-process state; a forked child sets it afresh."""
+        """Set the state of this process; also in a forked child."""
         self.opened = False
-        # Re-entrant: a signal handler may shut down while its thread is already doing so.
+        # Guards the decision which thread shuts down. Re-entrant: a signal handler may shut down
+        # while its thread is already doing so.
         self._ending = threading.RLock()
+        # Identifier of the thread that shuts down, written under the lock, and whether it is done.
         self._ender: int | None = None
         self._ended = threading.Event()
 
     def _after_fork(self) -> None:
         """Start afresh in a forked child: the parent delivers the events that it recorded."""
+        # The accounts before `_name_outside`, which takes an id from the child's own factory.
         super()._after_fork()
         self.instrumentation.after_fork()
         self.callers.after_fork()
@@ -228,14 +238,14 @@ class GuardRuntime(KeyAccount):
         self._fresh_process()
 
     def _name_outside(self) -> None:
-        """Name the workflow of everything outside of one; a process is a run of it."""
+        """Set the workflow of everything outside of one; each process is a run of it."""
         if self._outside is not None and self.settings.mode != "off":
             set_process_scope(self._outside, self.new_run_id())
 
     def _learned(self, capabilities: wire.Capabilities) -> None:
-        """Take the key's workflow as the one outside of all others, if no setting names one.
+        """Use the key's workflow for everything outside of one, if no setting names another.
 
-        Not at a gateway that does not say whether the key is for one workflow alone: that would
+        Not with a gateway that does not report whether the key is for one workflow alone: it would
         refuse any other name.
         """
         if (
@@ -330,13 +340,13 @@ class GuardRuntime(KeyAccount):
         asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Look whether the hooks are still in place, now and in a while."""
+        """Check that the hooks are still in place, and again after a while."""
         if not self.is_shut_down:
             self.instrumentation.look()
             self._look_later()
 
     def _load_later(self) -> None:
-        """Load what the first LLM request needs, once the caller of ``init`` has gone on."""
+        """Load what the first LLM request needs, shortly after ``init`` has returned."""
         asyncio.get_running_loop().call_later(_LOAD_AFTER_S, self.instrumentation.load_bounds)
 
     def _failed_to_open(self, exc: BaseException) -> None:
@@ -346,7 +356,8 @@ class GuardRuntime(KeyAccount):
             if first and isinstance(exc, GuardError):
                 self._open_error = exc
             self.is_shut_down = True
-        if not first:  # another thread ended it meanwhile, which may be why it failed here
+        # Another thread has ended it meanwhile, which may be why it failed here, and cleans up.
+        if not first:
             raise exc if isinstance(exc, GuardError) else self._opening_error() from None
         self.reports.error(exc, "init")
         self._exits.uninstall()
@@ -358,7 +369,7 @@ class GuardRuntime(KeyAccount):
         active.uninstall(self)
 
     def _opening_error(self) -> GuardError:
-        """Return the error to raise once the runtime has ended: why it could not start, if so."""
+        """Return the error for a runtime that has ended: why it did not start, if that is known."""
         return was_shut_down() if self._open_error is None else copy.copy(self._open_error)
 
     def start_debugging(self) -> None:
@@ -403,17 +414,23 @@ class GuardRuntime(KeyAccount):
             self._shutdown(ends_s, flush)
 
     def _shutdown(self, ends_s: float, flush: bool) -> None:
+        # 1. One thread shuts down.
         with self._ending:
             first = not self.is_shut_down
             self.is_shut_down = True  # `status()` says offline from here on; new calls are refused
             if first:
                 self._ender = threading.get_ident()
+        # 2. The others wait for it.
         if not first:
             if self._ender != threading.get_ident():
                 self._ended.wait(max(0.0, ends_s - time.monotonic()))
-            elif not self._ended.is_set():  # in a signal's handler, which interrupts the first
+            # In a signal handler that interrupts the first call in this very thread: that call
+            # cannot continue before this returns, but the background thread delivers meanwhile.
+            elif not self._ended.is_set():
                 self._wait_for_delivery(ends_s)
             return
+        # 3. Nothing new is recorded; the callers' events, then the process's own, whose end closes
+        #    the loop that both need.
         try:
             self.instrumentation.close()
             failure = self.callers.finish(
@@ -421,7 +438,7 @@ class GuardRuntime(KeyAccount):
             )
             failure = self.events.finish(ends_s, flush=flush) or failure
         finally:
-            self._exits.uninstall()  # not before: SIGTERM would end the delivery too
+            self._exits.uninstall()  # not before the delivery: SIGTERM would end it
             self._leave_local_gateway()
             self.decisions.close()
             set_process_scope(None, None)
@@ -459,11 +476,12 @@ class GuardRuntime(KeyAccount):
             hooks.wait(_HOOKS_WAIT_S if timeout is None else min(_HOOKS_WAIT_S, timeout))
 
     def _wait_for_delivery(self, ends_s: float) -> None:
-        """Give the background thread, which is closing, the time to deliver what is buffered."""
+        """Wait while the background thread, which is closing, delivers the buffered events."""
         while self.events.waiting and self._background.is_running and time.monotonic() < ends_s:
             time.sleep(_DELIVERY_POLL_S)
 
     def _flush_at_signal(self, timeout: float) -> None:
+        """Deliver at SIGTERM; called in the main thread, which the signal has interrupted."""
         if self.is_shut_down:
             self._wait_for_delivery(time.monotonic() + timeout)
         elif not self._background.is_own_thread:

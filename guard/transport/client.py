@@ -1,4 +1,4 @@
-"""Every call to the gateway: its deadline, retries and circuit, and what a reply means."""
+"""Every call to the gateway: its deadline, retries and circuit, and the meaning of its reply."""
 
 from __future__ import annotations
 
@@ -38,22 +38,25 @@ logger = logging.getLogger("guard.transport")
 
 _ATTEMPTS_MAX: Final = 4
 _FAIR_SHARE: Final = 0.5
-"""A timeout counts against the gateway only if it had this share of the usual deadline; what
-remains of a deadline after waiting in this process may be too short for any gateway."""
+"""A timeout counts against the gateway only with at least this share of the usual deadline: after a
+wait in this process, the rest of a deadline may be too short for any gateway."""
 
 _LATE_SHARE: Final = 1.25
-"""A timeout noticed later than this says nothing about the gateway: the loop was held up."""
+"""A timeout noticed after this share of its deadline is not counted: the loop was blocked."""
 
 
 class GatewayClient:
-    """The gateway over HTTP; made and used on the background loop.
+    """The gateway over HTTP; made and used on the background loop, so it has no locks.
+
+    A retry sends the same body with the same idempotency key: if the first answer was lost, the
+    gateway repeats it instead of deciding or charging again.
 
     Args:
         settings: address, key, secret and deadline.
         heard: called with None after each usable answer and with the exception otherwise.
         recovered: called when the gateway answers again after the circuit was open.
         grants_are_signed: whether a grant without a signature is refused.
-        restarts: tells whether the gateway is this user's own, which is started again by itself.
+        restarts: returns whether the gateway is this user's own, which is restarted automatically.
     """
 
     def __init__(
@@ -71,12 +74,13 @@ class GatewayClient:
         self._http = GatewayHttp(settings, restarts)
         self.circuit = CircuitBreaker()
         self._grants_are_signed = grants_are_signed
-        # Why the gateway could not be reached; None once it has answered.
+        # Why the gateway could not be reached at the newest try; None once it has answered.
         self._unreached: str | None = None
         # Whether a gate request has raised that reason in this outage.
         self._raised_unreached = False
-        # Shared by all requests: in an outage they retry few times in all, not each several times.
+        # Shared by all requests, so that they retry few times in total during an outage.
         self._quota = RetryQuota()
+        # Until when each endpoint has asked not to be called.
         self._retry_after = RetryAfter()
         self._backoff = Backoff(base_s=0.05, cap_s=1.0)
 
@@ -87,7 +91,7 @@ class GatewayClient:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """What the gateway's certificate is checked against; also for the control socket."""
+        """The TLS context that checks the gateway's certificate; also for the control socket."""
         return self._http.tls
 
     async def close(self) -> None:
@@ -112,8 +116,8 @@ class GatewayClient:
 
         Args:
             request: the call.
-            key: the idempotency key, if another than the call's id: a new question for the same
-                call, not a retry of the first one.
+            key: the idempotency key, if it is not the call's id: for a new question about the same
+                call, as opposed to a retry.
             deadline_s: total time in seconds; the configured timeout when None.
 
         Raises:
@@ -127,6 +131,8 @@ class GatewayClient:
             deadline_s=deadline_s,
             signed_reply=self._grants_are_signed,
         )
+        # A proxy or a cache in between may have mixed up the answers: never run a call on
+        # another's.
         if reply.call_id != request.call_id:
             raise GuardTransportError(
                 "the gateway answered another call", source="GATEWAY_ERROR", endpoint=wire.GATE_PATH
@@ -137,15 +143,16 @@ class GatewayClient:
         """Release an unused reservation, or withdraw an approval (``POST /gate/release``).
 
         Args:
-            reservation_id: of either.
+            reservation_id: id of the reservation or the approval.
             reason: for the gateway's log.
-            stays: leave the approval open for the same call, should it come again.
+            stays: whether the approval stays open, in case the same call comes again.
 
         Raises:
             GuardError: refused, or no usable answer within the deadline.
         """
         body = wire.encode(wire.ReleaseRequest(reservation_id, reason, stays))
-        # Several callers can leave one approval, one after the other.
+        # A reservation is released once. An approval can be left by several callers in turn, and
+        # each of these requests has to count.
         key = f"{reservation_id}-left-{time.time_ns()}" if stays else f"{reservation_id}-release"
         await self._call(HttpRequest.of("POST", wire.RELEASE_PATH, body, key), dict)
 
@@ -171,7 +178,7 @@ class GatewayClient:
         )
 
     def read(self, reply: Reply, kind: type[T]) -> T:
-        """Return what a reply that came over the control socket says.
+        """Return the content of a reply that came over the control socket.
 
         Raises:
             GuardError, WorkflowKilledInterrupt: as over HTTP.
@@ -182,6 +189,7 @@ class GatewayClient:
             self._heard(exc)
             raise
         self._heard(None)
+        # This is on the path of every call: the circuit is touched only if that changes something.
         if self.circuit.is_disturbed or self._unreached is not None:
             self._answered()
         return value
@@ -250,8 +258,12 @@ class GatewayClient:
         attempts: int = _ATTEMPTS_MAX,
         signed_reply: bool = False,
     ) -> tuple[int, T]:
-        """Send one request, within the total deadline, with retries where they are safe."""
+        """Send one request, within the total deadline, with retries where they are safe.
+
+        Whatever the number of tries, ``heard`` is called once.
+        """
         endpoint = request.endpoint
+        # Not an outcome of this request: the endpoint's earlier answer has been counted.
         unwanted = self.left_alone(endpoint)
         if unwanted is not None:
             raise unwanted
@@ -267,7 +279,7 @@ class GatewayClient:
             async with asyncio.timeout(deadline_s):
                 answer = await self._with_retries(endpoint, attempt, attempts, ends_s)
         except TimeoutError:
-            # Only a timeout that is certainly the gateway's opens the circuit.
+            # Only a timeout that is certainly the gateway's counts for the circuit.
             late = time.monotonic() - ends_s > (_LATE_SHARE - 1) * deadline_s
             if deadline_s >= _FAIR_SHARE * self._settings.timeout_s and not late:
                 self._failed()
@@ -285,12 +297,21 @@ class GatewayClient:
     def _value_of(
         self, reply: Reply, kind: type[T], also_ok: int, signed_reply: bool
     ) -> tuple[int, T]:
+        """Return the status and the decoded value of a reply, or raise what it means.
+
+        Args:
+            reply: the reply.
+            kind: type of its value.
+            also_ok: a status besides 2xx that has such a value.
+            signed_reply: whether a reply without a signature is refused.
+        """
         problem = None if reply.status == also_ok else exception_for(reply)
         if problem is not None:
             self._note_wait(reply)
             raise self._explained(reply, _refined(reply, problem))
         if self._retry_after.until_s:
             self._retry_after.clear(reply.endpoint)
+        # Before it is decoded: nothing in an untrusted body is used.
         if signed_reply:
             self.signer.check(reply)
         try:
@@ -305,13 +326,13 @@ class GatewayClient:
             ) from None
 
     def _explained(self, reply: Reply, problem: BaseException) -> BaseException:
-        """Say what to type, where the address or the key is a mistake that can be told."""
+        """Return the problem, with advice if the address or the key is a recognisable mistake."""
         if isinstance(problem, NotAGatewayError):
             return not_a_gateway(reply, self._settings.api_url)
         address = self._settings.api_url
         if reply.status == 404 and reply.endpoint == wire.CAPABILITIES_PATH and "/" in address[8:]:
             return not_a_gateway(reply, address)  # a gateway, but not below this path
-        # A caller's key is refused through a proxy's, which is no mistake.
+        # Not for a proxy's caller: the caller's key is refused, while the proxy's own is right.
         if isinstance(problem, GuardAuthError) and not isinstance(problem, CallerRejectedError):
             mistake = mistaken_key(self._settings.api_key, "gdk_")
             if mistake is not None:
@@ -326,6 +347,11 @@ class GatewayClient:
     async def _with_retries(
         self, endpoint: str, attempt: Callable[[], Awaitable[T]], attempts: int, ends_s: float
     ) -> T:
+        """Call ``attempt`` until it succeeds, fails for good, or the tries or the time are used up.
+
+        Every attempt ends in one of four ways for the circuit: answered, failed, abandoned, or not
+        made. A probe of an open circuit that ended in none of them would block all later ones.
+        """
         self._quota.first_try()
         tries = 0
         failure: GuardTransportError | None = None
@@ -335,11 +361,13 @@ class GatewayClient:
                 raise failure or self._not_asked(endpoint)
             try:
                 answer = await attempt()
+            # 1. The gateway works, and a retry would get the same answer.
             except (RateLimitError, BodyRefusedError):
-                self._answered()  # it works; a retry would get the same answer
+                self._answered()
                 raise
+            # 2. No usable answer: retry, unless it would not help, or not be in time.
             except GuardTransportError as exc:
-                if exc.source == "AUTH_ERROR":  # an answer, though not to be believed
+                if exc.source == "AUTH_ERROR":  # an answer, though one that cannot be trusted
                     self._answered()
                     raise
                 self._failed()
@@ -356,14 +384,15 @@ class GatewayClient:
                 if last or not self._quota.take():
                     raise
                 await asyncio.sleep(delay_s)
+            # 3. Cancelled, or the deadline in `_call`, which counts its failure itself.
             except asyncio.CancelledError:
-                # Also the deadline in `_call`, which counts its failure itself. A probe must not
-                # stay out for ever.
                 self.circuit.abandoned()
                 raise
+            # 4. A refusal, which is an answer.
             except BaseException:
-                self._answered()  # a refusal is an answer
+                self._answered()
                 raise
+            # 5. Success.
             else:
                 self._answered()
                 return answer
@@ -406,8 +435,8 @@ class GatewayClient:
         wait_s = retry_after_s(reply.retry_after, now_s=reply.now_s)
         if wait_s is None and document.retry_after_ms is not None:
             wait_s = document.retry_after_ms / 1000
-        # A cap that an operator set on some calls says nothing about the others, and a failed
-        # store refuses by itself: neither may close the gate for everybody.
+        # At the gate, an operator's cap on some calls says nothing about other calls, and a gateway
+        # whose store failed refuses by itself: neither may close the gate for all calls.
         concerns_all = reply.endpoint != wire.GATE_PATH or (
             reply.status == 429 and document.action != "rate"
         )
@@ -416,7 +445,10 @@ class GatewayClient:
 
 
 def _refined(reply: Reply, problem: BaseException) -> BaseException:
-    """Single out a body that can never be accepted, and confine a kill to the gate."""
+    """Return the problem, as :class:`BodyRefusedError` for a body that can never be accepted.
+
+    A kill stays one at the gate only.
+    """
     if isinstance(problem, WorkflowKilledInterrupt) and reply.endpoint != wire.GATE_PATH:
         # A kill interrupts the call that asked the gate, not a service of the background loop.
         return GuardTransportError(

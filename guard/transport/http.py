@@ -26,11 +26,13 @@ from guard.version import __version__
 
 _CONNECTIONS_MAX: Final = 64
 """More than are ever used at once. The pool scans all its connections for all its waiters at every
-event, so callers wait at the gate, which admits ``GATE_CONCURRENCY`` of them, and not here."""
+event, so callers wait at the gate, which admits ``GATE_CONCURRENCY`` at once, and not in the
+pool."""
 
 _CONNECTIONS_KEPT: Final = 16
 _GZIP_ABOVE_BYTES: Final = 1024
 _REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A larger reply comes from another server, or a broken one; it must not fill the memory."""
 
 
 @attrs.frozen
@@ -39,7 +41,7 @@ class HttpRequest:
 
     Attributes:
         method, path: of the request; the path may include a query.
-        headers: those specific to this request.
+        headers: those specific to this request; the signature is new at each try.
         body: as sent, possibly compressed.
     """
 
@@ -70,15 +72,15 @@ class HttpRequest:
 
 
 class GatewayHttp:
-    """Sends one request and reads one reply; no retry, no deadline.
+    """Sends one request and reads one reply; no retry, no deadline. On the background loop.
 
     Args:
         settings: address, key and secret.
-        restarts: tells whether the gateway is this user's own, which is started again by itself.
+        restarts: returns whether the gateway is this user's own, which is restarted automatically.
 
     Attributes:
         signer: signs the requests.
-        tls: what the gateway's certificate is checked against; None for plain HTTP.
+        tls: checks the gateway's certificate; None for plain HTTP.
     """
 
     def __init__(self, settings: Settings, restarts: Callable[[], bool] = lambda: False) -> None:
@@ -122,7 +124,8 @@ class GatewayHttp:
     async def send(self, request: HttpRequest) -> Reply:
         """Send a request and return its reply, whatever its status.
 
-        A signed request that is refused because of its time is sent again by the gateway's clock.
+        A signed request that is refused because of its time is sent again, once, with the time of
+        the gateway's clock.
 
         Raises:
             GuardTransportError: no reply, or one above the size cap, or closed.
@@ -153,7 +156,8 @@ class GatewayHttp:
                 response = await self._client.send(outgoing, stream=True)
                 body = await _read(response, endpoint)
         except (httpx.HTTPError, httpx.StreamError, ssl.SSLError, OSError) as exc:
-            # `from None`: the cause holds the request, which holds the key.
+            # `from None`: the cause refers to the request, and that to the key, which must not be
+            # logged with a traceback.
             if self._client.is_closed:
                 raise was_shut_down() from None
             text = f"{endpoint}: {_why(exc)}"
@@ -188,6 +192,7 @@ def unreachable(address: str, why: str, *, restarts: bool = False) -> str:
 
 
 async def _read(response: httpx.Response, endpoint: str) -> bytes:
+    """Read a response's body, up to the size cap, and close the response."""
     body = bytearray()
     # Without a coding, the raw stream: decoding nothing would cost a tenth of a call's time.
     coded = "content-encoding" in response.headers

@@ -1,4 +1,4 @@
-"""``api_url="local"``: settings that name this user's gateway, and what keeps it running."""
+"""``api_url="local"``: settings for this user's gateway, and the service that keeps it running."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def resolve(settings: Settings) -> tuple[Settings, LocalGateway | None]:
 
 
 async def start_early(api_url: str | None) -> LocalGateway | None:
-    """Start the local gateway off the caller's loop, if it is wanted; leave what comes back.
+    """Start the local gateway in a thread, if it is wanted, without blocking the caller's loop.
+
+    The caller has to call ``leave`` on the result.
 
     Raises:
         GuardConfigError: it cannot be started.
@@ -64,7 +66,7 @@ def _join() -> LocalGateway:
 
 
 async def keep_running(gateway: LocalGateway) -> None:
-    """Start the local gateway again whenever it has crashed; runs until cancelled."""
+    """Start the local gateway again whenever it has crashed, until cancelled."""
     from guard.local_gateway import LocalGatewayError
 
     delay_s = _LOOK_S

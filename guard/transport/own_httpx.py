@@ -1,4 +1,4 @@
-"""guard's own copy of httpx, so that the program's stays as guard found it.
+"""guard's own copy of httpx, so that the program's own stays untouched.
 
 Where guard is loaded before the program, as by ``guard run``, the packages that its HTTP client is
 made of are loaded under names of guard's own, from the same files. The program imports httpx,
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 _PREFIX: Final = f"{__name__}."
 _COPIED: Final = ("httpx", "httpcore", "anyio")
-# What they load if it is installed, and guard does not use: another event loop, and decoders of
-# answers that guard does not accept.
+# Optional packages that they load if installed, and that guard does not use: another event loop,
+# and decoders of answers that guard does not accept.
 _LEFT_OUT: Final = ("trio", "brotli", "brotlicffi", "zstandard")
 
 __path__: list[str] = []  # makes this module the package that the copies are in
@@ -40,7 +40,7 @@ def _import(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> ModuleType:
-    """What ``import`` does in the copies."""
+    """Import a module for a copy: this is the ``__import__`` of the copies."""
     if level == 0:
         top = name.partition(".")[0]
         if top in _LEFT_OUT:
@@ -54,12 +54,12 @@ def _import(
 
 
 def _import_module(name: str, package: str | None = None) -> ModuleType:
-    """What ``importlib.import_module`` does in the copies."""
+    """Import a module for a copy: this is the ``importlib.import_module`` of the copies."""
     return importlib.import_module(_copy_of(name), package)
 
 
 _paths: Final[dict[str, list[str]]] = {}
-"""Where the parts of each copied package are."""
+"""The search path of each copied package, by its name here."""
 
 _builtins: Final = {**vars(builtins), "__import__": _import}
 _importlib: Final = ModuleType("importlib")
@@ -73,13 +73,13 @@ class _CopyLoader(SourceFileLoader):
 
 
 class _CopyFinder:
-    """Finds the copies, by their names; last of all finders, so that nobody waits for it."""
+    """Finds the copies, by their names; last of all finders, so that other imports do not wait."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if not name.startswith(_PREFIX):
             return None
-        # Those directly in here are found where the program would find them.
+        # The top-level packages are found on `sys.path`, where the program would find them.
         spec = PathFinder.find_spec(name, _paths.get(name.rpartition(".")[0]))
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return None  # in an archive, or compiled: httpx itself is used then
@@ -97,7 +97,7 @@ def _load() -> Any:
         sys.modules[f"{_PREFIX}httpx._main"] = None  # type: ignore[assignment]  # cannot be imported
         try:
             return importlib.import_module(f"{_PREFIX}httpx")
-        except ImportError:
+        except ImportError:  # it cannot be copied: share the program's
             sys.meta_path.remove(_CopyFinder)
     return importlib.import_module("httpx")
 

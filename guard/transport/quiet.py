@@ -8,10 +8,11 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-# Whether the code that runs sends guard's own request: a context variable, because the application
+# Whether the running code sends guard's own request. A context variable, because the application
 # uses the same loggers at the same time.
 _own: Final = contextvars.ContextVar("guard_own_request", default=False)
-# httpcore logs at debug level by the layer; a filter does not apply to a logger's children.
+# Each of httpcore's layers has a logger of its own, and a filter does not apply to a logger's
+# children.
 _LOGGERS: Final = ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy")
 
 

@@ -1,6 +1,6 @@
 """Maps the gateway's HTTP statuses to exceptions (spec part 7; protocol: Every request).
 
-A reply that cannot be understood is an exception too: it is never read as "allow" by default.
+A reply that cannot be understood is an exception too: it never counts as "allow".
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Reply:
 
 
 class NotAGatewayError(GuardTransportError):
-    """Something answers at the address, but it is not a gateway: the address is wrong."""
+    """A server answers at the address, but it is not a gateway: the address is wrong."""
 
     user_action = "Set GUARD_API_URL to the address of a guard gateway."
 
@@ -77,8 +77,8 @@ def not_a_gateway(reply: Reply, address: str = "") -> NotAGatewayError:
     """Return the error for a reply to the first request that no gateway would give.
 
     Args:
-        reply: to the request.
-        address: that the request went to.
+        reply: the reply.
+        address: the address that the request was sent to.
     """
     advice = "check the address, and what stands before the gateway"
     if address:
@@ -99,7 +99,7 @@ def exception_for(reply: Reply) -> BaseException | None:
     if 200 <= reply.status < 300:
         return None
     problem = reply.problem()
-    # A gateway never sends these without a code, so this is a proxy, or another server.
+    # A gateway never sends these without an error code, so it is a proxy's or another server's.
     if problem.error_code is None and reply.status in _FOREIGN.get(reply.endpoint, ()):
         return not_a_gateway(reply)
     # The error code decides where the table knows it, else the status alone.

@@ -12,11 +12,12 @@ from guard.transport.replies import Reply
 
 
 class Signer:
-    """Does nothing without a secret (``GUARD_HMAC_SECRET``)."""
+    """Signs and checks with the secret (``GUARD_HMAC_SECRET``); does nothing without one."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # The gateway's clock minus this machine's, as its newest 401 said; used on the loop only.
+        # The gateway's clock minus this machine's, from its newest 401 that showed another time.
+        # Used on the loop only.
         self._clock_offset_s = 0.0
 
     @property
@@ -50,6 +51,7 @@ class Signer:
         Raises:
             GuardTransportError: it does not come from this gateway (``source="AUTH_ERROR"``).
         """
+        # The nonce is the request's: a signed reply to another request cannot be replayed.
         secret = self._settings.hmac_secret
         if secret is not None and not verify_frame(
             secret, reply.nonce, reply.body, reply.signature
@@ -62,7 +64,7 @@ class Signer:
             )
 
     def resynchronised(self, reply: Reply) -> bool:
-        """Adopt the gateway's clock from a 401 that carries it; True when that changed it."""
+        """Adopt the gateway's clock from a 401 that carries it; True if a retry is worthwhile."""
         if reply.status != 401 or not self.signs:
             return False
         server_ms = reply.problem().server_time_ms

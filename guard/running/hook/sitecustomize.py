@@ -9,7 +9,7 @@ import sys
 
 
 def _load_replaced() -> None:
-    """Load the ``sitecustomize`` that this one stands in front of, if there is one."""
+    """Load the ``sitecustomize`` that this one hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     others = [path for path in sys.path if os.path.abspath(path or ".") != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
@@ -33,14 +33,14 @@ def _guard() -> None:
         return
     try:
         start(directory)
-    except BaseException as exc:  # noqa: BLE001  # whatever it is: a run is never unguarded
+    except BaseException as exc:  # noqa: BLE001  # any failure: a run is never unguarded
         sys.stderr.write(f"guard run: guard cannot start: {type(exc).__name__}: {exc}\n")
         sys.stderr.flush()
         os._exit(77)
 
 
 def _is_gateway(words: list[str]) -> bool:
-    """Tell whether this is a gateway, which outlives a run and sends no LLM requests."""
+    """Return whether this is a gateway, which outlives a run and sends no LLM requests."""
     rest = words[1:]
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[2:] if rest[0] in ("-X", "-W", "--check-hash-based-pycs") else rest[1:]
@@ -53,7 +53,7 @@ def _is_gateway(words: list[str]) -> bool:
 
 
 def _leave_to_proxy(why: str) -> None:
-    """Let a process without guard go on: its environment leads its LLM requests to the proxy."""
+    """Let a process without guard run if the proxy covers its LLM requests; else end it."""
     if not os.environ.get("GUARD_PROXY_URL"):
         sys.stderr.write(f"guard run: {why} for {sys.executable}: the program was ended\n")
         sys.stderr.flush()
