@@ -1,8 +1,8 @@
-"""Whether a run spends faster and faster, and what a policy does about it. Pure.
+"""Whether a run's spend accelerates, and what a policy does about it. Pure.
 
-A run is compared with itself: what it has spent in the newest minutes, with each equally long time
-before. A steady run is none that accelerates, however dear; nor is one that works in bursts, since
-a burst is no more than the one before; nor a short one, which has nothing to be compared with.
+A run is compared with itself: its spend in the newest minutes with that in each equally long time
+before. A steady run does not accelerate, however expensive it is. Neither does a run that works in
+bursts, as each burst is like the one before, nor a short one, which has nothing to compare with.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ STEPS: Final = 13
 """The newest five minutes, and the hour before."""
 
 BEFORE_MIN: Final = 6
-"""A run that is younger than half an hour is short."""
+"""Fewest steps before the newest: a run younger than half an hour is too short to judge."""
 
 LEAST_NANOUSD: Final = 1_000_000_000
-"""What must have been spent in the newest step: less is not worth a message."""
+"""Least spend in the newest step: less is not worth a message."""
 
 PREVIEWED_MS: Final = 7 * 86_400_000
 MINUTE_MS: Final = 60_000
@@ -44,9 +44,9 @@ class SpendOfRun(Struct, kw_only=True):
     """What a run of a workflow has spent over time.
 
     Args:
-        run_id, workflow_id: which.
-        agents, key_ids: by whom, in all of the time.
-        spent: nano-dollars, by step before now, 0 the newest; or by minute since 1970.
+        run_id, workflow_id: of the run.
+        agents, key_ids: those that have spent in it, in all of the time.
+        spent: nano-dollars, by step before now, 0 the newest; in previews by minute since 1970.
     """
 
     run_id: str
@@ -64,13 +64,12 @@ class SpendOfRun(Struct, kw_only=True):
 
 
 def accelerates(spent: Mapping[int, int]) -> bool:
-    """Tell whether the newest step is more than its run has ever spent so fast.
+    """Return whether a run has spent much more in the newest step than ever before.
 
-    It does when it is more than four times the median of the steps before, and more than twice the
-    largest of them.
+    That is: more than four times the median of the steps before, and more than twice the largest.
 
     Args:
-        spent: by step, 0 the newest; what is missing is 0. The run began in the oldest.
+        spent: by step, 0 the newest; a missing one is 0. The run began in the oldest.
 
     >>> accelerates({0: 9 * 10**9} | dict.fromkeys(range(1, 13), 10**9))
     True
@@ -84,12 +83,12 @@ def accelerates(spent: Mapping[int, int]) -> bool:
 
 
 def usual_steps(spent: Mapping[int, int]) -> list[int]:
-    """Return what was spent in each step before the newest, from the one in which it began."""
+    """Return the spend of each step before the newest, back to the one in which the run began."""
     return [spent.get(step, 0) for step in range(1, max(spent, default=0) + 1)]
 
 
 def usual(spent: Mapping[int, int]) -> int:
-    """Return what was usually spent in a step: the median."""
+    """Return the usual spend of a step: the median of those before the newest."""
     before = usual_steps(spent)
     return round(statistics.median(before)) if before else 0
 
@@ -107,7 +106,7 @@ def what(recent_nanousd: int, usual_nanousd: int) -> str:
 
 
 def rule_for(policies: Iterable[Policy], run: SpendOfRun) -> tuple[Action, str] | None:
-    """Return what is done about a run, and by which policy: the strictest that concerns it."""
+    """Return the strictest action for a run, and the policy that it is of."""
     found = None
     for policy in policies:
         action = policy.document.on_accelerating_spend
@@ -119,7 +118,7 @@ def rule_for(policies: Iterable[Policy], run: SpendOfRun) -> tuple[Action, str] 
 
 
 def _concerns(policy: Policy, run: SpendOfRun) -> bool:
-    """Tell whether a policy is for a run: for one of those that have spent in it."""
+    """Return whether a policy covers a run: its workflow, or any agent or key that spent in it."""
     if policy.scope_kind == "organisation":
         return True
     if policy.scope_kind == "workflow":
@@ -135,8 +134,8 @@ class AcceleratedRun(Struct, kw_only=True, frozen=True):
     """A run that a rule would have stopped, or flagged.
 
     Args:
-        run_id, workflow_id: which.
-        at_ms: when.
+        run_id, workflow_id: of the run.
+        at_ms: when it would have been found.
         recent_nanousd, usual_nanousd: what it had spent in the newest five minutes, and usually.
         after_nanousd: what it spent after that.
     """
@@ -153,8 +152,8 @@ class AccelerationPreview(Struct, kw_only=True):
     """What a rule about accelerating spend would have done to stored runs.
 
     Args:
-        runs: how many runs have spent since.
-        since_ms: the beginning of what was looked at; ``None`` if nothing was spent.
+        runs: how many runs were looked at.
+        since_ms: when the first of them spent; ``None`` without any.
         accelerated: how many of them would have been found.
         after_nanousd: what these spent after that.
         worst: those that spent most after that.
@@ -183,10 +182,12 @@ def preview(policy: Policy, runs: Sequence[SpendOfRun]) -> AccelerationPreview:
 
 
 def _first(run: SpendOfRun) -> AcceleratedRun | None:
-    """Return when a run would have been found first, looking at the end of each minute."""
+    """Return the first moment at which a run would have been found, at the end of each minute."""
     minutes = sorted(run.spent)
     totals = list(itertools.accumulate((run.spent[minute] for minute in minutes), initial=0))
     width = STEP_MS // MINUTE_MS
+    # At each minute with spend, from the sums up to it: a search for each step, and not a loop over
+    # the minutes in it.
     for place, minute in enumerate(minutes, start=1):
         ends = [bisect_right(minutes, minute - width * step) for step in range(1, STEPS + 1)]
         if totals[place] - totals[ends[0]] < LEAST_NANOUSD:

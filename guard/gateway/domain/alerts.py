@@ -1,4 +1,4 @@
-"""Alerts: what operators want to be told of (rules), and where (channels). Pure."""
+"""Alerts: the notices that operators want (rules), and where they are sent (channels). Pure."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ SAYS: Final[dict[AlertKind, str]] = {
     "unhealthy": "The gateway's store has failed, and works again.",
     "loop": "A run repeats the same call or prompt, or spends faster and faster.",
 }
-"""What each kind of alert is told for."""
+"""Each kind of alert in a sentence, for pages and help."""
 
 
 class AlertRule(Struct, kw_only=True):
-    """One alert: what is told, and to which channels.
+    """One alert: which notices are sent, and to which channels.
 
     Args:
         name: of the rule.
-        on: what it is told for.
+        on: what causes a notice.
         channels: names of channels; empty: all that have a name.
-        at_percent: of ``threshold``, the least share of the limit that is told; of ``forecast``,
-            the share that a budget will reach at the end of its window.
-        count, within_ms: of ``refusals``, so many refused calls within so long.
-        enabled: whether it tells anything.
+        at_percent: for ``threshold``, the least share of the limit that causes a notice; for
+            ``forecast``, the share that a budget will reach at the end of its window.
+        count, within_ms: for ``refusals``: this many refused calls within this time.
+        enabled: whether it sends anything.
     """
 
     name: RuleName
@@ -77,7 +77,7 @@ class AlertRule(Struct, kw_only=True):
 
 
 class ChannelOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What of a channel is no secret.
+    """The options of a channel, without its secrets.
 
     Args:
         url: of a webhook; of PagerDuty, where events are sent (by default the service in the US).
@@ -102,7 +102,7 @@ class ChannelOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
 
 
 class ChannelSecrets(Struct, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
-    """What of a channel nobody is shown again.
+    """The secrets of a channel, which are never shown again.
 
     Args:
         secret: a webhook's signing secret, Slack's webhook URL, the password of a mail server, or
@@ -132,13 +132,13 @@ class Channel(Struct, kw_only=True):
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """Something to tell, once.
+    """A notice to send once.
 
     Args:
         type: of the notice.
-        key: identifies it within its organisation.
+        key: identifies the fact within its organisation: the same key is not sent again.
         data: of the notice.
-        again_ms: after how long it may be told again.
+        again_ms: how long it is not sent again.
         rule: the only rule that it is for; by default all of its kind.
     """
 
@@ -150,13 +150,13 @@ class Fact(Struct, frozen=True, kw_only=True):
 
 
 FORGET_MS: Final = 32 * 86_400_000
-"""A fact is forgotten after so long: it is longer than any window of a budget."""
+"""How long a fact is remembered as sent: longer than any window of a budget."""
 
 
 def check_channel(
     kind: ChannelKind, options: ChannelOptions, *, secret: bool, signing: bool
 ) -> None:
-    """Check what belongs to a kind of channel.
+    """Check that a channel has what its kind needs, and no more.
 
     Args:
         kind: of channel.
@@ -187,7 +187,7 @@ def check_channel(
 
 
 def wants(rule: AlertRule, kind: str, data: dict[str, object]) -> bool:
-    """Tell whether a rule is about a notice."""
+    """Return whether a rule sends a notice."""
     if not rule.enabled or kind not in TYPES[rule.on]:
         return False
     if rule.on == "threshold" and rule.at_percent is not None:

@@ -1,4 +1,4 @@
-"""Answers from messages: what a button or a link says, and how a link is signed. Pure."""
+"""Answers from messages: what a button or a link contains, and how a link is signed. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Subject(Struct, frozen=True, kw_only=True, omit_defaults=True):
         kind: an approval, or a call that waits for a budget to be raised.
         id: of the approval, or of the call.
         budget_id, balance_id: of the budget that asks.
-        by_nanousd: how much "raise and go on" raises it by.
+        by_nanousd: by how much a yes raises the budget, in its unit.
     """
 
     kind: Literal["approval", "asks"]
@@ -35,12 +35,12 @@ class Subject(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AnswerLink(Struct, frozen=True, kw_only=True):
-    """What a link says.
+    """The contents of a link.
 
     Args:
-        channel_id: whose key has signed it.
-        subject: what it answers.
-        ends_ms: when it ends, in Unix milliseconds.
+        channel_id: the channel whose key has signed it.
+        subject: the question that it answers.
+        ends_ms: when it expires, in Unix milliseconds.
     """
 
     channel_id: Annotated[str, Meta(max_length=64)]
@@ -55,7 +55,10 @@ def sign(link: AnswerLink, key: str) -> str:
 
 
 def claimed(token: str) -> AnswerLink | None:
-    """Return what a token says, which is not checked yet; ``None`` for anything else."""
+    """Return the contents of a token, unchecked; ``None`` for any other text.
+
+    They name the channel, and so the key to check the token with (:func:`is_signed`).
+    """
     said, dot, _ = token.partition(".")
     if not dot or len(token) > TOKEN_MAX:
         return None
@@ -66,7 +69,7 @@ def claimed(token: str) -> AnswerLink | None:
 
 
 def is_signed(token: str, key: str) -> bool:
-    """Tell whether a token was signed with a key."""
+    """Return whether a token was signed with a key; never with an empty one."""
     said, _, mac = token.partition(".")
     return bool(key) and hmac.compare_digest(
         mac.encode("utf-8", "replace"), _mac(said, key).encode()
@@ -74,6 +77,7 @@ def is_signed(token: str, key: str) -> bool:
 
 
 def _mac(said: str, key: str) -> str:
+    # The prefix keeps signatures of other things, made with the same key, from passing for a link.
     signed = b"guard answer link:" + said.encode()
     return _text(hmac.new(key.encode(), signed, hashlib.sha256).digest())
 
@@ -85,7 +89,7 @@ def _text(data: bytes) -> str:
 def is_slack_signature(
     signature: str, secret: str, timestamp: str, body: bytes, now_s: float
 ) -> bool:
-    """Tell whether Slack has signed a request lately (signature scheme v0).
+    """Return whether Slack has signed a request recently (signature scheme v0).
 
     Source: https://docs.slack.dev/authentication/verifying-requests-from-slack
     """
@@ -93,6 +97,7 @@ def is_slack_signature(
         return False
     if abs(now_s - int(timestamp)) > SLACK_SKEW_S:
         return False
+    # The body as it came: parsed and encoded again, it might differ from what Slack has signed.
     signed = b"v0:" + timestamp.encode() + b":" + body
     expected = "v0=" + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
     return hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode())

@@ -56,7 +56,7 @@ def preview(budget: BudgetRule, newest_first: Sequence[ChargedEvent]) -> BudgetP
     """Replay charges against a budget.
 
     A charge is stopped when its window had already spent the limit; the call that crosses the
-    limit goes through, as it does at the gate.
+    limit goes through.
     """
     windows: dict[tuple[str, int], _Window] = {}
     charges, since_ms = 0, None
@@ -69,6 +69,7 @@ def preview(budget: BudgetRule, newest_first: Sequence[ChargedEvent]) -> BudgetP
         since_ms = charge.at_ms if since_ms is None else min(since_ms, charge.at_ms)
         period_start_ms, _ = period_of(budget.window, charge.at_ms)
         window = windows.setdefault((charge.scope_id, period_start_ms), _Window())
+        # Its cost counts below all the same: the window shows what was really spent in it.
         if window.spent >= budget.limit_nanousd:
             window.stopped_calls += 1
             window.stopped += charge.cost_nanousd

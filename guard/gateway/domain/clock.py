@@ -1,4 +1,4 @@
-"""The store's clock: real time that cannot be thrown off by one wrong reading."""
+"""The store's clock: real time that a single wrong reading cannot upset."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 CATCH_UP: Final = 10
 """How much faster than real time the clock may run to catch up with the machine's."""
 _SMALL_MS: Final = 2000
-"""The largest difference that is followed at once."""
+"""Differences up to this are followed at once."""
 
 
 class SteadyClock:
@@ -33,14 +33,18 @@ class SteadyClock:
     __slots__ = ("_monotonic_ms", "now_ms")
 
     def __init__(self, last_ms: int, wall_ms: int, monotonic_ms: int) -> None:
-        # An earlier process may have been a little ahead; more than that was a wrong clock.
+        # The newest reading, which never falls. Not before an earlier process's last one, which may
+        # have been a little ahead; if it was further ahead, its clock was wrong.
         self.now_ms = max(wall_ms, min(last_ms, wall_ms + _SMALL_MS))
+        # The monotonic clock at the newest reading.
         self._monotonic_ms = monotonic_ms
 
     def read(self, wall_ms: int, monotonic_ms: int) -> int:
         """Return the time now, in Unix milliseconds."""
         elapsed_ms = max(0, monotonic_ms - self._monotonic_ms)
         self._monotonic_ms = monotonic_ms
+        # How far the machine's clock is ahead of where this one should be by now. If it is behind,
+        # this one stands still until the machine's has caught up.
         ahead_ms = wall_ms - self.now_ms - elapsed_ms
         if ahead_ms <= _SMALL_MS:
             self.now_ms = max(self.now_ms, wall_ms)

@@ -1,7 +1,7 @@
 """Commands that services give to a storage, and their results. One command, one transaction.
 
-All are frozen: a store may run a command twice, because the group that it was committed with has
-failed, and the second run must find what the first one found.
+All are frozen. A store may run a command twice, as the group that it was committed with may fail,
+and the second run must find the command as the first one did.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from guard.gateway.domain.waiting import Place, Waiter
 class CallRefusal(Struct, kw_only=True, frozen=True):
     """Why a call is refused, with the protocol's status and code.
 
-    ``recall`` names leases, by the key that holds them, which hold the room that the call lacks.
+    ``recall`` names the leases that hold the room that the call lacks, by the key that holds them.
+    A refusal with such leases is not final: the call is decided again after they were asked.
     """
 
     status: int
@@ -37,7 +38,7 @@ class CallRefusal(Struct, kw_only=True, frozen=True):
     recall: dict[str, list[str]] = {}
 
     def refused_by(self) -> str:
-        """Name the budget or the policy that has refused it; empty where it was neither.
+        """Name the budget or the policy that has refused the call; empty if it was neither.
 
         >>> why = CallRefusal(status=403, error_code="", title="", reason="",
         ...                   details={"policy": "careful", "policy_version": 2})
@@ -67,8 +68,9 @@ class RepeatUse(Struct, kw_only=True, frozen=True):
     Args:
         kind, subject: a ``tool`` by its name, or a ``model``.
         digest: of the call's arguments or of its prompt.
-        times, action: as in the rule: so many are allowed, and what happens to one more.
-        policy, policy_version: whose rule it is.
+        times: how many such calls the rule allows in a run.
+        action: what happens to one more.
+        policy, policy_version: the policy that the rule is of.
     """
 
     kind: Literal["tool", "model"]
@@ -83,7 +85,20 @@ class RepeatUse(Struct, kw_only=True, frozen=True):
 class PricedEvent(Struct, frozen=True):
     """An event that was checked and priced, ready to be charged.
 
-    ``repeats`` are the rules that count it as one of the same calls of its run.
+    Attributes:
+        event: as reported.
+        data_json: its data, as they are stored.
+        cost: nano-dollars.
+        price_source: where the price comes from.
+        provider, model: that have answered.
+        response_id, request_id: the vendor's; a response is charged once, whatever reports it.
+        input_tokens, output_tokens: as budgets of tokens count them, cached ones included.
+        flags: separated by spaces.
+        final: whether it ends the call that it belongs to.
+        observed: whether guard's own instrumentation has seen it, not the program.
+        text_tokens: the bound of the prompt's text; 0 where nothing can be learned from it.
+        requested_model: the model that was asked for.
+        repeats: the rules that count it as a repeat within its run.
     """
 
     event: wire.Event
@@ -105,7 +120,14 @@ class PricedEvent(Struct, frozen=True):
 
 
 class RequestOrigin(Struct, kw_only=True, frozen=True):
-    """Who makes a request, and how a repeat is recognised."""
+    """The key that makes a request, and what a repeat of the request is recognised by.
+
+    Attributes:
+        organisation_id, key_id: of the key.
+        key_workflow_id: the only workflow that the key is for; ``None``: any.
+        idempotency_key: names the request; ``None``: its answer is not stored.
+        fingerprint: of the request's body; a repeat has the same.
+    """
 
     organisation_id: str
     key_id: str
@@ -124,23 +146,25 @@ class GateCommand(Struct, kw_only=True, frozen=True):
 
     Args:
         rates: prices of the model of an LLM request, or of a lease's lane.
-        input_max: the most tokens of a prompt that nothing bounds, for a model whose context is not
-            known.
+        input_max: the most tokens that a prompt without a bound can have, for a model whose context
+            is not known.
         output_max: the most tokens that the model can answer, for a request without a limit.
         grants_lease: a lease may be granted.
         small_lease: the key does not answer recalls, so a lease holds no more than this call needs.
         lease_calls: how many calls the lease's share of rate caps allows; ``None``: no cap.
         policy_version: identifies the policies, prices and settings that the decision rests on.
         recalls: rather than refuse, ask for a recall of the leases that hold the room.
-        is_again: it is decided once more, after a recall.
+        is_again: this is the second run, after a recall.
         judges_model: refuses a model by its name; for the one that is expected to answer.
-        rates_of: returns the rates of a model by its name, likewise; None without a known price.
+        rates_of: returns the rates of a model by its name, for the same; None without a known
+            price.
         note: for the person who approves the call, if one has to.
-        turn_in_ms: of a call that is faster than a rate cap allows: when its turn comes.
-        place: of a call that waits for money that is only set aside; ``None``: it is refused.
-        waiters: who waits already, in order.
-        awaited: the balances whose money is waited for at other replicas.
-        repeats: the rules that count it as one of the same calls of its run.
+        turn_in_ms: for a call that is faster than a rate cap allows: when its turn comes.
+        place: the place in line of a call that would wait for money that is set aside; ``None``: it
+            does not wait, but is refused.
+        waiters: the calls that wait already, in order.
+        awaited: the balances that calls at other replicas wait for.
+        repeats: the rules that count it as a repeat within its run.
     """
 
     request: RequestOrigin
@@ -176,12 +200,12 @@ class GateCommand(Struct, kw_only=True, frozen=True):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the call is made for another workflow than the one that the key is for."""
+        """Whether the call names another workflow than the one that its key is for."""
         return self.request.key_workflow_id not in (None, self.call.workflow_id)
 
     @property
     def answers_function(self) -> str | None:
-        """Under which the model is learned that answers requests for the one asked for."""
+        """The name under which it is learned which model answers for the one asked for."""
         call = self.call
         if call.model == wire.UNKNOWN_MODEL or not (call.kind == "llm" or call.gates_requests):
             return None
@@ -198,7 +222,7 @@ class IngestCommand(Struct, kw_only=True, frozen=True):
 
 
 class ReleaseCommand(Struct, kw_only=True, frozen=True):
-    """Release a reservation, or leave an approval: for good, or until the same call comes again."""
+    """Release a reservation, or leave an approval; with ``stays``, leave it for a later call."""
 
     request: RequestOrigin
     reservation_id: str
@@ -213,12 +237,17 @@ class LeaseCommand(Struct, kw_only=True, frozen=True):
 
 
 class EncodedAnswer(Struct, frozen=True):
-    """A finished reply. ``replay`` marks a repeat of an earlier one.
+    """An encoded reply, with what the services need of it.
 
-    With ``recall`` (as in a refusal) it is not finished: the same command decides once more, after
-    the holders of these leases have given back what they do not use. ``lease_id`` names the lease
-    that was granted, ``own_lease`` the caller's own, open one that the request has named and given
-    back to. ``waits`` is set when the call has a place in line.
+    Attributes:
+        status, body, retry_after_ms: of the reply.
+        replay: whether it repeats an earlier reply.
+        kept: whether it is stored for repeats of the request.
+        recall: leases to recall, as in a refusal. The reply is not finished then: the same command
+            is decided again after their holders have given back what they do not use.
+        lease_id: the lease that was granted or topped up.
+        own_lease: the caller's open lease that the request has named and that has given back.
+        waits: the call's place in line, if it has one.
     """
 
     status: int
@@ -233,7 +262,7 @@ class EncodedAnswer(Struct, frozen=True):
 
 
 class Actor(Struct, frozen=True):
-    """Who acts, for the audit log."""
+    """The person, key or part of the gateway that acts, for the audit log."""
 
     name: str
     organisation_id: str | None = None
@@ -244,11 +273,13 @@ class PostCommitEvent(Struct, frozen=True):
     """A change that a commit has made visible, delivered before any answer that depends on it.
 
     ``control`` carries a message for the organisation's control channels (of one key only, when
-    ``key_id`` is set); ``catalogue`` says that keys, policies or prices changed; ``webhooks`` that
-    deliveries wait. ``room`` says that money has come back on some balances. The others come
-    from other replicas and are stored nowhere: ``recall``, a question to the holders of ``leases``
-    (by key), who give back at once for ``returns_ms``; ``answered``, that these leases have given
-    back; ``room_at_peer``; and ``waits_at_peer``, that calls wait there for some balances.
+    ``key_id`` is set). ``catalogue``: keys, policies or prices have changed. ``webhooks``:
+    deliveries are queued. ``room``: money has come back on some balances.
+
+    The others come from other replicas, and are stored nowhere. ``recall`` asks the holders of
+    ``leases`` (by key) to give back at once for ``returns_ms``. ``answered``: these leases have
+    given back. ``room_at_peer``: money has come back there. ``waits_at_peer``: calls wait there for
+    some balances.
     """
 
     kind: Literal[

@@ -1,7 +1,7 @@
 """The context window of each model: the most tokens of a prompt that nothing else bounds.
 
-The price list comes first. This table has what the list lacks or knows only of an older version of
-a model; of both, the larger one counts.
+This table adds to the published price list, for models that the list lacks or knows only in an
+older version; the larger of the two counts.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ LARGEST_CONTEXTS: Final[dict[str, tuple[int, Source]]] = {
 }
 
 LARGEST_ANYWHERE: Final = 2_097_152
-"""Assumed of a vendor that is not listed: Gemini 1.5 Pro's, the largest that any API serves but for
-Llama 4 Scout's at AWS."""
+"""Assumed of a vendor that is not listed: that of Gemini 1.5 Pro.
+
+It is the largest that any API serves, except for Llama 4 Scout's at AWS.
+"""
 
 _BY_LENGTH: Final = sorted(CONTEXTS, key=lambda line: (-len(line[1]), -len(line[0])))
 
@@ -99,8 +101,8 @@ def context_of(
     Args:
         provider, model: whose.
         listed: by the price list.
-        at_least: what is known to fit, such as the largest answer. A smaller context is that of an
-            older version, and bounds nothing.
+        at_least: tokens that are known to fit, such as the largest answer. A smaller context must
+            be that of an older version, and is ignored.
 
     >>> context_of("google", "gemini-2.5-pro", None), context_of("openai", "gpt-4o", 128_000)
     (1048576, 128000)

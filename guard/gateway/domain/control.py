@@ -1,9 +1,9 @@
 """Control messages folded into the state of a workflow or run. Newest wins, by ``seq``.
 
 ``resume`` never lifts a kill, only ``revive`` does. A target is an exact workflow id, a glob, or a
-run id. Three slots per target are enough: the newest of kill and revive; the newest pause without
-an end, resume or revive; and the newest pause with an end, which counts until then and leaves the
-earlier state as it was. So messages may be applied in any order and more than once.
+run id. Three slots per target are enough: the newest of kill and revive; the newest of resume,
+revive and pauses without an end; and the newest pause with an end, which counts until then and
+leaves the earlier state as it was. So messages may be applied in any order and more than once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TargetState(Struct, frozen=True):
     """The control state of one workflow or run at one moment.
 
     Attributes:
-        state: what it may do.
+        state: active, paused or killed.
         reason: of the directive that decides.
         resume_at_ms: when a pause ends by itself.
         by_run: whether that directive names one run.
@@ -48,12 +48,16 @@ class _Slots(Struct):
 
 
 class Directives:
-    """The active directives of one organisation."""
+    """The active directives of one organisation.
+
+    Belongs to the store's unit of work, which undoes changes of a failed command.
+    """
 
     __slots__ = ("_exact", "_patterns", "_runs")
 
     def __init__(self) -> None:
-        # By exact workflow id, by glob, and by run id; a call looks at one, all and one of them.
+        # By exact workflow id, by glob, and by run id. For a call, its id is looked up in the first
+        # and the last one, and all globs are compared.
         self._exact: dict[str, _Slots] = {}
         self._patterns: dict[str, _Slots] = {}
         self._runs: dict[str, _Slots] = {}
@@ -68,6 +72,7 @@ class Directives:
             return None
         slots = self._slots(message)
         life, flow, timed = slots.life, slots.flow, slots.timed
+        # A revive is in two slots: it lifts a kill, and a pause as well.
         if message.type in ("kill", "revive"):
             slots.life = newest(slots.life, message)
         if is_timed(message):
@@ -98,7 +103,10 @@ class Directives:
         return ACTIVE
 
     def stop(self, target: str, now_ms: int) -> bool:
-        """Tell whether something is killed or paused under exactly this id or glob."""
+        """Return whether a kill or pause is in force under this id or glob.
+
+        For an id also under a glob that matches it.
+        """
         slots = self._exact.get(target) or self._patterns.get(target) or _Slots()
         held = (slots.life, slots.flow, slots.timed)
         if any(each is not None and _holds(each, now_ms) for each in held):
@@ -107,7 +115,10 @@ class Directives:
         return not is_glob and self.state_of(target, None, now_ms).state != "active"
 
     def resumed(self, workflow_id: str | None, run_id: str | None) -> ControlMessage | None:
-        """Return what has resumed or revived a run last, perhaps with its workflow."""
+        """Return the message that resumed or revived a run last, or its workflow.
+
+        ``None`` if a pause without an end is newer.
+        """
         flow = None
         for slots in self._matching(workflow_id, run_id):
             flow = newest(flow, slots.flow)
@@ -166,7 +177,7 @@ def _holds(message: ControlMessage, now_ms: int) -> bool:
 
 
 def is_timed(message: ControlMessage) -> bool:
-    """Tell whether a message is a pause that ends by itself."""
+    """Return whether a message is a pause that ends by itself."""
     return message.type == "pause" and message.resume_after_ms is not None
 
 

@@ -1,4 +1,4 @@
-"""What a storage raises."""
+"""Exceptions of a storage and of the ledger's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class StoreFullError(StoreError):
 
 
 class UnstorableError(StoreError):
-    """The store works, and does not take what it was given; nor will it take it again."""
+    """The store works and refuses what it was given; a repeat would be refused as well."""
 
 
 class StoreLostError(StoreError):

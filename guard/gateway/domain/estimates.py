@@ -8,16 +8,21 @@ from typing import Final
 from msgspec import Struct
 
 _WEIGHT: Final = 0.2
+"""The weight of the newest cost in the mean."""
 _SPREAD: Final = 2.0
+"""How many standard deviations above the mean are reserved."""
 _DECAY: Final = 256
+"""A peak falls by one part in so many with each smaller value."""
 
 
 class Estimate(Struct):
-    """What calls of one kind have cost so far, in nano-dollars, and the model they used last.
+    """The learned cost of calls of one kind, in nano-dollars, and the model that they used last.
+
+    A peak (:func:`learn_peak`) is stored in the same form, in its own unit.
 
     Attributes:
-        count: finished calls.
-        mean, variance: of their cost.
+        count: how many values were added.
+        mean, variance: of the costs, weighted; of a peak only ``mean`` is used.
         model: the model that answered last, if any has.
         model_at_ms: when that was noted.
     """

@@ -1,4 +1,4 @@
-"""What a search has found, and where a scope's calls were made."""
+"""The results of a search, and where a scope's calls were made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FoundKind = Literal["workflow", "run", "call", "event", "user", "agent", "model"
 
 
 class Found(Struct, kw_only=True):
-    """One thing whose id begins with what was asked for."""
+    """One thing whose id begins with the text that was searched for."""
 
     kind: FoundKind
     id: str
@@ -32,7 +32,7 @@ class Use(Struct):
 
 
 class ScopeEvents(Struct, kw_only=True):
-    """The newest events of a scope, and what was summed of some more.
+    """The newest events of a scope, and sums over some more of them.
 
     Attributes:
         events: newest first.

@@ -1,8 +1,8 @@
-"""The largest output of each model: what a request that names no limit can be answered with.
+"""The largest output of each model: the most tokens of an answer to a request without a limit.
 
-Where a platform and a model's maker say different numbers, the larger one stands here. Makers who
-publish no limit of their own let an answer fill the context window: then that stands here. Models
-with open weights have another limit at every host, so only hosts that publish one are listed.
+Where a platform and a model's maker publish different numbers, the larger one is listed. Where a
+maker publishes no limit, an answer can fill the context window, so that is listed. Models with open
+weights have another limit at every host, so only hosts that publish one are listed.
 """
 
 from __future__ import annotations

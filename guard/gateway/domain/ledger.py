@@ -1,11 +1,15 @@
 """The money rules: what fits, what is reserved, what is charged. Pure functions over balances.
 
-They hold for budgets of tokens and of calls as well, whose balances count these.
+They hold for budgets of tokens and of calls as well, whose balances count these. All amounts are
+integers (nano-dollars, tokens or calls), so sums are exact.
 
 Everything here keeps ``committed + reserved <= authorized_max + overspend`` for each hard balance.
 ``authorized_max`` is the highest total that a grant was ever allowed to reach (the limit, or an
 open chain's ceiling); ``overspend`` is how far reported costs went over it. A reported cost is
 money already spent, so it is always committed; only grants can be refused.
+
+The functions change balances and reservations in place. Their callers announce that to the unit of
+work first (:mod:`guard.gateway.ledger.unit_of_work`), which undoes it if the command fails.
 """
 
 from __future__ import annotations
@@ -44,8 +48,20 @@ Basis = Literal["declared", "worst_case", "learned", "default", "lease"]
 class Balance(Struct, gc=False):
     """One budget's account for one concrete scope id and period.
 
-    ``leases`` counts the open leases that hold money on it. ``refused_nanousd`` is the least that
-    was refused for want of it since it let a call through, and has not fitted since; 0: nothing.
+    Attributes:
+        balance_id: its number in the store.
+        budget_id, scope_id, period_start_ms: identify it.
+        ends_ms: the end of its period; ``None``: never.
+        opening: what the scope had spent when the balance was made, and what was committed since
+            without being an event's cost. ``committed`` is this and the costs of its events.
+        committed: what is charged, in all.
+        reserved: the sum of what open reservations hold on it.
+        overspend, authorized_max: see the module; neither ever falls.
+        level: how many of the budget's thresholds are reached.
+        exhausted: whether the limit was reached, and this was announced.
+        leases: how many open leases hold money on it.
+        refused_nanousd: the least amount that was refused since a call was last let through, unless
+            it has fitted again since; 0: none.
     """
 
     balance_id: int
@@ -69,7 +85,7 @@ class BudgetAccount(Struct):
 
     Attributes:
         rule, balance: the two.
-        kept: what of the limit a call may not use, because it does not wind down.
+        kept: the part of the limit that is kept for calls that wind down; 0 for such a call.
     """
 
     rule: BudgetRule
@@ -83,13 +99,14 @@ class BudgetAccount(Struct):
 
     def ceiling(self, chain_over_permille: int | None = None) -> int:
         """Return the highest total that a grant may reach, inside an open chain or outside."""
+        # A budget of chains is the ceiling of a chain itself: no chain may go over it.
         limit = self.rule.limit_nanousd
         if chain_over_permille is None or self.rule.scope_kind == "chain":
             return limit - self.kept
         return min(limit + limit * chain_over_permille // 1000, NANOUSD_MAX) - self.kept
 
     def unspent(self, chain_over_permille: int | None = None) -> int:
-        """Return what is not spent, though a part of it may be set aside."""
+        """Return what is not spent, of which a part may be set aside."""
         return self.ceiling(chain_over_permille) - self.balance.committed
 
     def is_exhausted(self) -> bool:
@@ -99,12 +116,12 @@ class BudgetAccount(Struct):
         return self.rule.mode == "hard" and (balance.exhausted or is_short)
 
     def has_refused_less(self, amount: int) -> bool:
-        """Whether no more than an amount was refused before, and does not fit yet."""
+        """Whether this amount or less was refused before, and still does not fit."""
         least = self.balance.refused_nanousd
         return 0 < least <= amount and self.room() < least
 
     def forget_refused(self) -> None:
-        """Forget what was refused where it fits again; to be called before anything is taken."""
+        """Forget the refused amount if it fits again; call this before anything is taken."""
         balance = self.balance
         if balance.refused_nanousd and self.room() >= balance.refused_nanousd:
             balance.refused_nanousd = 0
@@ -115,7 +132,7 @@ class BudgetAccount(Struct):
         return f"{scope} ({self.rule.window})"
 
     def whose(self, key_id: str, key_limit: str | None) -> str:
-        """Name the budget in a sentence to whoever it has refused.
+        """Name the budget in a sentence for a caller that it has refused.
 
         Args:
             key_id: of the caller.
@@ -136,9 +153,9 @@ class BudgetAccount(Struct):
         return found if self.rule.window == "total" else f"{found} of the {self.rule.window}"
 
     def state(self) -> str:
-        """Say for a person what became of the money: ``$1.2 of $2 spent, $0.5 set aside``.
+        """Describe the balance for a person: ``$1.2 of $2 spent, $0.5 set aside``.
 
-        Or of what else is counted: ``20 of 20 calls of search made``.
+        A budget of calls: ``20 of 20 calls of search made``.
         """
         balance, rule = self.balance, self.rule
         if rule.unit == "calls":
@@ -154,7 +171,7 @@ class BudgetAccount(Struct):
         return text
 
     def shown(self, amount: int) -> str:
-        """Return an amount in the budget's unit for a person, without the unit if not money."""
+        """Return an amount for a person; of tokens and calls only the number."""
         return wire.dollars(amount) if self.rule.unit == "usd" else f"{amount:,}"
 
     def limit_shown(self) -> str:
@@ -188,14 +205,14 @@ class BudgetAccount(Struct):
 
 
 class MeteredHold(Struct, frozen=True, array_like=True):
-    """What a reservation holds of budgets of tokens, or of calls.
+    """What a reservation holds on budgets of tokens, or of calls.
 
     Attributes:
-        unit: what is held.
+        unit: tokens or calls.
         balance_ids: the balances that it is reserved on, and charged to.
         amount: how much was reserved.
-        held: how much is reserved now.
-        prepaid: what was charged when the reservation expired, and pays for events that come after.
+        held: how much of that is still reserved.
+        prepaid: what was charged when the reservation expired, which pays for later events.
     """
 
     unit: BudgetUnit
@@ -208,10 +225,17 @@ class MeteredHold(Struct, frozen=True, array_like=True):
 class Reservation(Struct, gc=False):
     """An amount reserved on a set of balances for a protected call, an LLM request or a lease.
 
+    Each of the balances has ``held`` in its ``reserved``, as long as the reservation is open.
+
     Attributes:
+        amount: what was reserved, less what was given back unused; a lease's grows with each grant.
+        held: the part of it that is neither charged nor given back; 0 when it is not open.
+        spent: the cost of its events, whether it held enough for them or not.
+        state: an open one becomes settled, released or expired; an expired one may be reopened.
+        basis: how the amount was found; that of a lease is ``lease``.
         renewed: whether its holder renews it, so that it lasts no longer than a lease.
-        under_way: what requests can cost that only the holder knows of: it is charged when the
-            reservation expires, and from then on pays for events that come after all.
+        under_way: while it is open, the most that requests can cost that only its holder knows of.
+            After it has expired, what was charged for these, less what events have reported since.
         closing: whether its holder has closed the lease: it only pays for events on their way.
     """
 
@@ -261,12 +285,12 @@ class Reservation(Struct, gc=False):
 def held_by_key(
     reservations: Iterable[Reservation], organisation_id: str, root_id: str
 ) -> dict[int, int]:
-    """Return, by balance, what open leases of a key and of those that belong to it hold.
+    """Return, by balance, what the open leases of a key and of the keys below it hold.
 
     Args:
-        reservations: any, of which others are passed over.
+        reservations: any; those that are no such leases are skipped.
         organisation_id: of the key.
-        root_id: of the key, which belongs to no other.
+        root_id: the id of the key, which is at the top of its lineage.
     """
     found: dict[int, int] = {}
     for each in reservations:
@@ -279,7 +303,14 @@ def held_by_key(
 
 
 class Judgement(Struct):
-    """Whether an amount fits all balances at once."""
+    """Whether an amount fits all balances at once.
+
+    Attributes:
+        amount: what fits on all of them; with ``refused_by``, the amount that did not fit.
+        refused_by: the first account that it does not fit, if there is one.
+        refused_by_chain: whether it does not fit that account in spite of a chain's allowance.
+        warnings: for the caller, about accounts that are nearly used up or over.
+    """
 
     amount: int
     refused_by: BudgetAccount | None = None
@@ -288,7 +319,14 @@ class Judgement(Struct):
 
 
 class Charge(Struct):
-    """The effects of committing a cost."""
+    """The effects of committing a cost.
+
+    Attributes:
+        over: whether the cost went over a hard budget that had not reserved enough for it.
+        over_account: the first such account.
+        exhausted: accounts that have reached their limit by this.
+        crossed: accounts that have reached a threshold by this, with the highest such share.
+    """
 
     over: bool = False
     over_account: BudgetAccount | None = None
@@ -313,7 +351,8 @@ def judge(
         guess: the amount is only an estimate, so it may shrink to what is left.
         least: what a guess must not shrink below.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
-        promised: by balance, the room that is others'; less than zero where the call has some.
+        promised: by balance, the room that is kept for other calls; negative where this call may
+            draw on what the calls around it hold.
     """
     warnings: list[str] = []
     for account in accounts:
@@ -323,10 +362,12 @@ def judge(
         if promised:
             used += promised.get(balance.balance_id, 0)
         is_hard = rule.mode == "hard"
+        # A soft budget only warns; its bound is that of the numbers.
         room = (account.ceiling(chain_over_permille) if is_hard else NANOUSD_MAX) - used
         if room < least or (room < amount and not guess):
             in_chain = is_hard and chain_over_permille is not None
             return Judgement(amount, account, in_chain, warnings)
+        # A guess shrinks. The accounts before this one have room for the smaller amount as well.
         if room < amount:
             amount = room
         if used + amount > limit:
@@ -342,9 +383,11 @@ def reserve(
     accounts: Iterable[BudgetAccount], amount: int, chain_over_permille: int | None = None
 ) -> None:
     """Reserve an amount that :func:`judge` has allowed."""
+    # ``authorized_max`` rises only as far as this grant was allowed to go, so that the invariant
+    # shows every grant beyond that.
     for account in accounts:
         balance = account.balance
-        balance.refused_nanousd = 0
+        balance.refused_nanousd = 0  # a call is let through
         balance.reserved += amount
         total = balance.committed + balance.reserved
         authorized = account.rule.limit_nanousd
@@ -372,15 +415,17 @@ def release(reservation: Reservation, balances: Iterable[Balance], state: Reserv
 def drawn_on(
     around: Iterable[Reservation], amount: int
 ) -> tuple[list[tuple[Reservation, int]], dict[int, int]]:
-    """Return what a call takes of what the calls around it hold: of each, and on each balance.
+    """Return what a call draws from the calls around it: the part of each, and by balance.
 
     Args:
-        around: their reservations, those that are drawn on first before the others.
+        around: the reservations of the calls around it, in the order in which to draw on them.
         amount: what the call needs, in nano-dollars.
     """
     parts: list[tuple[Reservation, int]] = []
     drawn: dict[int, int] = {}
     for reservation in around:
+        # As much as the balance that has drawn least still lacks. A part is given back on all of
+        # its reservation's balances; what another one gets too much simply becomes room.
         ids = reservation.balance_ids
         lacking = max((amount - drawn.get(each, 0) for each in ids), default=0)
         part = min(reservation.held, lacking)
@@ -418,6 +463,8 @@ def charge(
         strict: any consumption above the reservation plus epsilon counts as over.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
     """
+    # 1. The cost uses up what is held for it. A closed reservation holds nothing; its cost is then
+    # taken from the room.
     taken = 0
     if reservation is not None:
         taken = min(reservation.held, cost) if reservation.state == "open" else 0
@@ -425,6 +472,7 @@ def charge(
         reservation.spent += cost
         for balance in reserved_balances:
             balance.reserved -= taken
+    # 2. All of it is committed, also where it goes over the limit: it was spent.
     outcome = Charge(exhausted=[], crossed=[])
     for account in accounts:
         balance, rule = account.balance, account.rule
@@ -433,12 +481,15 @@ def charge(
         total = _commit(account, cost)
         if rule.mode != "hard":
             continue
+        # Over: the reservation held too little for it, and the total is above the ceiling. In
+        # strict mode, to cost more than was reserved is enough.
         ceiling = account.ceiling(chain_over_permille)
         uncovered = cost > taken and total > ceiling + rule.epsilon_nanousd
         if strict and reservation is not None:
             uncovered |= reservation.spent > reservation.amount + rule.epsilon_nanousd
         if uncovered and not outcome.over:
             outcome.over, outcome.over_account = True, account
+    # 3. Thresholds and limits that are reached by it.
     for account in accounts:
         _note_levels(account, outcome)
     return outcome
@@ -447,8 +498,8 @@ def charge(
 def commit(accounts: Sequence[BudgetAccount], amount: int) -> Charge:
     """Commit tokens or calls, of which nothing is set aside any more.
 
-    No event has them as its cost, so they stand in the opening, too: each balance is its opening
-    and the costs of its events.
+    They are no event's cost, so the opening grows with them: what a balance has committed is always
+    its opening and the costs of its events.
     """
     outcome = Charge(exhausted=[], crossed=[])
     for account in accounts:
@@ -460,7 +511,7 @@ def commit(accounts: Sequence[BudgetAccount], amount: int) -> Charge:
 
 
 def _commit(account: BudgetAccount, amount: int) -> int:
-    """Add to what is committed; return what is committed and reserved then."""
+    """Commit an amount; return what is committed and reserved after that."""
     balance = account.balance
     balance.committed += amount
     total = balance.committed + balance.reserved
@@ -470,8 +521,11 @@ def _commit(account: BudgetAccount, amount: int) -> int:
 
 
 def _note_levels(account: BudgetAccount, outcome: Charge) -> None:
+    """Add what the account has reached to the outcome, each threshold and the limit once."""
     balance, limit = account.balance, account.rule.limit_nanousd
     thresholds = sorted(account.rule.thresholds)
+    # The level also falls, as after a raised limit or a negative adjustment. A threshold that is
+    # reached again then counts again.
     level = sum(1 for share in thresholds if balance.committed >= share * limit)
     if level > balance.level:
         outcome.crossed.append((account, thresholds[level - 1]))

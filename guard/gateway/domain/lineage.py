@@ -1,7 +1,7 @@
-"""Keys that belong to other keys: what one of them spends, those above it spend too.
+"""Keys that belong to other keys: the spend of a key counts for the keys above it, too.
 
-The id of such a key is its owner's id, a dot and an id of its own. So a budget or a policy of a key
-finds those below it without a look-up.
+The id of such a key is its owner's id, a dot and an id of its own. So the keys above it are known
+from its id, without a look-up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds text that the protocol does not take in messages and JSON (:mod:`guard.core.wire.text`)."""
+"""Finds text that the protocol refuses in messages and JSON (:mod:`guard.core.wire.text`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _Check = Callable[[Any], str | None]
 
 
 def is_plain(body: bytes) -> bool:
-    """Tell whether no text in a JSON body can have a flaw, so that none has to be looked at."""
+    """Return whether no text in a JSON body can have a flaw, so that none has to be checked."""
     data = bytes(body)  # what came over a socket is a view of its frame
     return data.isascii() and b"\\u" not in data
 
 
 def free_json(data: bytes) -> bytes:
-    r"""Return JSON in which U+FDD0 is escaped, so that every engine reads back what it was given.
+    r"""Return JSON in which U+FDD0 is escaped, so that every engine reads back the same JSON.
 
     >>> free_json('"\ufdd0"'.encode())
     b'"\\ufdd0"'
@@ -32,9 +32,9 @@ def free_json(data: bytes) -> bytes:
 
 
 def flaw_in(message: Struct) -> str | None:
-    """Return the first field of a message whose text is not taken, and why; None: all is.
+    """Return the first field of a message whose text is refused, and why; None if there is none.
 
-    Events in it are passed over: each is judged, and rejected, by itself.
+    Events in it are skipped: each is checked, and rejected, by itself.
     """
     for name, encoded, check in _checks(type(message)):
         value = getattr(message, name)
@@ -55,7 +55,7 @@ def _checks(kind: type[Struct]) -> list[tuple[str, str, _Check]]:
 
 
 def _check(kind: types.Type, bytes_max: int | None = None) -> _Check | None:
-    """Return a function that tells what is wrong with a value, and where in it."""
+    """Return a function that returns the flaw of a value, and where in it that is."""
     if isinstance(kind, types.Metadata):
         return _check(kind.type, (kind.extra or {}).get(BYTES_MAX))
     if isinstance(kind, types.StrType):

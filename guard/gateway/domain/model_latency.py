@@ -1,4 +1,4 @@
-"""How long models took and how often calls that used them failed, of some stored events. Pure."""
+"""Latencies of models, and failures of calls that used them, from stored events. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOST: Final = ("bound", "journal")
 
 
 class SeenEvent(Struct):
-    """What is read of a stored event of type ``llm`` or ``span``."""
+    """The fields of a stored event of type ``llm`` or ``span`` that are read here."""
 
     type: str
     model: str | None
@@ -30,12 +30,12 @@ class ModelLatency(Struct, kw_only=True):
     Attributes:
         model: its name.
         requests: events of LLM requests.
-        lost: of them, those whose answer was lost, so that nobody knows what they used.
-        measured: of them, those that say how long they took.
-        p50_ms: of the measured ones, to the end of the answer.
-        p95_ms: the same.
+        lost: the requests whose answer was lost, so that their usage is not known.
+        measured: the requests that report how long they took.
+        p50_ms: median time of these, to the end of the answer.
+        p95_ms: the 95th percentile.
         calls: guarded calls that have ended and made such a request.
-        failed: of them, those that ended with an error.
+        failed: the calls that ended with an error.
     """
 
     model: str
@@ -49,7 +49,7 @@ class ModelLatency(Struct, kw_only=True):
 
 
 class LatencyReport(Struct, kw_only=True):
-    """What the newest events know.
+    """The latencies in the newest events.
 
     Attributes:
         models: those with the most requests first.
@@ -118,7 +118,7 @@ def _summary(
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float | None:
-    """Return the smallest value that at least so many percent do not exceed.
+    """Return the smallest value that at least ``percent`` percent of the values do not exceed.
 
     >>> percentile([1, 2, 3, 4], 50), percentile([1, 2, 3, 4], 95), percentile([], 50)
     (2, 4, None)

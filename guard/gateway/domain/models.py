@@ -28,9 +28,9 @@ def names(*models: str | None) -> tuple[str, ...]:
 
 
 def answers(model: str, key_id: str) -> str:
-    """Return the name under which the model is learned that answers a key's requests for another.
+    """Return the name under which it is learned which model answers a key's requests.
 
-    By key, since what is behind a name is its program's to choose, and no other's.
+    By key, since each program decides for itself what is behind a model's name.
 
     >>> answers("gpt-4o", "k1")
     'answers k1 for gpt-4o'

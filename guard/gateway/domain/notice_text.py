@@ -23,10 +23,10 @@ class Said(Struct, kw_only=True):
     Args:
         title: one line.
         lines: names and values.
-        severity: as PagerDuty has it.
+        severity: in PagerDuty's terms.
         path: of the page about it, on the gateway's own address.
-        key: what a later notice about the same thing has too.
-        resolved: whether what an earlier one said is over.
+        key: the same for all notices about one thing.
+        resolved: whether the thing that an earlier notice was about is over.
     """
 
     title: str
@@ -60,7 +60,7 @@ def moment(at_ms: int) -> str:
 
 
 def _figures(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what is spent, set aside and left of a notice's budget."""
+    """Return the figures of a notice's budget."""
     budget, unit = data["budget"], data.get("unit", "usd")
     if unit == "usd":
         spent, held = wire.dollars(budget["spent_nanousd"]), budget["reserved_nanousd"]

@@ -7,8 +7,11 @@ from typing import Final, Literal, get_args
 from msgspec import Struct
 
 OperatorRole = Literal["owner", "operator", "viewer"]
-"""A viewer changes nothing. An operator stops and approves calls and sets budgets, policies, prices
-and settings. An owner also decides who may: organisations, operators, sessions and keys."""
+"""What a person may do.
+
+A viewer changes nothing. An operator stops and approves calls, and sets budgets, policies, prices
+and settings. An owner also manages organisations, operators, sessions and keys.
+"""
 
 _RANKS: Final = {"viewer": 0, "operator": 1, "owner": 2}
 
@@ -18,21 +21,21 @@ class RoleError(Exception):
 
 
 def as_role(text: str | None) -> OperatorRole | None:
-    """Return the role of this name; ``None`` where there is none."""
+    """Return the role of this name; ``None`` if there is none."""
     return next((role for role in get_args(OperatorRole) if role == text), None)
 
 
 def allows(role: OperatorRole, needed: OperatorRole) -> bool:
-    """Tell whether a role is at least another."""
+    """Return whether a role includes another."""
     return _RANKS[role] >= _RANKS[needed]
 
 
 def require_role(role: OperatorRole, needed: OperatorRole) -> None:
-    """Refuse what a role does not allow.
+    """Check that a role includes another.
 
     Args:
-        role: of who acts.
-        needed: the least role that may.
+        role: of the operator who acts.
+        needed: the least role that may act.
 
     Raises:
         RoleError: the role is a lower one.
@@ -42,7 +45,7 @@ def require_role(role: OperatorRole, needed: OperatorRole) -> None:
 
 
 class Operator(Struct, kw_only=True):
-    """A person who signs in to the dashboard; without an organisation, one who sees all."""
+    """A person who signs in to the dashboard; without an organisation, they see all of them."""
 
     operator_id: str
     name: str
@@ -66,9 +69,9 @@ class SessionView(Struct, kw_only=True):
     """A session as owners see it.
 
     Attributes:
-        session_id: names the session; signs nobody in.
+        session_id: names the session; it cannot be used to sign in.
         name: of the operator.
-        signed_in_by: ``password``, or how else.
+        signed_in_by: ``password``, or the service that was used instead.
         signed_in_from: the address of the client.
     """
 

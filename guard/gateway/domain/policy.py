@@ -23,7 +23,7 @@ class CapUse(Struct, frozen=True):
     Attributes:
         bucket: names the counter.
         calls, per_ms: as in the cap.
-        waits: whether a call above it waits for its turn.
+        waits: whether a call above the cap waits for its turn.
     """
 
     bucket: str
@@ -78,10 +78,11 @@ def _rules(policy: Policy) -> Rules:
 
 
 class Verdict(Struct):
-    """What the policies say about a call, before budgets are checked.
+    """The decision of the policies on a call, before budgets are checked.
 
-    ``lane_caps`` are the caps that count every call of the same workflow, agent and key alike; they
-    can be shared out in advance. A call that another cap counts is asked about each time.
+    ``lane_caps`` are the caps that count every call of the same workflow, agent and key alike, so
+    that calls under them can be lent in advance. Any other cap depends on the tool
+    (``is_capped_by_tool``): such calls have to ask one by one.
     """
 
     refusal: CallRefusal | None = None
@@ -97,8 +98,8 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
 
     ``tool_name`` and every name in ``tools`` count: a call that could reach a blocked tool is
     refused as a whole. So is one with so many tools that comparing them would delay every other
-    call (:data:`WORK_MAX`). Of an LLM request only the model counts, and the rates of those that
-    belong to no protected call.
+    call (:data:`WORK_MAX`). For an LLM request only its model counts, and the rate caps if it
+    belongs to no protected call.
     """
     if call.kind == "llm":
         return _evaluate_request(rules, call, key_id)
@@ -106,6 +107,8 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
     named = [call.tool_name] if call.tool_name is not None else []
     tools = [*named, *call.tools]
     applying = [each for each in rules if applies(each.policy, call, key_id)]
+    # This runs on the loop, and callers choose the names: without a bound, one call could delay all
+    # others.
     glob_count = sum(each.glob_count for each in applying)
     if glob_count and glob_count * sum(map(len, tools)) > WORK_MAX:
         verdict.refusal = _too_many(applying[0].policy, call, len(tools))
@@ -113,6 +116,7 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
     own_tool = _own_tool(call)
     for each in applying:
         policy = each.policy
+        # The first refusal is the one that is reported.
         refusal = _blocked(each, call, tools)
         if refusal is not None:
             verdict.refusal = verdict.refusal or refusal
@@ -147,14 +151,14 @@ def _evaluate_request(rules: Sequence[Rules], call: wire.GateRequest, key_id: st
 
 
 def wants_prices(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> bool:
-    """Tell whether a policy refuses a call's model where its price is not known."""
+    """Return whether a policy refuses a call's model if its price is not known."""
     return any(
         each.policy.document.models_priced and applies(each.policy, call, key_id) for each in rules
     )
 
 
 def blocks_reported(rules: Sequence[Rules], event: wire.Event, tool_name: str, key_id: str) -> bool:
-    """Tell whether a tool call that was reported afterwards would have been blocked."""
+    """Return whether a tool call that was reported afterwards would have been blocked."""
     return any(
         applies(each.policy, event, key_id) and each.tools_block.find(tool_name) is not None
         for each in rules
@@ -166,7 +170,7 @@ def _own_tool(call: wire.GateRequest) -> str:
 
 
 def applies(policy: Policy, call: wire.GateRequest | wire.Event, key_id: str) -> bool:
-    """Tell whether a policy is for a call, or for what an event reports."""
+    """Return whether a policy covers a call, or the call that an event reports."""
     if policy.scope_kind == "organisation":
         return True
     value = {"workflow": call.workflow_id, "agent": call.agent, "key": key_id}[policy.scope_kind]
@@ -205,7 +209,7 @@ def refuse_model(
 
 
 def _blocked_model(rules: Rules, call: wire.GateRequest, *named: str) -> CallRefusal | None:
-    """Refuse a model by its own name or its family's; either may be on the allow list."""
+    """Refuse a model if any of its names is blocked, or none of them is on the allow list."""
     policy = rules.policy
     if call.model == wire.UNKNOWN_MODEL:
         if call.kind != "llm" or rules.models_allow is None:

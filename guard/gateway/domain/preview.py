@@ -38,15 +38,15 @@ class Difference(Struct):
 class RecentCalls:
     """The newest calls of each organisation, in memory: a preview needs traffic, not history.
 
-    Bounded in calls and in bytes, for each organisation and in total. The organisation without
-    calls for longest is dropped first. A call larger than a hundredth of an organisation's share is
-    not kept.
+    Bounded in calls and in bytes, for each organisation and in total. The organisation whose newest
+    call is oldest is dropped first. A call larger than a hundredth of an organisation's share is
+    not kept. Used on the loop only.
     """
 
     def __init__(self) -> None:
         # By organisation, the one with the newest call last.
         self._kept: collections.OrderedDict[str, _Kept] = collections.OrderedDict()
-        # Estimated bytes of all calls in it.
+        # Estimated bytes of all calls in ``_kept``: the sum of its sizes.
         self._bytes = 0
 
     def note(self, organisation_id: str, recent: RecentCall) -> None:
@@ -90,7 +90,7 @@ def _size_of(call: wire.GateRequest) -> int:
 def compare(
     calls: Sequence[RecentCall], before: Sequence[Policy], after: Sequence[Policy]
 ) -> list[Difference]:
-    """Judge each call under both sets of policies and return those that come out differently.
+    """Judge each call under both sets of policies and return those with a different outcome.
 
     Rate caps are left out: whether one is reached depends on when calls come.
     """

@@ -25,6 +25,7 @@ ASK_MS: Final = 300_000
 """How long a budget that asks waits for an operator, unless it says otherwise."""
 
 
+# ``setting_table`` reads the sentences of this docstring: they are the help texts of the settings.
 class OrganisationSettings(Struct, kw_only=True):
     """How the ledger treats one organisation.
 
@@ -94,18 +95,19 @@ class Key(Struct, kw_only=True):
 class BudgetRule(Struct, kw_only=True):
     """A limit on one scope and window.
 
-    ``scope_id`` is an exact id; a glob gives each matching id a balance of its own, and ``"*"``
-    each id. Of the budgets with the same kind and window an exact one takes the place of globs for
-    its id, and matching globs that of ``"*"``; all globs that match apply. It is empty for the
-    organisation.
+    ``scope_id`` is an exact id, a glob, which gives each matching id a balance of its own, or
+    ``"*"``, which gives one to every id. Of the budgets of the same kind and window, an exact one
+    replaces globs for its id, and matching globs replace ``"*"``; all matching globs apply. It is
+    empty for the organisation.
 
     Its limit is in its unit: nano-dollars, tokens (input, output and cached, as the vendor reports
     them) or calls. One of calls counts LLM requests by their model and other calls by their tool's
     name: those that match a glob of ``counts``, or all.
 
-    Where a hard budget's ``on_exhausted`` is ``ask``, a call that cannot be paid for waits up to
+    Where a hard budget's ``on_exhausted`` is ``ask``, a call that does not fit waits up to
     ``ask_ms`` for an operator to raise the limit. ``wind_down_percent`` of a hard budget are kept
-    for calls that wind down, and for the last request of a run; one of calls has no such share.
+    for calls that wind down, and for the last request of a run; budgets of calls have no such
+    share.
     """
 
     budget_id: str
@@ -128,20 +130,20 @@ class BudgetRule(Struct, kw_only=True):
 
     @property
     def kept_nanousd(self) -> int:
-        """What is kept for winding down."""
+        """The part of the limit that is kept for winding down."""
         return self.limit_nanousd * self.wind_down_percent // 100 if self.mode == "hard" else 0
 
     @property
     def asks(self) -> bool:
-        """Whether it has an operator asked for more before it refuses a call."""
+        """Whether operators are asked for a raise before it refuses a call."""
         return self.on_exhausted == "ask" and self.mode == "hard"
 
 
 class BudgetRaise(Struct, kw_only=True):
     """One raise of a budget's limit.
 
-    ``raise_key`` identifies it: the same one again raises nothing more. ``limit_nanousd`` is the
-    limit after it. Of a budget of tokens or calls, what is called ``nanousd`` counts these.
+    ``raise_key`` identifies it: a second raise with the same key changes nothing. ``limit_nanousd``
+    is the limit after it. For a budget of tokens or calls, fields called ``nanousd`` count these.
     """
 
     raise_key: str
@@ -164,10 +166,10 @@ class Raised(Struct, kw_only=True):
 class BudgetAsk(Struct, kw_only=True):
     """A call that waits for an operator to raise a budget.
 
-    ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` what of it the budget does not pay
-    for; the rest is as it was when the call began to ask. It is refused at ``deadline_ms``, which
-    ``refused_by`` has brought forward, for ``refused_reason``. Of a budget of tokens or calls, what
-    is called ``nanousd`` counts these.
+    ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` the part that the budget does not
+    pay for; the other figures are those of the moment at which it began to ask. It is refused at
+    ``deadline_ms``; an operator who refuses (``refused_by``, ``refused_reason``) moves that to the
+    present. For a budget of tokens or calls, fields called ``nanousd`` count these.
     """
 
     organisation_id: str
@@ -315,8 +317,8 @@ class Webhook(Struct, kw_only=True):
 class Delivery(Struct, kw_only=True):
     """One message to a channel and how its delivery went.
 
-    ``last_status`` is the status of HTTP or the reply code of SMTP; ``error`` says in a few words
-    why the last attempt failed.
+    ``last_status`` is the status of HTTP or the reply code of SMTP; ``error`` is in a few words why
+    the last attempt failed.
     """
 
     delivery_id: str
@@ -335,8 +337,8 @@ class Delivery(Struct, kw_only=True):
 class Workflow(Struct, kw_only=True):
     """A workflow as seen by the gateway, with its control state.
 
-    Of what was spent, ``uncertain_nanousd`` was charged in doubt: at most so much was not billed.
-    ``stopped_by`` is the id or glob of the directive that has killed or paused it.
+    ``uncertain_nanousd`` is the part of the spend that was charged in doubt: at most this much was
+    not billed. ``stopped_by`` is the id or glob of the directive that has killed or paused it.
     """
 
     workflow_id: str
@@ -366,10 +368,10 @@ class Known(Struct, kw_only=True):
 
 
 class Named(Struct, kw_only=True):
-    """How much the target of a directive names.
+    """How many workflows and runs the target of a directive names.
 
     Args:
-        workflows: how many that were seen.
+        workflows: how many workflows that were seen.
         runs: how many of their runs were seen within the last ``within_ms``.
         within_ms: a time in milliseconds.
     """
@@ -444,8 +446,8 @@ _EXHAUSTED: Final = (
 class BalanceView(Struct, kw_only=True):
     """What one scope has spent and reserved in one window.
 
-    ``kept_nanousd`` of the limit are kept for winding down; ``remaining_nanousd`` has them too. Of
-    a budget of tokens or calls, what is called ``nanousd`` counts these, and cents are 0.
+    ``kept_nanousd`` of the limit are kept for winding down; ``remaining_nanousd`` includes them.
+    For a budget of tokens or calls, fields called ``nanousd`` count these, and cents are 0.
     """
 
     balance_id: int
@@ -502,7 +504,8 @@ class StoredEvent(Struct, kw_only=True):
 class UsageRow(Struct, kw_only=True):
     """Usage summed over one group.
 
-    Of the cost, ``uncertain_nanousd`` was charged in doubt: at most so much was not billed.
+    ``uncertain_nanousd`` is the part of the cost that was charged in doubt: at most this much was
+    not billed.
     """
 
     group: str | None
@@ -558,7 +561,7 @@ class DueDelivery(Struct):
 
 
 class Billed(Struct, frozen=True, kw_only=True):
-    """What a vendor has billed for one model in one hour or day."""
+    """A vendor's bill for one model in one hour or day."""
 
     start_ms: int
     width_ms: int
@@ -567,9 +570,10 @@ class Billed(Struct, frozen=True, kw_only=True):
 
 
 class Adjustment(Struct, frozen=True, kw_only=True):
-    """The difference between what was billed and what was charged, of one model and time.
+    """The difference between the bill and the charges for one model and time.
 
-    ``uncertain_nanousd`` is what of the charge was in doubt. ``note`` says why nothing is booked.
+    ``uncertain_nanousd`` is the part of the charges that was in doubt. ``note`` says why nothing is
+    booked; empty if something is.
     """
 
     start_ms: int

@@ -106,7 +106,7 @@ def over_budget(reply: wire.EventsReply, budget: wire.Budget, workflow_id: str |
 
 
 def withdrawn(name: str) -> EncodedAnswer:
-    """Return the answer to a caller who has given up before anything was reserved."""
+    """Return the answer to a caller that has given up before anything was reserved."""
     body = {
         "reservation_id": name,
         "state": "withdrawn",

@@ -1,4 +1,4 @@
-"""Calls that are the same within a run: which rules count them, and what they would stop. Pure."""
+"""Repeated calls within a run: which rules count them, and what these would stop. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class RepeatCount(Struct, kw_only=True):
     """How often a run has made one call.
 
     Args:
-        run_id, workflow_id, agent, key_id: where it was made first.
+        run_id, workflow_id, agent, key_id: of the first such call.
         kind, subject: a ``tool`` by its name, a ``model``, or the ``spend`` of the run.
         allowed: how often the gateway has allowed it, since the count began.
-        seen: how often it was reported.
-        began_ms, last_ms: when the count began, and when it was counted last.
-        began_seq: the newest directive when it began.
+        seen: how often events have reported it, since then.
+        began_ms, last_ms: when the count began, and when it last changed.
+        began_seq: the number of the newest control message when it began.
         noticed_ms: when the run was flagged for it.
         action: what was done then.
     """
@@ -50,7 +50,7 @@ class RepeatCount(Struct, kw_only=True):
 
     @property
     def times(self) -> int:
-        """How often the call was made: an allowed one is reported as well."""
+        """How often the call was made. Not the sum: an allowed call is reported as well."""
         return max(self.allowed, self.seen)
 
 
@@ -142,8 +142,8 @@ class RepeatedRun(Struct, kw_only=True):
 class RepeatPreview(Struct, kw_only=True):
     """What rules about repeats would have stopped.
 
-    ``since_ms`` is when the oldest count began that was looked at; ``None`` without any: no rule
-    has had these calls counted yet.
+    ``since_ms`` is when the oldest of the counts began; ``None`` without any, as calls are only
+    counted while a rule asks for it.
     """
 
     calls: int
@@ -154,7 +154,7 @@ class RepeatPreview(Struct, kw_only=True):
 
 
 def preview(policy: Policy, counts: Sequence[RepeatCount]) -> RepeatPreview:
-    """Apply a policy's rules about repeats to what runs have repeated."""
+    """Apply a policy's rules about repeats to stored counts."""
     caps = [
         (cap.times, globs.Matcher(cap.tools), globs.Matcher(cap.models))
         for cap in policy.document.repeat_caps

@@ -12,7 +12,7 @@ from guard.core.rates import ANY_TERMS, Terms, most_input, worst_rates
 from guard.core.wire import NANOUSD_MAX, ModelRates
 
 ASSUMED_OUTPUT_TOKENS: Final = 4096
-"""Assumed of an answer without a limit, before anything is known of its model."""
+"""Assumed for an answer without a limit, before anything is known of its model."""
 
 ASSUMED_INPUT_TOKENS: Final = 4096
 WORST_OUTPUT_TOKENS: Final = 128_000
@@ -24,7 +24,7 @@ class RequestCost(Struct, frozen=True):
 
     Attributes:
         amount: nano-dollars, 1 or more.
-        least: what of it is sure: the part of the bounds that the request states.
+        least: the part of it for the bounds that the request states, which is certain.
         is_assumed: a bound was missing, so that ``amount`` may shrink down to ``least``.
     """
 
@@ -51,10 +51,10 @@ def request_cost(
         rates: of the model.
         max_input, max_output: tokens that the request states; ``None``: nothing bounds them.
         assumed_input, assumed_output: tokens to assume in their place.
-        terms: what else the request says about its rates.
+        is_exact: the assumed tokens are the most that the model can take and answer.
+        terms: what else in the request decides its rates.
         fees: the most units that are charged besides tokens, by line.
         answers: how many answers there are; a batch has a prompt for each.
-        is_exact: what is assumed is the most that the model can take and answer.
 
     >>> rates = ModelRates(1, 2, 1, 1, 2, 2, 1_000_000, 2_000_000)
     >>> request_cost(rates, 10, None, assumed_input=9, assumed_output=5, is_exact=False)
@@ -73,12 +73,14 @@ def request_cost(
     amount = min(amount + extra, NANOUSD_MAX)
     if not is_assumed:
         return RequestCost(amount, amount, False)
-    # Of what is assumed, one token is sure.
+    # One token in place of each missing bound: every request has at least that.
     least = _price(worst, *(1 if most is None else most for most in (max_input, max_output)))
     return RequestCost(amount, min(least + extra, amount), True)
 
 
 def _price(worst: tuple[int, int], input_tokens: int, output_tokens: int) -> int:
+    # Rounded up, as a bound must not be below the cost; and never 0, so that an exhausted budget
+    # refuses even a free request.
     total = input_tokens * worst[0] + output_tokens * worst[1]
     cost = -(-total // _MILLION)
     if cost < 1:

@@ -30,8 +30,9 @@ class Change(Struct, kw_only=True):
 class RuleSet(Struct):
     """The rules of one organisation, and settings by name.
 
-    ``secrets`` are those of channels, by name: what is known, or what is given; ``fresh`` are
-    what the gateway has made for those that have none.
+    ``secrets`` are those of channels, by the channels' names: the stored ones in the current rules,
+    the given ones in the wanted rules. ``fresh`` are those that the gateway has made for channels
+    that have none.
     """
 
     budgets: list[BudgetRule] = []
@@ -87,7 +88,8 @@ def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[PlannedStep]
             change = "unchanged" if is_same else "update"
         steps.append(PlannedStep(Change(kind=kind, name=name, change=change), record))
     if prune:
-        # Rules of alerts before the channels that they name; neither, where the file has none.
+        # Alert rules before channels: a channel that is the only one of a rule cannot be removed.
+        # A file without any channel or alert rule removes neither.
         keeps = () if wanted.channels or wanted.alerts else ("channel", "alert")
         steps += [
             PlannedStep(Change(kind=kind, name=name, change="delete"), record)
@@ -114,9 +116,9 @@ def plan_settings(
     """Return the changes of settings, and the settings that result.
 
     Args:
-        known: the present ones.
+        known: the current ones.
         wanted: new values, by name.
-        prune: settings that are not named return to their defaults, if any is named.
+        prune: if any setting is named, those that are not named return to their defaults.
 
     Raises:
         ValueError: no such setting, or a value that it does not take.

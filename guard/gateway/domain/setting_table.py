@@ -32,7 +32,7 @@ class OrganisationSetting(Struct, frozen=True):
         name: of the field.
         kind: a flag, a whole number or a choice.
         default: its value unless it is set.
-        says: what it is for, in a sentence or two.
+        says: its description, a sentence or two.
         choices: the values of a choice.
         low, high: the bounds of a number.
     """
@@ -47,21 +47,21 @@ class OrganisationSetting(Struct, frozen=True):
 
     @property
     def is_time(self) -> bool:
-        """Whether it is a length of time; in the wire in milliseconds."""
+        """Whether it is a length of time; in messages, in milliseconds."""
         return self.name.endswith("_ms")
 
     @property
     def is_money(self) -> bool:
-        """Whether it is an amount of money; in the wire in nano-dollars."""
+        """Whether it is an amount of money; in messages, in nano-dollars."""
         return self.name.endswith("_nanousd")
 
     @property
     def written_name(self) -> str:
-        """What people call it: without the wire's unit."""
+        """Its name for people: without the unit of messages."""
         return self.name.removesuffix("_ms").removesuffix("_nanousd")
 
     def write(self, value: Value) -> str:
-        """Return a value as :meth:`read_written` takes it."""
+        """Return a value as text that :meth:`read_written` reads."""
         if isinstance(value, bool):
             return str(value).lower()
         if self.is_time:
@@ -72,7 +72,7 @@ class OrganisationSetting(Struct, frozen=True):
         """Return a value as people write it: a length of time as 30s, money as $0.50.
 
         Raises:
-            ValueError: it is not what the setting takes; the text says what is.
+            ValueError: not a value of this setting; the text says what is.
         """
         if not self.is_time and not self.is_money:
             return self.read(text)
@@ -88,7 +88,7 @@ class OrganisationSetting(Struct, frozen=True):
 
     @property
     def takes(self) -> str:
-        """What it takes, in words."""
+        """Its values, in words."""
         if self.kind == "flag":
             return "true or false"
         if self.kind == "choice":
@@ -99,7 +99,7 @@ class OrganisationSetting(Struct, frozen=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What it takes, as a JSON schema."""
+        """Its values, as a JSON schema."""
         if self.kind == "flag":
             return {"type": "boolean"}
         if self.kind == "choice":
@@ -111,7 +111,7 @@ class OrganisationSetting(Struct, frozen=True):
         """Return a value that is written as text.
 
         Raises:
-            ValueError: it is not what the setting takes; the text says what is.
+            ValueError: not a value of this setting; the text says what is.
         """
         bare = text.strip().lower()
         if self.kind == "flag" and bare in (*_TRUE, *_FALSE):
@@ -126,7 +126,7 @@ class OrganisationSetting(Struct, frozen=True):
 
 
 def _read(record: type[Struct]) -> dict[str, OrganisationSetting]:
-    """Return the settings that a record holds; their sentences are those of its docstring."""
+    """Return the settings that a record holds, described by the sentences of its docstring."""
     sentences = dict(
         re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(record) or "", re.MULTILINE)
     )
@@ -172,9 +172,9 @@ def setting(name: str) -> OrganisationSetting:
 
 
 def written_setting(name: str) -> tuple[OrganisationSetting, Callable[[str], Value]]:
-    """Return the setting that people call so, and what reads its value.
+    """Return a setting by its name for people, and the function that reads its value.
 
-    Under the wire's name, which has its unit, it is a plain number.
+    By its name in messages, which has the unit, its value is a plain number.
 
     Raises:
         ValueError: there is none of this name; the text names the nearest.

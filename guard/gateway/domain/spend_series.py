@@ -1,4 +1,4 @@
-"""What was spent over time, divided by one thing: the answer of a store to the page on spend."""
+"""Spend over time, divided by model, workflow, user, agent or a tag."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ GROUPS: Final = ("model", "workflow", "user", "agent")
 """What spend can be divided by, besides a tag."""
 
 TAG: Final = "tag:"
-"""Before the name of a tag that spend is divided by."""
+"""The prefix of a tag's name where spend is divided by a tag."""
 
 
 class SpendSeries(Struct, kw_only=True):
-    """What one scope, or all that is not named, has cost in each step of time.
+    """The cost of one scope, or of all others together, in each step of time.
 
     Attributes:
         scope_id: ``None`` for all others together.
         costs_nanousd: by step.
         llm_calls: by step.
-        uncertain_nanousd: of all steps together, what was charged in doubt.
+        uncertain_nanousd: the part of the whole cost that was charged in doubt.
     """
 
     scope_id: str | None
@@ -39,10 +39,10 @@ class SpendOverTime(Struct, kw_only=True):
     """Spend in steps of time.
 
     Attributes:
-        series: the dearest scopes first, all others last.
+        series: the scopes with the highest cost first, all others last.
         total: of the organisation.
-        waiting_events: that are not in the sums of scopes, because there are too many of them to
-            read now, as after an update; what they have cost is in the total, and among the others.
+        waiting_events: how many events are not in the sums of scopes yet, as there are too many to
+            read at once, such as after an update. Their cost is in the total and in the others.
     """
 
     series: list[SpendSeries]
@@ -51,7 +51,7 @@ class SpendOverTime(Struct, kw_only=True):
 
 
 def rest(total: SpendSeries, named: Iterable[SpendSeries]) -> SpendSeries:
-    """Return what is left of a total without some scopes; never less than nothing."""
+    """Return a total without some scopes; no figure is below 0."""
     left = SpendSeries(
         scope_id=None, costs_nanousd=list(total.costs_nanousd), llm_calls=list(total.llm_calls),
         uncertain_nanousd=total.uncertain_nanousd,

@@ -1,4 +1,4 @@
-"""What a store tells of itself: counters in memory, which cost a scrape no query."""
+"""The figures of a store: counters in memory, so that a scrape needs no query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ COMMANDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class Histogram:
-    """Counts values by size. One thread adds to it; any may read.
+    """Counts values by size. One thread at a time adds to it; any may read, without a lock.
+
+    A reader may see a value that is counted and not yet in the total.
 
     Args:
         bounds: the largest value of each bucket, ascending; larger values have a bucket too.
@@ -40,7 +42,7 @@ class Histogram:
 
 
 class Spent(NamedTuple):
-    """What commands took: seconds of the writer, and how many there were."""
+    """Seconds of the writer's time, and the number of commands that took them."""
 
     seconds: float
     commands: int
@@ -49,12 +51,14 @@ class Spent(NamedTuple):
 class TimeByOrganisation:
     """The writer's time by organisation: those that take most by name, all others in one sum.
 
-    No sum ever falls. One that takes a name begins at nothing: what it took before stays with the
-    others, and so does all of the one that loses its name. One thread adds; any may read.
+    An organisation that gets a name begins at 0: what it took before stays with the others. When it
+    loses the name, its whole sum is added to the others, so that their sum never falls.
+
+    One thread at a time adds; any may read, without a lock.
 
     Args:
         named: how many organisations have a name.
-        known: how many others are counted apart, to see who takes a name.
+        known: how many others are counted one by one, to find out which gets a name.
 
     >>> times = TimeByOrganisation(named=1)
     >>> times.add("a", 1.0); times.add("b", 3.0); times.add("b", 1.0)
@@ -67,13 +71,15 @@ class TimeByOrganisation:
     def __init__(self, named: int = 20, known: int = 1000) -> None:
         self._names = named
         self._known = known
-        # Both by organisation; of candidates their seconds so far, which the others include.
+        # The sums of organisations with a name.
         self._named: dict[str, Spent] = {}
+        # The seconds of other organisations, which ``_others`` includes. Emptied when it is full.
         self._candidates: dict[str, float] = {}
+        # The sum of all organisations without a name.
         self._others = Spent(0.0, 0)
 
     def add(self, organisation_id: str, seconds: float) -> None:
-        """Add a command; an empty id is none of an organisation."""
+        """Add a command; an empty id stands for no organisation."""
         known = self._named.get(organisation_id)
         if known is None and organisation_id and self._takes_name(organisation_id):
             known = Spent(0.0, 0)
@@ -88,7 +94,11 @@ class TimeByOrganisation:
             self._candidates[organisation_id] = before + seconds
 
     def _takes_name(self, organisation_id: str) -> bool:
-        """Make room for an organisation that has taken more than one with a name has."""
+        """Make room for an organisation that has taken more time than one with a name.
+
+        Returns:
+            Whether it gets a name.
+        """
         if len(self._named) < self._names:
             return True
         taken = self._candidates.get(organisation_id, 0.0)
@@ -112,10 +122,10 @@ class WriterStatistics:
 
     Attributes:
         sizes: commands in a unit.
-        lock_waits: seconds from the wish for a transaction until its locks were held and its
+        lock_waits: seconds from the beginning of a transaction until its locks were held and its
             balances read.
-        commits: seconds of the write back and the commit.
-        organisations: what the commands of each organisation took.
+        commits: seconds of writing back and committing.
+        organisations: the time that the commands of each organisation took.
     """
 
     __slots__ = ("commits", "lock_waits", "organisations", "sizes")
@@ -131,9 +141,9 @@ class PoolUse(Struct, frozen=True):
     """Connections of one pool.
 
     Attributes:
-        size: how many there may be.
-        in_use: how many work now.
-        waiting: pieces of work that wait for one.
+        size: maximum connections.
+        in_use: connections that are working.
+        waiting: pieces of work that wait for a connection.
     """
 
     size: int
@@ -142,7 +152,7 @@ class PoolUse(Struct, frozen=True):
 
 
 class OrganisationSpend(NamedTuple):
-    """What an organisation has spent in all.
+    """An organisation's spend in all.
 
     Attributes:
         nanousd: what it was charged.
@@ -159,8 +169,8 @@ class MoneySample(Struct, frozen=True):
     """Newest figures of budgets and spend.
 
     Attributes:
-        budgets: organisation and fullest open balance of each budget, of the fullest budgets.
-        spent: by organisation, of those that were made first; all others under the empty id.
+        budgets: the fullest budgets: the organisation and the fullest open balance of each.
+        spent: by organisation, for the oldest organisations; all others under the empty id.
         budget_count: how many budgets there are.
         asks: calls that wait for a budget to be raised.
         approvals: that are pending.

@@ -1,8 +1,8 @@
 """Replies of the gate as they are stored for repeats: a third of their JSON.
 
-A reply is written with each decision and read for one in many thousands. Values go without their
-names, and what follows from others (cents, the remainder) is left out; unpacked, it is the same
-JSON again, byte for byte.
+A reply is written with each decision, and read for one in many thousands. Values are stored without
+their names, and what follows from others (cents, the remainder) is left out. Unpacked, it is the
+same JSON again, byte for byte.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def packed(reply: wire.GateReply) -> bytes | None:
     True
     """
     budget, lease, rates = reply.budget, reply.lease, reply.rates
+    # The rare replies, with fields that the tuple below does not have. A new field of the protocol
+    # has to be added to either, or it is lost in repeats.
     if (
         reply.decision != "allow"
         or reply.events is not None

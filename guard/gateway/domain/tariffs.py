@@ -13,8 +13,11 @@ from guard.gateway.domain.records import Rates
 _MILLION = 1_000_000
 
 _LONG_WRITES = (8, 5)
-"""An hour in the cache costs twice the input's price, a few minutes 1.25 times
-(https://platform.claude.com/docs/en/build-with-claude/prompt-caching, 2026-11)."""
+"""The price of writing to the cache for an hour, as a fraction of that for a few minutes.
+
+The former is twice the input's price, the latter 1.25 times
+(https://platform.claude.com/docs/en/build-with-claude/prompt-caching, 2026-11).
+"""
 
 
 class Tariff(Struct, frozen=True):
@@ -22,7 +25,7 @@ class Tariff(Struct, frozen=True):
 
     Attributes:
         rows: the price list.
-        source: whose prices they are.
+        source: where the prices come from.
         context_window: of the model, as the list of published prices knows it.
         at: returns the price list of a moment, in Unix milliseconds, where prices change with the
             hour or on a date; ``rows`` are then the dearest.
@@ -51,7 +54,7 @@ class Tariff(Struct, frozen=True):
         return min(max(1, -(-total // _MILLION)), NANOUSD_MAX)
 
     def dearest(self, now_ms: int = 0) -> ModelRates:
-        """Return the price list, and what tokens of each kind cost where they are dearest.
+        """Return the price list, and the highest price of each kind of token.
 
         Any kind that has a price of its own can be in a prompt or an answer.
 
@@ -83,10 +86,10 @@ def tariff(base: Rates, source: str) -> Tariff:
 
 
 def row(tier: str, above: int, figures: Rates, cache_write_1h: int | None = None) -> RateRow:
-    """Return a row of a price list; what it does not price follows from input and output.
+    """Return a row of a price list; missing prices follow from those of input and output.
 
     Args:
-        tier, above: what it prices.
+        tier, above: the requests that it prices.
         figures: nano-dollars per million tokens.
         cache_write_1h: for an hour in the cache, where that is known.
     """

@@ -1,4 +1,4 @@
-"""The tool rules of one key, as the SDK gets them. Pure."""
+"""The tool rules that are sent to the SDK of one key. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def rules_for(
     key_workflow_id: str | None,
     call_limits: Iterable[BudgetRule] = (),
 ) -> wire.ToolRules:
-    """Return the tool rules of the enabled policies, and limits of calls, that can concern a key.
+    """Return the tool rules of the enabled policies and limits of calls that can affect a key.
 
     Args:
         policies: of the organisation.
         key_id: the key.
         key_workflow_id: the only workflow of the key, if it has one.
-        call_limits: the organisation's: the gateway counts each call of their tools.
+        call_limits: the organisation's limits of calls: the gateway counts each call under them.
     """
     concerned = [
         policy
@@ -46,6 +46,8 @@ def rules_for(
     rules += [_counting(limit) for limit in call_limits if _limits(limit, key_id)]
     if not rules:
         return _NO_RULES
+    # The version is that of the full rules, also where they are too large to be sent: it changes
+    # with each of them.
     encoded = wire.encode(rules)
     if len(encoded) > RULES_BYTES_MAX:
         rules = _asking(rules)
@@ -82,7 +84,7 @@ def _rule(
 
 
 def _of(policy: Policy, key_workflow_id: str | None, **says: Any) -> wire.ToolRule:
-    """Return what a policy says, for its scope."""
+    """Return a policy's rule, with the scope in which the SDK applies it."""
     own = policy.scope_kind
     # The rules are for this key alone, so what matched the key or its workflow applies throughout.
     everywhere = own in ("organisation", "key") or (
@@ -98,7 +100,7 @@ def _of(policy: Policy, key_workflow_id: str | None, **says: Any) -> wire.ToolRu
 
 
 def _counted(policy: Policy, key_workflow_id: str | None) -> list[wire.ToolRule]:
-    """Return the rules that have repeats counted: those that stop them, and those that do not."""
+    """Return the rules by which the SDK has repeats counted: stopping ones, and other ones."""
     found = []
     for asks in (True, False):
         caps = [cap for cap in policy.document.repeat_caps if cap.stops == asks]
@@ -113,14 +115,15 @@ def _counted(policy: Policy, key_workflow_id: str | None) -> list[wire.ToolRule]
 
 
 def _limits(limit: BudgetRule, key_id: str) -> bool:
-    """Tell whether a limit of calls can be over calls of a key."""
+    """Return whether a limit of calls can apply to calls of a key."""
     if limit.scope_kind != "key":
         return True
     return any(globs.matches(limit.scope_id, name) for name in lineage(key_id))
 
 
 def _counting(limit: BudgetRule) -> wire.ToolRule:
-    """Return the rule that has the gateway asked about the tools whose calls are limited."""
+    """Return the rule by which the SDK asks the gateway about tools whose calls are limited."""
+    # For other scopes, the SDK asks about too many calls rather than too few.
     is_of_scope = limit.scope_kind in ("workflow", "agent")
     return wire.ToolRule(
         policy="limit of calls",
@@ -132,7 +135,7 @@ def _counting(limit: BudgetRule) -> wire.ToolRule:
 
 
 def _asking(rules: Sequence[wire.ToolRule]) -> list[wire.ToolRule]:
-    """Return the one rule that stands for rules that are too many to send."""
+    """Return the one rule that replaces rules that are too many to send."""
     first = rules[0]
     blocks_sensitive = any(rule.blocks_sensitive for rule in rules)
     counts = any(rule.repeat_tools or rule.repeat_models for rule in rules)

@@ -64,7 +64,7 @@ class Refused(Struct, kw_only=True):
 
 
 class Held(Struct, kw_only=True):
-    """What was reserved for a call, a request or a lease, and what became of it."""
+    """The reservation of a call, a request or a lease, and its state."""
 
     reservation_id: str
     state: str
@@ -79,12 +79,12 @@ class Held(Struct, kw_only=True):
 
 
 class EventDetails(Struct, kw_only=True):
-    """An event with all that is stored beside it.
+    """An event with everything that is stored about it.
 
     Args:
         event: the event.
-        balances: it was charged to, as they are now.
-        held: what was reserved for it, while that is kept.
+        balances: the balances that it was charged to, in their present state.
+        held: its reservation, as long as that is stored.
         refused: refusals of its call, newest first.
     """
 
@@ -101,7 +101,7 @@ class EventDetails(Struct, kw_only=True):
 
 
 class UsedLately(Struct, kw_only=True):
-    """What a scope has used in the hour that begins at ``since_ms``: money, tokens and calls."""
+    """The money, tokens and calls that a scope has used in the hour from ``since_ms`` on."""
 
     since_ms: int
     cost_nanousd: int
@@ -141,7 +141,7 @@ class Watermark(Struct):
 
 
 def pieces(since_ms: int, until_ms: int, sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Divide a time into whole buckets, the widest that fit, and what is left at both ends.
+    """Divide a time into whole buckets, the widest that fit, and the rests at both ends.
 
     Args:
         since_ms: the first moment.

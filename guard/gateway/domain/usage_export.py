@@ -1,4 +1,4 @@
-"""Reads what a vendor says it has billed: exports of usage and costs, as CSV or JSON. Pure.
+"""Reads vendors' bills: exports of usage and costs, as CSV or JSON. Pure.
 
 The columns are found by their names, so the exports of OpenAI and Anthropic are read alike, as
 files of their consoles (CSV) and as pages of their APIs (JSON), and so is a CSV of one's own.
@@ -52,7 +52,7 @@ _Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 
 
 class BilledRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a vendor has billed for one model in one hour or day.
+    """A vendor's bill for one model in one hour or day.
 
     ``cost_nanousd`` is ``None`` where the export has only tokens. ``input_tokens`` excludes those
     that were read from a cache or written to it, as everywhere in the protocol.
@@ -70,10 +70,10 @@ class BilledRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read(text: str) -> list[BilledRow]:
-    """Return what an export says, summed by model and hour (or day).
+    """Return the rows of an export, summed by model and hour (or day).
 
     Raises:
-        ExportError: it is no export, or some lines are wrong.
+        ExportError: it is not an export, or some lines are wrong.
     """
     found: dict[tuple[int, int, str], BilledRow] = {}
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Text from outside, so that people see what there is. Pure."""
+"""Makes invisible characters in text from outside visible. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import unicodedata
 from typing import Final
 
 _BLANKS: Final = "\u115f\u1160\u2800\u3164\uffa0"
-"""Letters and symbols that show nothing."""
+"""Letters and symbols that look like spaces."""
 
 
 def visible(text: str) -> str:
-    """Return text with what cannot be seen, or turns the order of the rest around, as its code.
+    """Return text with characters that are invisible, or reverse the text, replaced by their codes.
 
     Line breaks and tabs stay.
 

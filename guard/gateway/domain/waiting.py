@@ -8,12 +8,13 @@ from typing import Final
 from msgspec import Struct
 
 RETRY_MS: Final = 1000
-"""A call that waits asks again after so long, unless it is woken before."""
+"""How long a waiting call waits before it asks again, unless it is woken."""
 LAPSE_MS: Final = 4 * RETRY_MS
-"""A place that nobody has asked for lapses after so long."""
+"""How long a place is kept without being asked for."""
 BLOCKS_AFTER: Final = 4
-"""A call blocks smaller ones behind it after this part of its wait: a quarter."""
+"""A call blocks smaller ones behind it after this fraction of its wait: a quarter."""
 NEVER_MS: Final = 2**62
+"""A time that never comes."""
 
 
 class Waiter(Struct, frozen=True):
@@ -21,11 +22,11 @@ class Waiter(Struct, frozen=True):
 
     Attributes:
         call_id: of the call.
-        since_ms: when it was asked first.
+        since_ms: when it asked first.
         blocks_from_ms: from then on smaller calls behind it wait as well.
         amount: what it needs, in nano-dollars.
         balance_ids: the balances that have less room than it needs.
-        others: by balance, what it needs of those of other units.
+        others: what it needs on balances of other units, by balance.
         asks: whether it waits for an operator to raise a limit.
     """
 
@@ -39,7 +40,7 @@ class Waiter(Struct, frozen=True):
 
     @property
     def turn(self) -> tuple[int, str]:
-        """What calls are ordered by: of two that were asked in one millisecond one is first."""
+        """The sort key of the line; the id orders two calls of the same millisecond."""
         return self.since_ms, self.call_id
 
 
@@ -47,9 +48,9 @@ class Place(Struct, frozen=True):
     """A call's own place.
 
     Attributes:
-        since_ms: when it was asked first.
-        from_ms: when money came back last that it may use, or when it was asked first.
-        wait_ms: how long it waits from then on.
+        since_ms: when the call asked first, which decides its turn.
+        from_ms: when money that it may use came back last, or when it asked first.
+        wait_ms: how long it waits, counted from ``from_ms``.
     """
 
     since_ms: int
@@ -71,16 +72,16 @@ class Place(Struct, frozen=True):
         asks: bool = False,
         blocks: bool = True,
     ) -> Waiter:
-        """Return the call as those see it who come after it.
+        """Return the call's entry in the line, by which calls behind it are decided.
 
         Args:
             call_id: of the call.
             amount: what it needs, in nano-dollars.
             balance_ids: the balances that have less room than it needs.
-            others: by balance, what it needs of those of other units.
+            others: what it needs on balances of other units, by balance.
             asks: whether it waits for an operator to raise a limit.
-            blocks: whether smaller calls behind it wait as well after a while. What comes back does
-                not help one that needs more than is unspent.
+            blocks: whether smaller calls behind it wait as well after a while. A call that needs
+                more than is unspent must not block: no money that comes back can help it.
         """
         blocks_from_ms = self.since_ms + self.wait_ms // BLOCKS_AFTER if blocks else NEVER_MS
         ids = frozenset(balance_ids)
@@ -90,16 +91,16 @@ class Place(Struct, frozen=True):
 def promised(
     waiters: Iterable[Waiter], call_id: str, since_ms: int, amount: int, now_ms: int
 ) -> dict[int, int]:
-    """Return, by balance, the money that goes first to those who were there before a call.
+    """Return, by balance, the money that is kept for calls ahead of this one in line.
 
-    A call that waits for its user's budget blocks nobody on the organisation's, and a large one
-    blocks smaller ones only after a part of its wait.
+    A call that waits for its user's budget blocks no call on the organisation's. A large call lets
+    smaller ones pass for a part of its wait; after that it blocks them, or it might wait in vain.
 
     Args:
-        waiters: who waits, in order.
+        waiters: the waiting calls, in order.
         call_id: of the call that asks.
-        since_ms: when it was asked first.
-        amount: what it needs.
+        since_ms: when it asked first.
+        amount: what it needs, in nano-dollars.
         now_ms: the time.
 
     >>> first = Waiter("a", 0, 2500, 70, frozenset([1]))

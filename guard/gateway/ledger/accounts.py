@@ -38,7 +38,7 @@ def organisation(unit: UnitOfWork, organisation_id: str) -> OrganisationState:
 
 
 def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> list[BudgetAccount]:
-    """Return every balance over a call or an event of budgets of money, in the current periods."""
+    """Return the balances of money over a call or an event, in the current periods."""
     cached = unit.cached_accounts(org, keys)
     if cached is not None:
         return cached
@@ -48,7 +48,7 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
 def metered_accounts_of(
     unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys
 ) -> Iterator[tuple[Meter, list[BudgetAccount]]]:
-    """Yield the other balances over a call or an event, by what they count."""
+    """Yield the balances of tokens and calls over a call or an event, by what they count."""
     if org.budgets is None:
         _read_budgets(unit, org)
     if not org.is_metered:
@@ -71,14 +71,16 @@ def tags_over(
     tags: Mapping[str, str],
     reservation: Reservation | None = None,
 ) -> tuple[str, ...]:
-    """Return the tags of a call or an event for :data:`ScopeKeys`; none where no budget is of tags.
+    """Return the tags of a call or an event for :data:`ScopeKeys`; none if no budget has a tag.
 
     Args:
         unit: the unit of work.
         org: whose call it is.
         tags: its own.
-        reservation: of the call; an event without tags has those that money was set aside under.
+        reservation: of the call; an event without tags takes those of the balances that it holds.
     """
+    # Without budgets of tags all calls of a lane have the same keys, so that the cache of accounts
+    # has one entry for them, and leases can cover them.
     if org.budgets is None:
         _read_budgets(unit, org)
     if not org.is_tagged:
@@ -105,6 +107,7 @@ def _open(
 ) -> list[BudgetAccount]:
     """Return the balances of budgets in the current periods, and cache them."""
     accounts: list[BudgetAccount] = []
+    # The cached list is right until the first of its periods ends.
     valid_until_ms = float("inf")
     for budget, scope_id in budgets:
         start_ms, end_ms = windows.period_of(budget.window, unit.now_ms)
@@ -120,7 +123,8 @@ def _open(
 def _budgets_over(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> BudgetIndex:
     """Return an index with every budget that may be over a call or an event.
 
-    Few budgets are read once. Of many, those that name a scope are looked up for each call.
+    A few budgets are all kept in memory. Of many, those that name a scope are looked up for each
+    call.
     """
     budgets = _read_budgets(unit, org) if org.budgets is None else org.budgets
     if not org.many:
@@ -131,6 +135,7 @@ def _budgets_over(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> 
 
 
 def _read_budgets(unit: UnitOfWork, org: OrganisationState) -> BudgetIndex:
+    """Read an organisation's budgets, and set all that its state says about them."""
     own = org.organisation_id
     found = unit.few_budgets(own)
     org.many = found is None
@@ -147,7 +152,7 @@ def _read_budgets(unit: UnitOfWork, org: OrganisationState) -> BudgetIndex:
 
 
 def _names(keys: ScopeKeys) -> dict[str, Sequence[str]]:
-    """Return what an exact budget may be of, by kind of scope."""
+    """Return, by kind of scope, the ids whose own budgets are over a call."""
     names: dict[str, Sequence[str]] = {
         kind: lineage(scope_id) if kind == "key" else (scope_id,)
         for kind, scope_id in zip(SCOPE_KINDS, keys[:5], strict=True)
@@ -158,7 +163,7 @@ def _names(keys: ScopeKeys) -> dict[str, Sequence[str]]:
 
 
 def _add_several(index: BudgetIndex, several: BudgetIndex) -> None:
-    """Add those for several scopes each, and those of the organisation, to exact ones."""
+    """Add budgets for several scopes each, and those of the organisation, to an index."""
     for kind, each in several.items():
         of_kind = index.setdefault(kind, BudgetsOfKind())
         of_kind.globs, of_kind.each = each.globs, each.each
@@ -175,7 +180,7 @@ def _with_several(
 
 
 def metered_index(budgets: Iterable[records.BudgetRule]) -> dict[Meter, BudgetIndex]:
-    """Return the budgets that are not of money, by what they count: each kind is for itself."""
+    """Return the budgets that are not of money, by what they count: each meter has an index."""
     found: dict[Meter, list[records.BudgetRule]] = {}
     for budget in budgets:
         if budget.unit != "usd":
@@ -184,7 +189,7 @@ def metered_index(budgets: Iterable[records.BudgetRule]) -> dict[Meter, BudgetIn
 
 
 def index_of(budgets: Iterable[records.BudgetRule]) -> BudgetIndex:
-    """Return budgets by kind of scope, exact ones apart from those of several ids."""
+    """Return budgets by kind of scope: exact ones, those with a pattern, and those for each id."""
     index: BudgetIndex = {}
     for budget in budgets:
         of_kind = index.setdefault(budget.scope_kind, BudgetsOfKind())
@@ -198,7 +203,7 @@ def index_of(budgets: Iterable[records.BudgetRule]) -> BudgetIndex:
 
 
 def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.BudgetRule, str]]:
-    """Yield the budgets over a call or an event, each with the id whose balance it is."""
+    """Yield the budgets over a call or an event, each with the id that its balance is of."""
     if "organisation" in index:
         for budget in index["organisation"].exact.get("", ()):
             yield budget, ""
@@ -208,21 +213,23 @@ def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budg
             yield from _applying_to_one(index[kind], names, scope_id)
     for tag in keys[5] if "tag" in index else ():
         yield from _applying_to_one(index["tag"], (tag,), tag)
+    # A budget of any of a model's names applies. One for several models has a balance for each
+    # family, so that dated releases of a model share it.
     if keys[-1] and "model" in index:
-        # A budget for any of a model's names applies; one for several has a balance per family.
         yield from _applying_to_one(index["model"], keys[-1], family(keys[-1][0]))
 
 
 def _applying_to_one(
     of_kind: BudgetsOfKind, names: tuple[str, ...], own: str
 ) -> Iterator[tuple[records.BudgetRule, str]]:
-    """Yield the exact budgets; for other windows those whose glob matches; then those for each.
+    """Yield the most specific budgets of each window: exact, then by pattern, then for each id.
 
     Args:
         of_kind: the budgets.
-        names: what an exact budget may be of.
+        names: the ids whose exact budgets apply.
         own: the id that has a balance of its own where a budget is for several.
     """
+    # By window: those of another window are other limits, and apply beside these.
     taken = set()
     for name in names:
         for budget in of_kind.exact.get(name, ()):
@@ -251,10 +258,10 @@ def balance_of(
     found = unit.find_balance(budget.budget_id, scope_id, start_ms)
     if found is not None:
         return found
-    # A budget that is set in the middle of a period counts what was spent in it before. Of tokens
-    # these sums are dearer, and in its later periods there is nothing before. Calls, and what is
-    # spent under a tag, are stored nowhere else: they are counted from the first call under their
-    # budget on.
+    # A budget that is set in the middle of a period counts what was spent in it before. For tokens
+    # the sums cost more, so they are only read in the period in which the budget was made: in later
+    # ones nothing was used before the balance. Calls, and the cost under a tag, are stored nowhere
+    # else; they count from the first call under their budget.
     opening = 0
     if budget.scope_kind != "tag":
         scope: tuple[str, records.ScopeKind, str]

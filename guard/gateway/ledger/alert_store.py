@@ -1,4 +1,4 @@
-"""The part of the unit-of-work port that alerts are written with: channels, rules, deliveries."""
+"""The alerts' part of the unit-of-work port: channels, rules, deliveries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Recipient(NamedTuple):
 
     Args:
         channel_id: of the channel.
-        name: empty for a webhook that names the types that it gets.
+        name: empty for a webhook, which lists the types of notices that it gets.
         kind: of channel.
-        types: what a webhook without a name gets; empty for all.
+        types: the types that a webhook without a name gets; empty for all.
     """
 
     channel_id: str
@@ -25,12 +25,12 @@ class Recipient(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How fast a channel is told things.
+    """How many messages a channel has been sent lately.
 
     Args:
-        from_ms: when the present minute began.
-        told: how many messages were sent by themselves in it.
-        digest_id: the delivery that gathers the others.
+        from_ms: when the current minute began.
+        told: how many messages were sent one by one in it.
+        digest_id: the delivery that collects the others; empty before the first one.
         digest_due_ms: when that is sent.
     """
 
@@ -41,7 +41,7 @@ class Pace(NamedTuple):
 
 
 class AlertStore(Protocol):
-    """Webhooks and other channels, rules of alerts, what was told, and deliveries."""
+    """Webhooks and other channels, alert rules, facts that were sent, and deliveries."""
 
     def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
         """Return the webhook with this address."""
@@ -79,19 +79,19 @@ class AlertStore(Protocol):
         """Remove a rule; ``False`` when there is none."""
 
     def told_at(self, organisation_id: str, fact: str) -> int | None:
-        """Return when a fact was told."""
+        """Return when a fact was sent; ``None`` if it was not."""
 
     def note_told(self, organisation_id: str, fact: str) -> None:
-        """Note that a fact is told now."""
+        """Note that a fact is sent at the unit's time."""
 
     def forget_told(self, before_ms: int) -> None:
-        """Forget the facts that were told before a time."""
+        """Delete the notes on facts that were sent before a time."""
 
     def pace(self, channel_id: str) -> Pace:
-        """Return how fast a channel was told things."""
+        """Return how many messages a channel has been sent lately."""
 
     def save_pace(self, channel_id: str, pace: Pace) -> None:
-        """Write that."""
+        """Write a channel's pace."""
 
     def add_delivery(
         self, delivery: records.Delivery, organisation_id: str, body: str, due_ms: int
@@ -110,9 +110,9 @@ class AlertStore(Protocol):
         """Return due deliveries, at most ``each`` of one organisation, in turns.
 
         Args:
-            limit: deliveries at once.
-            each: those of one organisation.
-            sending: how many of each organisation are being sent by who asks.
+            limit: maximum deliveries to return.
+            each: maximum deliveries of one organisation, including those being sent.
+            sending: how many of each organisation the caller is sending already.
         """
 
     def save_attempt(

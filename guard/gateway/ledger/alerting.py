@@ -1,4 +1,4 @@
-"""Rules of alerts and channels: written, removed, tested; and facts, each told once."""
+"""Alert rules and channels: setting, removing and testing them; and facts, each sent once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
 def tell(unit: UnitOfWork, organisation_id: str, fact: alerts.Fact) -> bool:
-    """Tell a fact, unless it was told; and return whether anybody is told now."""
+    """Send a fact to the channels that want it, unless it was sent; return whether any gets it."""
     told_ms = unit.told_at(organisation_id, fact.key)
     if told_ms is not None and unit.now_ms < told_ms + fact.again_ms:
         return False
+    # A fact that no channel wanted is not noted, so a rule that is added later still gets it.
     if not webhooks.enqueue(unit, organisation_id, fact.type, fact.data, fact.rule):
         return False
     unit.note_told(organisation_id, fact.key)
@@ -26,14 +27,14 @@ def tell(unit: UnitOfWork, organisation_id: str, fact: alerts.Fact) -> bool:
 
 
 def tell_all(unit: UnitOfWork, organisation_id: str, facts: list[alerts.Fact]) -> int:
-    """Tell facts of one organisation; return how many were new."""
-    if unit.organisation(organisation_id) is None:
+    """Send facts of one organisation; return how many were new and wanted."""
+    if unit.organisation(organisation_id) is None:  # removed since the facts were found
         return 0
     return sum(tell(unit, organisation_id, fact) for fact in facts)
 
 
 def lapse(unit: UnitOfWork) -> None:
-    """Forget what was told long ago."""
+    """Delete the notes on facts that were sent long ago."""
     unit.forget_told(unit.now_ms - alerts.FORGET_MS)
 
 
@@ -85,8 +86,8 @@ def put_channel(
         unit: the unit of work.
         actor: who sets it.
         wanted: the channel.
-        secrets: those that are given.
-        fresh: what the gateway has made, for where there is none.
+        secrets: the given secrets.
+        fresh: secrets that the gateway has made, used where there is none.
 
     Returns:
         The channel, and whether its first secret is a fresh one.
@@ -101,7 +102,7 @@ def put_channel(
     old, kept = (None, alerts.ChannelSecrets()) if known is None else known
     if old is None:
         webhooks.require_room(unit, own)
-    elif old.kind != wanted.kind:
+    elif old.kind != wanted.kind:  # a secret of another service is of no use for this one
         kept = alerts.ChannelSecrets()
     merged = alerts.ChannelSecrets(
         secret=secrets.secret or kept.secret or fresh.secret,

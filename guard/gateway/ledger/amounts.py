@@ -1,4 +1,9 @@
-"""How much one call may cost, and so is to be reserved for it."""
+"""How much to reserve for one call: a bound of its cost, or a guess.
+
+A bound never shrinks: the call fits with it, is limited to what fits, or is refused. A guess
+refuses nothing while a budget has room: :func:`guard.gateway.domain.ledger.judge` shrinks it to
+what is left.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +22,23 @@ from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 STREAMS: Final = 8
-"""How many streams without a limit can share what is unspent of a budget."""
+"""How many streams without a limit can share the unspent money of a budget."""
 
 SMALL_ROOM: Final = 100
-"""Multiple of an unknown call's reservation: with less room, few such calls run at once."""
+"""With room for fewer than this many calls of unknown cost, each holds a quarter of the room."""
 
 
 class GateDecision(Struct, frozen=True):
-    """What one run of a command has found out, beside the command, which may run again.
+    """What one run of a command has found out.
+
+    Apart from the command, which is frozen, since the store may run it a second time.
 
     Attributes:
         recalls: rather than refuse, ask the holders of leases for what they do not use.
         lease: the caller's own lease of this lane, which has given back what is unused.
         chain_id: of the call's chain.
-        allowance: how far an open chain may go over a limit, in thousandths.
-        answered_by: the model that is expected to answer, if another than the one asked for.
+        allowance: how far an open chain may go over a limit, in thousandths of the limit.
+        answered_by: the model that is expected to answer, if it is not the one asked for.
         rates: prices of the model, with what is assumed of an answer without a limit.
         is_last: it is the last request of a run, which may use what is kept for winding down.
     """
@@ -54,8 +61,8 @@ class Amount(Struct, frozen=True):
     Attributes:
         nanousd: nano-dollars.
         basis: how it is known.
-        least: what it must not shrink below if it is a guess.
-        output_tokens: the output limit that the caller has to put into the request.
+        least: a guess must not shrink below this.
+        output_tokens: the output limit that the caller has to set in the request.
     """
 
     nanousd: int
@@ -75,19 +82,24 @@ class Amount(Struct, frozen=True):
 
 
 def bound_of(decision: GateDecision) -> Amount | CallRefusal:
-    """Return what to reserve, before anything is known of the room."""
+    """Return what to reserve, before looking at how much room there is."""
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
     declares_nothing = call.max_input_tokens == call.max_output_tokens == 0
+    # 1. A top-up, or a call that declares to use nothing: the least that can be reserved, so that
+    # an exhausted budget still refuses it.
     if command.is_ahead or (declares_nothing and call.kind != "llm"):
-        return Amount(1, "declared")  # the least, which an exhausted budget has not left
+        return Amount(1, "declared")
+    # 2. A request of a model with a price: its worst case.
     if call.kind == "llm" and decision.rates is not None:
         cost = requests.worst_case(unit, org, command, decision.rates)
         if isinstance(cost, CallRefusal):
             return cost
         return Amount(cost.amount, "learned" if cost.is_assumed else "worst_case", cost.least)
+    # 3. A call whose tokens were declared.
     if command.declared_nanousd is not None:
         return Amount(command.declared_nanousd, "worst_case" if command.worst_case else "declared")
+    # 4. A call of a kind whose cost was learned; else the organisation's default.
     for subject in subjects(function_of(call), call.workflow_id, call.model):
         known = unit.estimate(org.organisation_id, subject)
         if known is not None:
@@ -101,15 +113,19 @@ def payable(
     amount: Amount,
     read: Mapping[int, int] = ledger.NOTHING_PROMISED,
 ) -> Amount:
-    """Return what to reserve of a request whose output can be limited.
+    """Limit a request's output where all unspent money would not pay for its bound.
 
-    Where not even all unspent money would pay for its bound, the most that it does pay for.
+    Money that is set aside counts as unspent here: the request can wait for that, but what is spent
+    never comes back.
 
     Args:
         decision: the decision.
         accounts: every balance over the call.
         amount: its bound.
         read: by balance, what cannot come back before the request is answered.
+
+    Returns:
+        What to reserve.
     """
     call, rates, allowance = decision.command.call, decision.rates, decision.allowance
     if call.least_output_tokens is None or amount.is_guess or rates is None:
@@ -136,14 +152,14 @@ def payable(
 def tokens_of(
     decision: GateDecision, accounts: Sequence[BudgetAccount], amount: Amount
 ) -> tuple[Amount, int]:
-    """Return what to reserve of a call under budgets of tokens: money, and tokens.
+    """Return what to reserve for a call under budgets of tokens: money, and tokens.
 
-    Where not all unspent tokens would do for its bound, its output is limited to those that do.
+    Where all unspent tokens would not be enough for its bound, its output is limited to them.
 
     Args:
         decision: the decision.
         accounts: the balances of tokens over the call.
-        amount: what to reserve of money.
+        amount: the money to reserve.
     """
     call, rates = decision.command.call, decision.rates
     if call.kind != "llm" or rates is None:
@@ -155,6 +171,7 @@ def tokens_of(
     unspent = min((each.unspent(decision.allowance) for each in hard), default=None)
     if unspent is None or tokens_in + tokens_out <= unspent or call.least_output_tokens is None:
         return amount, tokens_in + tokens_out
+    # Any amount of money: the limit so far is at most what money pays for, and this only lowers it.
     most_tokens = min(unspent - tokens_in, tokens_out)
     limited = requests.limited(
         unit, org, command, rates, wire.NANOUSD_MAX, call.least_output_tokens, most_tokens
@@ -166,7 +183,7 @@ def tokens_of(
 
 
 def within_room(decision: GateDecision, accounts: list[BudgetAccount], amount: Amount) -> Amount:
-    """Return what to reserve of a guess where little room is left."""
+    """Return what to reserve for a guess, which is smaller or larger where little room is left."""
     call, allowance = decision.command.call, decision.allowance
     if amount.basis == "default":
         return Amount(_few_at_once(accounts, amount.nanousd, allowance), "default")
@@ -180,8 +197,8 @@ def within_room(decision: GateDecision, accounts: list[BudgetAccount], amount: A
 def _few_at_once(accounts: list[BudgetAccount], amount: int, allowance: int | None) -> int:
     """Return what to reserve for a call about which nothing is known.
 
-    Where little room is left, a quarter of it. So few such calls run at once, and the cost of the
-    first is known before the room is used up.
+    Where little room is left, a quarter of it: few such calls then run at once, and the cost of the
+    first is known before the others have used up the room.
     """
     rooms = [account.room(allowance) for account in accounts if account.rule.mode == "hard"]
     room = min(rooms, default=None)
@@ -193,9 +210,9 @@ def _few_at_once(accounts: list[BudgetAccount], amount: int, allowance: int | No
 def _share_of_a_stream(
     accounts: list[BudgetAccount], amount: int, least: int, allowance: int | None
 ) -> int:
-    """Return what to reserve for a stream without a limit: where little is left, a share of it.
+    """Return what to reserve for a stream without a limit: at most a share of the unspent money.
 
-    A stream asks for more while it comes, or is cut, so that several can share what is unspent.
+    Several streams can share it, since each asks for more while it runs, or is cut.
     """
     unspent = [
         account.room(allowance) + account.balance.reserved

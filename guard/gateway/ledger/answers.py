@@ -1,4 +1,4 @@
-"""Answers from messages: each is taken once, for the question that its message was about."""
+"""Answers from messages: each is accepted once, for the question that its message was about."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 Verdict = Literal["approve", "refuse"]
 SEEN_MS: Final = 900_000
-"""How long what was used is remembered at least: longer than a request of Slack is taken."""
+"""Shortest time that a used answer is remembered: longer than a request of Slack is accepted."""
 
 
 def take(
@@ -27,7 +27,7 @@ def take(
     once: str,
     until_ms: int,
 ) -> str:
-    """Take an answer, and return what has come of it in a sentence.
+    """Accept an answer, and return its result as a sentence.
 
     Args:
         unit: the unit of work.
@@ -36,13 +36,14 @@ def take(
         channel_id: of the message.
         subject: the question.
         verdict: the answer; a budget that asks is raised when it is ``approve``.
-        once: what must not be used again: the signature of a request, or a link.
-        until_ms: until when it could be.
+        once: must not be used again: the signature of a request, or a link.
+        until_ms: when ``once`` becomes invalid by itself.
 
     Raises:
         ConflictError: it was used before, or the question was answered or has ended.
         NotFoundError: the organisation has no such question.
     """
+    # If the answer fails below, this is undone with it: the person may use the message again.
     digest = hashlib.sha256(once.encode()).hexdigest()
     if not unit.use_nonce(channel_id, digest, max(until_ms, unit.now_ms + SEEN_MS)):
         raise ConflictError("this was used before")
@@ -57,6 +58,8 @@ def take(
     if verdict == "refuse":
         asks.refuse(unit, actor, organisation_id, subject.balance_id, subject.id)
         return f"The raise was refused by {who}"
+    # The raise is keyed by its question: a second message about the same one, such as in another
+    # channel, does not raise the budget again.
     ask = asks.require_open(unit, organisation_id, subject.balance_id, subject.id)
     raised = asks.raise_budget(
         unit, actor, organisation_id, subject.budget_id, by_nanousd=subject.by_nanousd,
@@ -69,6 +72,6 @@ def take(
 def report(
     unit: UnitOfWork, organisation_id: str, channel_id: str, text: str, response_url: str
 ) -> None:
-    """Put what has come of an answer in the place of its message in Slack."""
+    """Replace a message in Slack by the result of its answer."""
     data = {"text": text, "response_url": response_url}
     webhooks.send_to(unit, organisation_id, channel_id, "question.answered", data)

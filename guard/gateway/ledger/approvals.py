@@ -24,8 +24,9 @@ from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 EXPIRE_MAX: Final = 500
+"""Maximum approvals that one sweep ends."""
 PRESENCE_MS: Final = 30_000
-"""How long a caller that renews its approval is taken to wait without a sign of it."""
+"""How long an approval stays open after its caller's last renewal."""
 GONE: Final = "the program that asked is gone"
 LEFT: Final = "the call waits no longer"
 _REASONS: Final = {
@@ -42,14 +43,17 @@ _LEFT: Final = "left:"
 def required(
     unit: UnitOfWork, org: OrganisationState, command: GateCommand, need: ApprovalNeed
 ) -> wire.GateReply | CallRefusal | None:
-    """Return ``None`` when a person has approved this very call; else what to answer."""
+    """Return ``None`` when a person has approved this very call, else the answer to the caller."""
     call, own = command.call, org.organisation_id
-    # An approval is for this very call: a repeat under the same id that asks for something else
-    # than what the operator is shown must not use it.
+    # An approval is for this very call: a call with the same id, but other than what the operator
+    # was shown, must not use it.
     subject = json.dumps([call.kind, call.function, need.tool_name, call.workflow_id])
+    # 1. What was asked for this call before.
     found = unit.approval_of_call(own, command.request.key_id, call.call_id)
+    # 2. What was asked for the same call before, by a caller that has left.
     if found is None:
         found = _taken_over(unit, command, subject)
+    # 3. Neither: a new question.
     if found is None:
         return _request(unit, own, command, need, subject)
     known, known_subject = found
@@ -72,7 +76,7 @@ def required(
 
 
 def renew(unit: UnitOfWork, request: RequestOrigin, approval_id: str) -> wire.LeaseState | None:
-    """Note that the caller still waits; ``None`` when it has asked for no such approval."""
+    """Renew an approval that its caller still waits for; ``None`` if it asked for no such one."""
     asked = _own(unit, request.organisation_id, request.key_id, approval_id)
     if asked is None:
         return None
@@ -86,7 +90,7 @@ def renew(unit: UnitOfWork, request: RequestOrigin, approval_id: str) -> wire.Le
 
 
 def resume(unit: UnitOfWork) -> None:
-    """Let no approval end because its caller could not renew it while there was no gateway."""
+    """Renew all approvals, as after an outage in which no caller could renew its own."""
     unit.extend_presence(unit.now_ms + PRESENCE_MS)
 
 
@@ -100,7 +104,7 @@ def _own(
 
 
 def _shown_caller(asked: records.Approval | wire.GateRequest) -> tuple[str | None, ...]:
-    """Return for whom a call is made, as the operator is shown it beside the subject."""
+    """Return the caller of a call and its arguments, as the operator is shown them."""
     return asked.agent, asked.user, asked.run_id, asked.arguments
 
 
@@ -111,7 +115,10 @@ def _reason(known: records.Approval) -> str:
 
 
 def use(unit: UnitOfWork, organisation_id: str, key_id: str, call_id: str) -> None:
-    """Use up the approval of an admitted call: it is valid for one call only."""
+    """Use up the approval of an admitted call: it is valid for one call only.
+
+    In the transaction that admits the call, so that two processes cannot both use it.
+    """
     found = unit.approval_of_call(organisation_id, key_id, call_id)
     if found is not None and found[0].status == "approved":
         unit.save_approval(msgspec.structs.replace(found[0], status="used"))
@@ -177,16 +184,17 @@ def answer(
 def leave(unit: UnitOfWork, request: RequestOrigin, approval_id: str, *, stays: bool) -> bool:
     """Close the approval of a call that no longer waits; only the key that asked may.
 
-    One that a person has approved meanwhile, and no call has used, is withdrawn all the same.
+    An approval that was given meanwhile, and that no call has used, is withdrawn as well.
 
     Args:
-        unit: the transaction.
-        request: who asks for it.
-        approval_id: which.
-        stays: leave it open for the same call, should it come again, as far as no other is.
+        unit: the unit of work.
+        request: who leaves it.
+        approval_id: the approval.
+        stays: keep it open for the same call, should it come again, unless another question for
+            such a call is open.
 
     Returns:
-        Whether there was something to withdraw.
+        ``False`` if there is no such approval, or it has ended.
     """
     asked = _own(unit, request.organisation_id, request.key_id, approval_id)
     if asked is None or asked.status not in ("pending", "approved"):
@@ -196,8 +204,9 @@ def leave(unit: UnitOfWork, request: RequestOrigin, approval_id: str, *, stays: 
     return True
 
 
-# A question that outlives its caller is filed under what it asks for, in place of its call's id:
-# one for each key and subject. Whoever asks the same next takes it over, answered or not.
+# A question that outlives its caller is filed under a digest of what it asks for, in place of its
+# call's id: one for each key and subject. The next call that asks the same takes it over, answered
+# or not.
 
 
 def _is_left_open(unit: UnitOfWork, request: RequestOrigin, asked: records.Approval) -> bool:
@@ -210,6 +219,7 @@ def _is_left_open(unit: UnitOfWork, request: RequestOrigin, asked: records.Appro
     if other is not None:
         if _is_valid(other[0], unit.now_ms):
             return False
+        # The place is taken by one that is over: that one moves to a name of its own.
         _file(unit, other[0], _LEFT + other[0].approval_id)
     _file(unit, asked, filed)
     return True
@@ -218,7 +228,7 @@ def _is_left_open(unit: UnitOfWork, request: RequestOrigin, asked: records.Appro
 def _taken_over(
     unit: UnitOfWork, command: GateCommand, subject: str
 ) -> tuple[records.Approval, str] | None:
-    """Return what was asked for this call before, by a caller that has left."""
+    """Take over a question that was left open for such a call, and return it."""
     call, request = command.call, command.request
     filed = _filed_under(subject, _shown_caller(call))
     found = unit.approval_of_call(request.organisation_id, request.key_id, filed)
@@ -242,7 +252,7 @@ def _filed_under(subject: str, shown_caller: tuple[str | None, ...]) -> str:
 
 
 def _is_valid(asked: records.Approval, now_ms: int) -> bool:
-    """Whether it can still be answered, or its answer has not become older than a question may."""
+    """Whether it can still be answered, or its answer is younger than a question may become."""
     if asked.status == "pending":
         return now_ms < asked.deadline_ms
     if asked.status not in ("approved", "refused") or asked.answered_at_ms is None:
@@ -260,7 +270,7 @@ def expire(unit: UnitOfWork) -> None:
 def _end(
     unit: UnitOfWork, asked: records.Approval, status: records.ApprovalStatus, reason: str
 ) -> None:
-    """End an approval without a person's answer, which the audit log shows as well."""
+    """End an approval without a person's answer; the audit log records that, too."""
     approver = asked.answered_by if asked.status == "approved" else None
     _settle(unit, asked, status, approver, reason)
     details = {"reason": reason, "call_id": asked.call_id}

@@ -1,7 +1,7 @@
-"""Budgets that ask: a call that they do not pay for waits for an operator to raise the limit.
+"""Budgets that ask: a call that does not fit waits for an operator to raise the limit.
 
-A raise changes the limit like any other change of it, once for its key. It wakes the line, so the
-calls that wait ask again, and go on.
+A raise changes the limit like any other change does, once for each raise key. It wakes the line:
+the waiting calls ask again, and are allowed if they fit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from guard.gateway.ledger.amounts import GateDecision
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 FORGET_MS: Final = 60_000
-"""A call that has not asked for so long is gone; a gateway that restarts is back before."""
+"""A call that has not asked for so long is taken for gone. Long enough for a gateway to restart."""
 
 
 def may_wait(decision: GateDecision, account: BudgetAccount) -> bool:
-    """Tell whether a call may wait, or wait on, for a budget to be raised."""
+    """Return whether a call may wait, or keep waiting, for a budget to be raised."""
     if not account.rule.asks:
         return False
     unit = decision.unit
@@ -37,7 +37,7 @@ def may_wait(decision: GateDecision, account: BudgetAccount) -> bool:
 
 
 def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> None:
-    """Note that a call waits for budgets to be raised, and tell webhooks of the first.
+    """Note that a call waits for budgets to be raised; notify channels of the first such call.
 
     Args:
         decision: the decision.
@@ -49,9 +49,11 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
         known = unit.budget_ask(balance.balance_id, call.call_id)
         if known is not None:
             ask, seen_ms = known
+            # Waiting calls ask about every second; more often than that is not worth a write.
             if unit.now_ms - seen_ms >= RETRY_MS // 2:
                 unit.save_ask(ask)
             continue
+        # One notice for a budget, however many calls wait; another one after a time without any.
         is_first = not unit.is_asked(balance.balance_id, unit.now_ms - LAPSE_MS)
         ask = records.BudgetAsk(
             organisation_id=rule.organisation_id, budget_id=rule.budget_id,
@@ -69,15 +71,15 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
 
 
 def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refused: bool) -> str:
-    """Forget what a call has asked, which has its answer now.
+    """Delete what a call has asked, once it is decided.
 
     Args:
         decision: the decision.
         accounts: every balance over the call.
-        refused: whether nobody has raised the limit in time.
+        refused: whether the call is refused, as no operator raised the limit in time.
 
     Returns:
-        What an operator has answered who refused, for the end of a sentence; else nothing.
+        The refusal of an operator, for the end of a sentence; else an empty string.
     """
     command, unit = decision.command, decision.unit
     if command.place is None:
@@ -91,6 +93,8 @@ def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refuse
                 found.append(known[0])
     if not found:
         return ""
+    # An operator sees a call only as long as it waits. That no answer came in time is recorded, as
+    # it is the reason for the refusal.
     unit.drop_asks(own, call_id)
     for ask in found if refused else ():
         if unit.now_ms >= ask.deadline_ms and not ask.refused_by:
@@ -106,7 +110,7 @@ def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refuse
 def require_open(
     unit: UnitOfWork, organisation_id: str, balance_id: int, call_id: str
 ) -> records.BudgetAsk:
-    """Return what a call asks, that still waits.
+    """Return the question of a call that is still waiting.
 
     Raises:
         NotFoundError: the organisation has no such call.
@@ -128,12 +132,14 @@ def refuse(
     call_id: str,
     reason: str = "",
 ) -> records.BudgetAsk:
-    """Let a call wait no longer for a raise: it is woken, asks once more and is refused.
+    """Refuse a raise: the waiting call is woken, asks once more and is refused.
 
     Raises:
         NotFoundError, ConflictError: as :func:`require_open`.
     """
     ask = require_open(unit, organisation_id, balance_id, call_id)
+    # The answer is in the row, not only in the wake-up: if that is lost, the call asks again by
+    # itself within a second, finds its deadline over, and :func:`decided` returns the reason.
     refused = msgspec.structs.replace(
         ask, deadline_ms=unit.now_ms, refused_by=actor.name, refused_reason=reason
     )
@@ -158,7 +164,7 @@ def refuse_all(
     waiting: Sequence[records.BudgetAsk],
     reason: str,
 ) -> list[records.BudgetAsk]:
-    """Refuse calls that wait for a raise of a budget; those that have their answer are left out.
+    """Refuse calls that wait for a raise of a budget, except those that were answered meanwhile.
 
     Raises:
         NotFoundError: no such budget.
@@ -179,7 +185,7 @@ def refuse_all(
 
 
 def lapse(unit: UnitOfWork) -> None:
-    """Forget the calls whose callers have gone."""
+    """Delete the questions of calls whose callers have gone."""
     unit.drop_lapsed_asks(unit.now_ms - FORGET_MS)
 
 
@@ -200,18 +206,20 @@ def raise_budget(
         actor: who raises it.
         organisation_id: of the budget.
         budget_id: the budget.
-        by_nanousd: how much, in nano-dollars, or so many of what ``counted_in`` names.
-        raise_key: identifies the raise; empty: another one each time.
-        counted_in: the budget's unit.
+        by_nanousd: how much, in nano-dollars, or in the unit that ``counted_in`` names.
+        raise_key: identifies the raise; empty: every request is another raise.
+        counted_in: the unit of the amount, which has to be the budget's.
 
     Raises:
         NotFoundError: no such budget.
-        ConflictError: the key was used for another raise, the budget counts something else, or the
+        ConflictError: the key was used for another raise, the budget is in another unit, or the
             limit would pass what can be counted.
     """
     old = unit.budget(budget_id)
     if old is None or old.organisation_id != organisation_id:
         raise NotFoundError("no such budget")
+    # Before everything that may refuse: a repeat of a raise that was made, such as one whose answer
+    # was lost, must succeed even if the budget has changed since.
     done = unit.budget_raise(organisation_id, raise_key) if raise_key else None
     if done is not None:
         if (done.budget_id, done.by_nanousd) != (budget_id, by_nanousd):

@@ -1,4 +1,4 @@
-"""The audit log: append-only, each entry's hash covering the one before it.
+"""The audit log: append-only, with the hash of each entry covering the entry before it.
 
 When old entries are deleted, the last of them is kept as the anchor of the chain, and an entry of
 the chain records the deletion. The log cannot be shortened from its old end without both.
@@ -17,6 +17,7 @@ from guard.gateway.ledger.state import AuditRow
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 GENESIS: Final = "0" * 64
+"""The hash before the first entry."""
 PRUNE: Final = "audit.prune"
 
 
@@ -28,7 +29,7 @@ def record(
     details: dict[str, Any],
     organisation_id: str | None = None,
 ) -> None:
-    """Append one action, in the transaction of the action itself."""
+    """Append one action, in the transaction of the action itself: neither exists alone."""
     head = unit.audit_head()
     seq, prev_hash = (1, GENESIS) if head is None else (head[0] + 1, head[1])
     text = json.dumps(details, sort_keys=True, separators=(",", ":"))
@@ -80,6 +81,8 @@ def verify(
         if noted is not None and row.seq == noted[0]:
             known.add((row.seq, digest))
         expected_seq, prev_hash = row.seq + 1, digest
+    # The anchor stands outside of the chain, so it is trusted only as far as the newest recorded
+    # deletion confirms it.
     if stated != (anchor or (0, GENESIS)):
         return 0, anchor_seq
     if noted is not None and noted not in known:
@@ -91,6 +94,7 @@ def prune(unit: UnitOfWork, cutoff_ms: int, limit: int) -> int:
     """Delete the oldest entries, never the newest one, and record that; return how many.
 
     Args:
+        unit: the unit of work.
         cutoff_ms: entries from this moment on stay.
         limit: how many to delete at most.
     """

@@ -43,7 +43,7 @@ def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.BudgetRule) -> re
 
 
 def _announce(unit: UnitOfWork, budget: records.BudgetRule) -> None:
-    """Tell SDKs; a limit of calls changes about which tools they ask, too."""
+    """Notify SDKs; a limit of calls also changes which tools they have to ask about."""
     tell = control.announce_catalogue if budget.unit == "calls" else control.announce_rules
     tell(unit, budget.organisation_id, "budget changed")
 

@@ -19,9 +19,10 @@ def open_chain(unit: UnitOfWork, request: RequestOrigin, chain_id: str) -> Chain
 
 
 def is_foreign(unit: UnitOfWork, request: RequestOrigin, chain_id: str) -> bool:
-    """Tell whether an open chain is another workflow's than the one that the caller's key is for.
+    """Return whether an open chain belongs to another workflow than the caller's key.
 
-    It counts as none for the caller. One that is over can become anybody's.
+    For the caller, such a chain counts as none. A chain that is over can be opened again by any
+    workflow.
     """
     chain = _found_open(unit, request.organisation_id, chain_id)
     return chain is not None and _is_foreign(chain, request)
@@ -32,23 +33,25 @@ def step(
 ) -> int | None:
     """Apply a chain operation; return the chain's allowance while it is open.
 
-    Only ``start`` opens a chain again that was closed.
+    A chain that was closed is reopened by ``start`` only.
 
     Args:
         unit: the unit of work.
         org: the organisation.
         call: the operation, on a chain that is not foreign to the caller.
-        workflow_id: of the call, whose chain it becomes if this opens it.
+        workflow_id: of the call; it owns the chain if this call opens it.
     """
     now_ms = unit.now_ms
     stored = unit.chain(org.organisation_id, call.id)
     known = stored if stored is not None and _is_open(stored, now_ms) else None
     whose = workflow_id if known is None else known.workflow_id
+    # The call that ends a chain has its allowance for the last time; a second end has none.
     if call.op == "end":
         if known is None:
             return None
         changed = ChainState(known.opened_at_ms, now_ms, True, whose)
-    # ``continue`` opens a chain that was never seen: its first call may have been lost.
+    # ``continue`` opens a chain that was never seen, since its first call may have been lost. It
+    # does not reopen one that is over: its allowance would otherwise have no end.
     elif call.op == "start" or known is not None or stored is None:
         opened_at_ms = now_ms if known is None else known.opened_at_ms
         changed = ChainState(opened_at_ms, now_ms + org.settings.chain_ttl_ms, False, whose)

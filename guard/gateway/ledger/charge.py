@@ -17,13 +17,17 @@ from guard.gateway.ledger.state import OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 PREPAID: Final = "prepaid"
-"""The flag of events that come after what was under way was charged: that has paid for them."""
+"""Flag of events that were paid for, wholly or in part, by the charge at a reservation's expiry."""
 
 _DECISIONS = {"killed": "kill", "paused": "pause", "active": "allow"}
 
 
 def ingest(unit: UnitOfWork, command: IngestCommand) -> EncodedAnswer:
-    """Record and charge a batch of events."""
+    """Record and charge a batch of events.
+
+    The answer is stored with the charges. If it is lost, the batch that is sent again gets it from
+    there; a batch that is put together anew charges nothing twice either, by its events' ids.
+    """
     request = command.request
     kept = idempotency.replay(unit, request)
     if kept is not None:
@@ -49,7 +53,7 @@ def _add_verdict(
     last: wire.Event,
     reply: wire.EventsReply,
 ) -> None:
-    """Tell the SDK the state of its last event's workflow."""
+    """Add the state of the last event's workflow to the reply, for the SDK to stop by."""
     keys = (
         last.workflow_id, last.agent, last.chain_id, last.user, request.key_id,
         tags_over(unit, org, last.tags), (),
@@ -65,10 +69,10 @@ def _add_verdict(
 
 
 class RecordedEvents(Struct):
-    """What became of some events.
+    """The results of recording some events.
 
     Attributes:
-        outcome: how many were recorded, were known, or are rejected.
+        outcome: how many were recorded, how many were known, and which are rejected.
         last: the last event, with what it inherits from its reservation.
         over: the last account that a cost exceeded.
         over_workflow: the workflow of that cost.
@@ -87,12 +91,12 @@ def record_events(
     events: list[PricedEvent],
     rejected: list[wire.RejectedEvent],
 ) -> RecordedEvents:
-    """Record and charge events."""
+    """Record and charge events; each is charged at most once, however often it is reported."""
     outcome = wire.EventsOutcome(rejected=list(rejected))
     recorded = RecordedEvents(outcome)
     for priced in events:
         recorded.last = event = priced.event
-        # Rejected by itself: one event of many must not make the whole unit fail.
+        # 1. It cannot be recorded. It is rejected by itself: one event must not fail the batch.
         if priced.cost and _overflows(unit, org, priced.cost):
             detail = "the organisation's total would pass what can be counted"
             outcome.rejected.append(wire.RejectedEvent(event.event_id, "GD-E001", detail))
@@ -101,10 +105,13 @@ def record_events(
             rejected_as = wire.RejectedEvent(event.event_id, "GD-W004", chains.FOREIGN)
             outcome.rejected.append(rejected_as)
             continue
+        # 2. Its reservation, if it names one of the caller's. An event without a valid reservation
+        # is charged all the same: the money has been spent.
         reservation = None
         flags: list[str] = []
         if event.reservation_id is not None:
-            # A run reports what a run within it has left: that one's key is revoked by then.
+            # A run also reports the events that a run within it has left behind, whose key is
+            # revoked by then.
             reservation = expiry.own_reservation(
                 unit, request, event.reservation_id, also_below=True
             )
@@ -117,6 +124,8 @@ def record_events(
                     recorded.last = event
                 if reservation.state != "open":
                     flags.append("late")
+        # 3. Its cost: less than its bound where the organisation charges doubtful requests by what
+        # is usual, and less by what was charged in advance when the reservation expired.
         priced = requests.likely(unit, org, priced, reservation)
         prepaid = 0
         if reservation is not None and reservation.state != "open" and reservation.under_way:
@@ -124,6 +133,8 @@ def record_events(
             priced = msgspec.structs.replace(priced, cost=priced.cost - prepaid)
             flags.append(PREPAID)
         flags = [priced.flags, *flags] if priced.flags else flags
+        # 4. Recorded and charged, or known already. What is counted besides comes after this: a
+        # duplicate must not use up a prepaid amount, or count as a repeat.
         charged = _record(unit, org, request, priced, reservation, flags)
         if charged is None:
             outcome.duplicates += 1
@@ -131,7 +142,7 @@ def record_events(
         outcome.accepted += 1
         if priced.repeats:
             repeats.reported(unit, org, request, priced)
-        if reservation is not None and prepaid:  # it was announced with the charge
+        if reservation is not None and prepaid:  # ``_record`` has announced that it changes
             reservation.under_way -= prepaid
         if charged.over and charged.over_account is not None:
             recorded.over, recorded.over_workflow = charged.over_account, event.workflow_id
@@ -139,12 +150,12 @@ def record_events(
 
 
 def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -> int:
-    """Charge what a holder that is gone had under way, and has not reported; return the charge.
+    """Charge what a holder that is gone had under way and has not reported; return the charge.
 
     Args:
         unit: the unit of work.
-        reservation: what paid for it; it has just expired.
-        amount: what it can have cost.
+        reservation: the reservation that it was made under, which has just expired.
+        amount: the most that it can have cost.
     """
     org = organisation(unit, reservation.organisation_id)
     request = RequestOrigin(organisation_id=reservation.organisation_id, key_id=reservation.key_id)
@@ -155,6 +166,7 @@ def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -
         estimate="bound",
         source="auto",
     )
+    # The id is made from the reservation's, so it is recorded at most once for a reservation.
     event = wire.Event(
         f"expired-{reservation.reservation_id}",
         "llm",
@@ -169,7 +181,8 @@ def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -
         model=reservation.model,
         flags=f"estimated {requests.IN_DOUBT}",
     )
-    if reservation.is_request:  # of several at once nothing is learned
+    # Only for a single request: a lease's amount can be that of several, which nothing is known of.
+    if reservation.is_request:
         priced = requests.likely(unit, org, priced, reservation)
     if _overflows(unit, org, priced.cost):
         return 0
@@ -178,7 +191,10 @@ def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -
 
 
 def _overflows(unit: UnitOfWork, org: OrganisationState, cost: int) -> bool:
-    """Tell whether the organisation's total, and so any sum within it, could become too large."""
+    """Return whether the organisation's total, and so any sum within it, would become too large.
+
+    Sums are stored as 64-bit integers.
+    """
     spent = unit.spent_before(org.organisation_id, "organisation", "", 0, None)
     return spent + cost > wire.NANOUSD_MAX
 
@@ -187,9 +203,9 @@ _INHERITED: Final = ("workflow_id", "run_id", "chain_id", "agent", "user", "call
 
 
 def _inherited(event: wire.Event, reservation: Reservation) -> wire.Event:
-    """Return the event with what it leaves out of the call that it belongs to.
+    """Return the event with the ids that it leaves out, taken from its call's reservation.
 
-    A copy: if this unit fails, the event runs again, and its reservation may be gone by then.
+    A copy: if this unit fails, the command runs again, and the reservation may be gone by then.
     """
     missing = {
         name: known
@@ -208,6 +224,8 @@ def _record(
     flags: list[str],
 ) -> ledger.Charge | None:
     """Store one event and charge it; ``None`` for a duplicate."""
+    # Everything that reads comes first. Opening a balance sums up earlier events, so that this one
+    # must not be among them yet; it is charged below.
     event, cost, own = priced.event, priced.cost, org.organisation_id
     accounts: list[BudgetAccount] = []
     asked = None if reservation is None else reservation.model
@@ -221,8 +239,8 @@ def _record(
     counted = metered.over_event(unit, org, keys) if event.type == "llm" else ()
     charged_at_ms = _charged_at(unit, reservation)
     balance_ids = [account.balance.balance_id for account in accounts]
-    # Before anything is charged: whether it is a duplicate is known only now, and is the whole
-    # protection against charging twice.
+    # Before anything is charged: the insertion finds out whether it is a duplicate, and that is the
+    # whole protection against charging twice.
     if not unit.add_event(own, request.key_id, priced, charged_at_ms, flags, balance_ids):
         return None
     if event.workflow_id is not None:
@@ -231,7 +249,8 @@ def _record(
         unit.count_run(own, event.run_id, event.workflow_id, spent=cost)
     unit.count_usage(own, keys, charged_at_ms, priced)
     if reservation is not None:
-        unit.change_reservation(reservation)  # also for an event without cost: it lives on, or ends
+        # Also for an event without cost: it prolongs or ends the reservation.
+        unit.change_reservation(reservation)
         reservation.answered_by = priced.model or reservation.answered_by
     charged = ledger.Charge()
     if cost:
@@ -251,14 +270,15 @@ def _record(
 def _settle(
     unit: UnitOfWork, org: OrganisationState, priced: PricedEvent, reservation: Reservation
 ) -> None:
-    """Close what the event ends: a call by its final span, a request by its own event.
+    """Close the reservation that an event ends: a call's by its final span, a request's by its own.
 
-    A lease ends with its holder, never with an event.
+    A lease is ended by its holder or by time, never by an event.
     """
     if priced.event.type == "llm" and (reservation.is_lease or reservation.is_request):
         requests.learn(unit, org, priced, reservation)
     if reservation.is_lease:
         return
+    # An event is a sign of life, so that a long call does not expire while it reports.
     if reservation.state == "open":
         life_ms = expiry.lasts_ms(org, renewed=reservation.renewed)
         reservation.expires_at_ms = unit.now_ms + life_ms
@@ -267,9 +287,10 @@ def _settle(
 
 
 def _charged_at(unit: UnitOfWork, reservation: Reservation | None) -> int:
-    """Return the time that an event counts in: its call's, so that both are in one period.
+    """Return the time at which an event counts: its call's, so that both are in one period.
 
-    A lease lives on while events come; its own period is the one that its balances are of.
+    A lease may be much older than its calls. Its events count at the present time, but never after
+    the end of the period of its balances.
     """
     if reservation is None:
         return unit.now_ms
@@ -288,6 +309,9 @@ def _commit_cost(
     accounts: list[BudgetAccount],
     reservation: Reservation | None,
 ) -> ledger.Charge:
+    # The balances of the reservation and those of the event can differ: budgets may have been added
+    # since, and the model that answered may be another than the one that was asked for. The hold
+    # is taken off the former, the cost is added to the latter.
     held_on = [] if reservation is None else [unit.balance(i) for i in reservation.balance_ids]
     allowance = None
     if event.chain_id is not None and chains.open_chain(unit, request, event.chain_id):
@@ -313,7 +337,8 @@ def _charged_accounts(
     accounts = accounts_of(unit, org, keys)
     if reservation is None:
         return accounts
-    # A call that began before midnight is charged to the day in which its amount was reserved.
+    # A call that began before midnight is charged to the day in which its amount was reserved: the
+    # hold and the cost have to be on the same balance.
     own = {}
     for balance_id in reservation.balance_ids:
         balance = unit.balance(balance_id)

@@ -17,6 +17,7 @@ from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 CONTROL_KEEP: Final = 5000
+"""How many of an organisation's newest messages are kept for replay."""
 
 
 def stopped(
@@ -55,6 +56,7 @@ def issue_directive(
     details = {"reason": draft.reason, "run": draft.run_id is not None, "seq": message.seq,
                "resume_after_ms": draft.resume_after_ms}  # fmt: skip
     audit.record(unit, actor, f"workflow.{draft.type}", target, details, organisation_id)
+    # Of all directives only a kill is reported to channels.
     if draft.type == "kill":
         told = {"target": target, "is_run": draft.run_id is not None, "reason": draft.reason,
                 "by": actor.name}  # fmt: skip
@@ -91,15 +93,15 @@ def compact(unit: UnitOfWork) -> None:
 
 
 def announce_catalogue(unit: UnitOfWork, organisation_id: str, reason: str) -> None:
-    """Tell gateways and SDKs that a policy, a price or the settings changed."""
+    """Notify gateways and SDKs that a policy, a price or the settings changed."""
     unit.announce(PostCommitEvent("catalogue", organisation_id))
     announce_rules(unit, organisation_id, reason)
 
 
 def announce_rules(unit: UnitOfWork, organisation_id: str, reason: str) -> None:
-    """Tell SDKs that a policy, a price, a budget or the settings changed.
+    """Notify SDKs that a policy, a price, a budget or the settings changed.
 
-    What an SDK was allowed before, it asks for again.
+    An SDK then asks again, even for calls that its leases would cover.
     """
     draft = wire.ControlMessage(seq=0, type="policy", workflow_id="*", reason=reason)
     publish(unit, organisation(unit, organisation_id), draft)
@@ -113,7 +115,9 @@ def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Ch
     for account in charged.exhausted:
         unit.note_exhausted(account.balance.balance_id, org.organisation_id)
         tell_exhausted(unit, account)
-        if not account.rule.asks:  # else the next call asks, and waits
+        # SDKs stop by themselves on this message. Under a budget that asks they must not: the next
+        # call has to ask, and waits for a raise.
+        if not account.rule.asks:
             _announce_budget(unit, org, account, exhausted=True)
     for account, share in charged.crossed:
         body = {**_about(account), "threshold": share}
@@ -121,7 +125,7 @@ def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Ch
 
 
 def tell_exhausted(unit: UnitOfWork, account: BudgetAccount) -> None:
-    """Tell that all of a budget is spent, or too little left for a call; once for each limit."""
+    """Send notices that a budget is spent, or too small for a call; once for each limit."""
     rule, balance = account.rule, account.balance
     if rule.mode != "hard":
         return
@@ -134,7 +138,7 @@ def tell_exhausted(unit: UnitOfWork, account: BudgetAccount) -> None:
 
 
 def _about(account: BudgetAccount) -> dict[str, Any]:
-    """Return what a notice says of a budget."""
+    """Return a notice's data about a budget."""
     view = account.view() if account.rule.unit == "usd" else account.counted()
     return {
         "budget_id": account.rule.budget_id,
@@ -149,8 +153,8 @@ def _announce_budget(
 ) -> None:
     """Push a budget's state to the workflows that it stops.
 
-    Budgets of an agent, a chain, a user or a model stop some calls of a workflow and not others,
-    and so do those of tokens and calls; they are left to the gate.
+    Budgets of an agent, a chain, a user, a tag or a model stop only some calls of a workflow, and
+    so do those of tokens and calls. They are left to the gate.
     """
     kind, scope_id = account.rule.scope_kind, account.balance.scope_id
     if kind not in ("organisation", "workflow", "key") or account.rule.unit != "usd":
@@ -199,13 +203,21 @@ def budget_changed(
     old: records.BudgetRule,
     new: records.BudgetRule | None,
 ) -> None:
-    """Apply a change of a budget's limit or mode to its open periods."""
+    """Apply a change of a budget's limit or mode to its open periods.
+
+    Args:
+        unit: the unit of work.
+        org: the organisation.
+        old: the budget before the change.
+        new: the budget after it; ``None``: it is removed.
+    """
     rule = new or old
     for balance in unit.open_balances(rule.budget_id):
         spent_up = new is not None and new.mode == "hard" and balance.committed >= new.limit_nanousd
         unit.change_balances([balance])
         # A limit that goes down cannot take back what was granted under the old one.
         balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)
+        # Runs that used up the kept share of the old limit may have room again.
         if old.wind_down_percent:
             unit.end_wind_downs(balance.balance_id)
         was_told = balance.exhausted and not old.asks

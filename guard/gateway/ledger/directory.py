@@ -17,7 +17,7 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
 def announce_workflow(unit: UnitOfWork, _: Actor, organisation_id: str, workflow_id: str) -> None:
-    """Note that a workflow is seen, before its first call.
+    """Make a workflow known before its first call.
 
     Raises:
         NotFoundError: no such organisation.
@@ -48,9 +48,9 @@ def create_organisation(unit: UnitOfWork, actor: Actor, name: str) -> records.Or
 
 
 def remove_organisation(unit: UnitOfWork, actor: Actor, organisation_id: str) -> None:
-    """End a tenant: its keys, its operators and their sessions, and its name is free again.
+    """Remove a tenant: its keys, its operators and their sessions; its name is free again.
 
-    What it has recorded stays until it is too old, like everybody's.
+    Its records stay until retention deletes them, like those of any other tenant.
 
     Raises:
         NotFoundError: no such organisation.
@@ -62,6 +62,7 @@ def remove_organisation(unit: UnitOfWork, actor: Actor, organisation_id: str) ->
         raise NotFoundError("no such organisation")
     if len(names) == 1:
         raise ConflictError("the only organisation cannot be removed")
+    # One transaction: there is no moment at which the organisation is gone and a key still valid.
     for key in unit.keys_in_use(organisation_id):
         unit.save_key(msgspec.structs.replace(key, revoked_at_ms=unit.now_ms))
     for operator in unit.operators(organisation_id):
@@ -115,6 +116,8 @@ def create_key(
     """
     if key.organisation_id is not None:
         organisation(unit, key.organisation_id)
+    # In the same transaction as the insertion: a key that is revoked meanwhile takes those below it
+    # along, or refuses this one.
     for owner_id in lineage(key.key_id)[1:]:
         if _own_key(unit, actor, key.organisation_id, owner_id).revoked_at_ms is not None:
             raise ConflictError("the key that it belongs to is revoked")
@@ -161,7 +164,7 @@ def rotate_key(
         name=old.name,
     )
     created = create_key(unit, actor, successor, key_hash, hmac_secret)
-    # The old key lives on for a while, so that its programs can change over without a failed call.
+    # The old key stays valid for a while, so that its programs can switch without a failed call.
     ends_ms = unit.now_ms + overlap_ms
     if old.expires_at_ms is not None:
         ends_ms = min(ends_ms, old.expires_at_ms)
@@ -185,6 +188,7 @@ def revoke_key(
         key = msgspec.structs.replace(key, revoked_at_ms=unit.now_ms)
         unit.save_key(key)
         audit.record(unit, actor, "key.revoke", key_id, {}, key.organisation_id)
+        # A revoked key must not live on in the keys that were made under it.
         for below in unit.keys_below(key_id):
             unit.save_key(msgspec.structs.replace(below, revoked_at_ms=unit.now_ms))
             audit.record(unit, actor, "key.revoke", below.key_id, {}, key.organisation_id)
@@ -199,7 +203,7 @@ def _own_key(
     if key is not None:
         if organisation_id in (None, key.organisation_id):
             return key
-        # A proxy for all organisations is the whole gateway's to end.
+        # A proxy key for all organisations may be ended by an operator of the whole gateway.
         if key.role == "proxy" and key.organisation_id is actor.organisation_id is None:
             return key
     raise NotFoundError("no such key")

@@ -1,4 +1,4 @@
-"""What calls of one kind have cost, from the most specific kind to the most general."""
+"""Learned costs of calls by kind, from the most specific kind to the most general."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 MODEL_KNOWN_MS: Final = HOUR_MS
-"""How long the model that calls of one kind used last is taken for the next one's.
+"""How long the model that calls of a kind used last is expected of the next one.
 
-A call that is refused cannot show that its model has changed, so this knowledge ends by itself.
+A refused call cannot show that its model has changed, so this has to end by itself.
 """
 
 SUBJECT_MAX: Final = 2048
-"""Characters, and bytes, of a subject that is not shortened: a row of an index has 2,704 bytes."""
+"""Longest subject, in bytes, that is not hashed: an index row of PostgreSQL has 2,704 bytes."""
 
 GATED: Final = "gated "
-"""Prefix of calls whose LLM requests are gated one by one: these pay for the requests."""
+"""Prefix of calls whose LLM requests are gated one by one, and hold their own costs."""
 
 
 def function_of(call: wire.GateRequest) -> str:
@@ -57,7 +57,7 @@ def _subject(workflow_id: str, function: str, model: str) -> str:
 def last_model(
     unit: UnitOfWork, organisation_id: str, function: str, workflow_id: str | None
 ) -> str | None:
-    """Return the model that such calls, which did not name one, have used within the last hour."""
+    """Return the model that calls of a function without a named model used in the last hour."""
     for subject in subjects(function, workflow_id, None):
         known = unit.estimate(organisation_id, subject)
         if known is not None and unit.now_ms - known.model_at_ms < MODEL_KNOWN_MS:
@@ -67,6 +67,7 @@ def last_model(
 
 def learn_model(unit: UnitOfWork, organisation_id: str, function: str, model: str) -> None:
     """Note the model that answers calls of a function; written when it changes or grows old."""
+    # Not with every answer, which would be a write for each request.
     (subject,) = subjects(function, None, None)
     known = unit.estimate(organisation_id, subject)
     if (

@@ -1,4 +1,4 @@
-"""The end of a reservation: settled or released, and what it gives back before."""
+"""The end of a reservation, settled or released, and what it gives back before its end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
 def lasts_ms(org: OrganisationState, *, renewed: bool) -> int:
-    """Return how long a reservation lasts from a sign of life on."""
+    """Return how long a reservation lasts after its holder's latest sign of life."""
     return org.settings.lease_ttl_ms if renewed else org.settings.reservation_ttl_ms
 
 
 def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationState) -> int:
-    """Close an open reservation, learn its cost, and return what was still reserved."""
+    """Close an open reservation, learn its cost, and return what was still reserved.
+
+    A closed reservation is left alone, so a release, a final event and a sweep can come in any
+    order, and more than once.
+    """
     if reservation.state != "open":
         return 0
     balances = [unit.balance(balance_id) for balance_id in reservation.balance_ids]
@@ -33,11 +37,14 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     left = ledger.release(reservation, balances, state)
     if reservation.metered:
         metered.close(unit, organisation(unit, reservation.organisation_id), reservation, state)
+    # On a closed reservation ``under_way`` means what was charged in advance. Nothing was, so far:
+    # ``lapse.expire`` sets it when it charges.
     reservation.under_way = 0
     if left:
         _announce_room(unit, reservation)
     if reservation.is_lease or reservation.is_request:
         return left  # not one call, or with a bound of its own
+    # A released or expired call without cost was perhaps never made: it teaches nothing.
     if reservation.spent or state == "settled":  # a call without cost counts too
         own, spent, asked = reservation.organisation_id, reservation.spent, reservation.model
         answered_by = reservation.answered_by if asked is None else None
@@ -47,7 +54,7 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
 
 
 def give_back(unit: UnitOfWork, reservation: Reservation, amount: int) -> None:
-    """Return a part of what an open reservation holds, at most all of it."""
+    """Give back a part of what an open reservation holds, at most all of it; it stays open."""
     amount = min(amount, reservation.held)
     if not amount:
         return
@@ -59,7 +66,7 @@ def give_back(unit: UnitOfWork, reservation: Reservation, amount: int) -> None:
 
 
 def _announce_room(unit: UnitOfWork, reservation: Reservation) -> None:
-    """Tell those who wait in line that money has come back."""
+    """Wake calls that wait in line for these balances, once this unit has committed."""
     own, balance_ids = reservation.organisation_id, reservation.balance_ids
     unit.announce(PostCommitEvent("room", own, balance_ids=balance_ids))
 
@@ -73,8 +80,10 @@ def own_reservation(
         unit: the unit of work.
         request: the request.
         reservation_id: of the reservation.
-        also_below: whether it may have been made with a key that belongs to the request's.
+        also_below: whether it may have been made with a key that belongs to the request's key.
     """
+    # A caller may name any id, so this is the check that keeps keys out of one another's money.
+    # Another key's reservation looks the same as none.
     found = unit.reservation(reservation_id)
     if (
         found is None
@@ -97,6 +106,7 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
         return kept
     reservation = own_reservation(unit, request, command.reservation_id)
     if reservation is not None:
+        # Before it is closed: a recall that waits for this lease gets its answer by this.
         own_lease = None
         if reservation.is_lease and reservation.state == "open":
             own_lease = reservation.reservation_id
@@ -110,7 +120,7 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
         answer = EncodedAnswer(200, wire.encode(body), own_lease=own_lease)
     elif approvals.leave(unit, request, command.reservation_id, stays=command.stays):
         answer = render.withdrawn(command.reservation_id)
-    else:
+    else:  # not stored for repeats: nothing has changed
         return render.not_found("no such reservation")
     idempotency.keep(unit, request, answer)
     return answer

@@ -38,24 +38,35 @@ from guard.gateway.ledger.state import NO_SCOPES, OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 RETURNS_MS: Final = 3000
-"""For so long a lease covers nothing after it was found that others wait for its budgets' money."""
+"""How long a lease covers no new calls after a grant or a recall while other calls wait in line.
+
+What it does not use goes back at once instead.
+"""
 
 
 def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     """Record the piggybacked events, then decide one call."""
+    # Everything below runs in one transaction, behind a savepoint: an exception undoes the events'
+    # charges as well. The caller sees the answer only after the commit.
     request, call = command.request, command.call
+    # 1. A repeat of a request that was answered, as after a lost answer: the same answer.
     kept = idempotency.replay(unit, request)
     if kept is not None and kept.status != idempotency.UNDECIDED:
         return kept
-    # A repeat of an undecided question, as after a lost connection: what the first has given back
-    # is not given back again, and no holder is asked for a recall twice.
+    # 2. A request that was taken in before and not decided: the second run of a recall, or a repeat
+    # after the gateway died or the connection was lost in between. The first run's give-back was
+    # committed, so it must not be applied twice, and the holders are not asked again. Its events
+    # need no such care: each is recorded once, by its id.
     is_first = kept is None and not command.is_again
     org = organisation(unit, request.organisation_id)
     outcome = None
     if command.events or command.rejected:  # before deciding: what they cost counts already
         outcome = charge.record_events(unit, org, request, command.events, command.rejected).outcome
+    # 3. It is faster than a rate cap: it asks again later, so its lease is left alone until then.
     if command.turn_in_ms is not None:
         return line.told_its_turn(call.call_id, command.turn_in_ms, outcome)
+    # 4. What the caller holds and does not need is given back first, so that the decision can use
+    # it: a lease is decided as if it were new.
     requests.release_guess(unit, command)
     lease = leases.take_back(unit, command, give_back=is_first)
     recalls = command.recalls and is_first
@@ -77,20 +88,25 @@ def _answer(
     """Decide a call, count it, and keep the answer for repeats."""
     request, call = command.request, command.call
     decided = _decide(unit, org, command, lease, recalls=recalls)
+    # 1. Holders of leases are asked first, outside of the transaction; then the command runs again.
     if isinstance(decided, CallRefusal) and decided.recall:
         # Committed all the same: the events are charged, and the lease has given back.
         idempotency.keep_undecided(unit, request)
         return EncodedAnswer(idempotency.UNDECIDED, b"", recall=decided.recall)
+    # 2. It waits in line.
     if isinstance(decided, Waiter):
-        # Who waits asks every second: only what has given something back is noted.
+        # A waiting call asks every second, so a row is written only where a repeat would do harm:
+        # where the question has given something back.
         if call.lease is not None and call.lease.lease_id and call.lease.unused_nanousd:
             idempotency.keep_undecided(unit, request)
         return line.told_its_place(command, decided, unit.now_ms, outcome)
+    # 3. It is refused. A refused top-up is not recorded as a refusal: no call was stopped by it.
     if isinstance(decided, CallRefusal):
         if not command.is_ahead:
             unit.add_refusal(request, call, decided)
         answer = render.refused(decided, outcome)
         idempotency.keep(unit, request, answer)
+    # 4. It is allowed, or waits for a person.
     else:
         decided.events = outcome
         lease_id = None if decided.lease is None else decided.lease.lease_id
@@ -102,7 +118,10 @@ def _answer(
         repeats.allowed(unit, org, command)
         if call.named:  # it was counted in its workflow when it was allowed
             return answer
-    # No call is made, or it was counted when it began, or it names what is none of the caller's.
+    # Refused calls count in their workflow, too, and so does each question that is answered with
+    # pending. Not counted: a top-up, for which no call is made; more money for a request that was
+    # counted when it began; and a call that names a workflow other than its key's, which must not
+    # change that workflow's totals.
     if command.is_ahead or call.grows or command.is_foreign:
         return answer
     own = org.organisation_id
@@ -121,30 +140,43 @@ def _decide(
     *,
     recalls: bool,
 ) -> wire.GateReply | CallRefusal | Waiter:
-    """Decide a call: operators first, then policies, a person, and budgets at last."""
+    """Decide a call: operators first, then policies, a person, and budgets last.
+
+    The order is from what costs nothing to what takes money: a call that is refused by an earlier
+    step has reserved nothing that would have to be undone.
+    """
     call = command.call
+    # 1. An operator, or a rule, has killed or paused its workflow or run.
     stopped = control.stopped(unit, org, call.workflow_id, call.run_id)
     if stopped is not None:
         return stopped
+    # 2. Policies, rate caps and prices refuse it. That was evaluated on the loop, with the rules
+    # that were in force when the command was made.
     if command.refusal is not None:
         return command.refusal
+    # 3. A policy refuses the model that is expected to answer. The store knows which that is, so
+    # this could not be evaluated before.
     answered_by = requests.answered_by(unit, command)
     if answered_by is not None and command.judges_model is not None:
         refused = command.judges_model(answered_by)
         if refused is not None:
             return refused
+    # 4. Its run has made the same call too often.
     if command.repeats:
         refused = repeats.judge(unit, org, command)
         if refused is not None:
             return refused
+        # It was allowed where a model named its tool: only its repeats are judged here.
         if call.named:
             return wire.GateReply("allow", call.call_id)
     chain_id = None if call.chain is None else call.chain.id
     allowance = _allowance(unit, org, command)
+    # 5. A person has to approve it. Before money is reserved, which would be held while it waits.
     if command.approval is not None:
         waiting = approvals.required(unit, org, command, command.approval)
         if waiting is not None:
             return waiting
+    # 6. Budgets.
     rates = command.rates
     if rates is not None:
         if answered_by is not None:
@@ -155,6 +187,7 @@ def _decide(
         GateDecision(unit, org, command, recalls, lease, chain_id, allowance, answered_by, rates)
     )
     if isinstance(decided, wire.GateReply):
+        # Used up only here: an approved call that a budget refuses keeps its approval.
         if command.approval is not None:
             approvals.use(unit, org.organisation_id, command.request.key_id, call.call_id)
         if chain_id is not None and chains.is_foreign(unit, command.request, chain_id):
@@ -163,10 +196,14 @@ def _decide(
 
 
 def _allowance(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> int | None:
-    """Return what the call's chain allows beyond a limit, after the call's step in it."""
+    """Apply the call's step in its chain; return the share of a limit that the chain adds.
+
+    In thousandths; ``None`` outside of an open chain.
+    """
     chain, request = command.call.chain, command.request
     if chain is None or chains.is_foreign(unit, request, chain.id):
         return None
+    # A top-up is no step: it must neither open a chain nor end one.
     if not command.is_ahead:
         return chains.step(unit, org, chain, command.call.workflow_id)
     is_open = chains.open_chain(unit, request, chain.id) is not None
@@ -191,7 +228,9 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
         refused = _last_models_budget(decision)
         if refused is not None:
             return refused
-    # 3. Nothing that is unspent would pay for it: its output is limited to what would.
+    # 3. How much it takes, in this order: its output is limited to what all unspent money would
+    # pay for; a guess shrinks where little room is left; tokens may limit the output further,
+    # which lowers the money again.
     read = line.read_meanwhile(decision.unit, command)
     payable = amounts.payable(decision, accounts, amount, read)
     amount = amounts.within_room(decision, accounts, payable)
@@ -202,9 +241,12 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     # 4. It does not fit: it waits, or is refused, perhaps after a recall.
     if judgement.refused_by is not None:
         waiter = line.place_in_line(decision, accounts, amount, promised_room, read, needs)
-        for outer in () if waiter is None else around:  # who waits holds nothing
+        # A call that waits must hold nothing: two calls that each hold what the other one waits
+        # for would wait until their time is over.
+        for outer in () if waiter is None else around:
             expiry.give_back(decision.unit, outer, outer.held)
         refusal = _over_budget(decision, accounts, judgement, amount)
+        # A recall comes before a place in line: it takes a fraction of a second.
         if waiter is not None and not refusal.recall:
             return waiter
         if not refusal.recall and not command.is_ahead:
@@ -212,6 +254,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
             short = winding.begins(decision, accounts, amount, needs) if unit != "calls" else []
             if winding.may_be_last(decision, short):
                 return _last(decision, short)
+            # Final: what the call has asked operators is dropped, and the refusal is remembered.
             winding.note(decision, short)
             answered = asks.decided(decision, _all(accounts, needs), refused=True)
             if answered:
@@ -240,7 +283,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
 def _last(
     decision: GateDecision, short: list[BudgetAccount]
 ) -> wire.GateReply | CallRefusal | Waiter:
-    """Decide the last request of a run, which may use what is kept for winding down."""
+    """Decide a request as the last one of its run, which may use the share for winding down."""
     decided = _reserve(msgspec.structs.replace(decision, is_last=True))
     if isinstance(decided, wire.GateReply):
         winding.note(decision, short, is_last=True)
@@ -249,7 +292,9 @@ def _last(
 
 
 def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None:
-    """Keep what was refused for want of a budget, for whoever looks at it."""
+    """Remember the smallest amount that a budget has refused; readers show it as exhausted."""
+    # Written only when it changes, so that a storm of refusals does not write the balance again
+    # and again.
     if not account.has_refused_less(amount):
         unit.change_balances([account.balance])
         is_first = not account.balance.refused_nanousd
@@ -259,7 +304,7 @@ def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None
 
 
 def _keys(decision: GateDecision) -> ScopeKeys:
-    """Return what decides which budgets are over the call."""
+    """Return the ids that decide which budgets are over the call."""
     call = decision.command.call
     named = models.names(decision.answered_by, _model(call))
     tags = tags_over(decision.unit, decision.org, call.tags)
@@ -268,7 +313,7 @@ def _keys(decision: GateDecision) -> ScopeKeys:
 
 
 def _accounts(decision: GateDecision, keys: ScopeKeys) -> list[BudgetAccount]:
-    """Return every balance of money over the call, without what it may not use of it."""
+    """Return every balance of money over the call, less any kept share that it may not use."""
     accounts = accounts_of(decision.unit, decision.org, keys)
     return accounts if decision.is_last else winding.without_kept(accounts, decision.command.call)
 
@@ -281,7 +326,10 @@ def _all(accounts: list[BudgetAccount], needs: Sequence[metered.Need]) -> Iterab
 def _needs(
     decision: GateDecision, keys: ScopeKeys, amount: Amount
 ) -> tuple[Amount, Sequence[metered.Need]]:
-    """Return what the call takes of budgets of tokens and calls, and its money after that."""
+    """Return the call's money, and what it takes of budgets of tokens and calls.
+
+    The money is lower than before where a budget of tokens limits the output.
+    """
     call = decision.command.call
     found = metered.over_call(decision.unit, decision.org, call, keys)
     if not found:
@@ -309,7 +357,7 @@ def _judge(
     promised: Mapping[int, int] = ledger.NOTHING_PROMISED,
     needs: Sequence[metered.Need] = metered.NO_NEEDS,
 ) -> ledger.Judgement:
-    """Judge the amount; what has expired, and no sweep has closed yet, must refuse nothing."""
+    """Judge the amount, without refusing it for reservations that have expired already."""
 
     def judge() -> ledger.Judgement:
         found = ledger.judge(
@@ -324,6 +372,8 @@ def _judge(
             return metered.judge(needs, found, decision.allowance, promised)
         return found
 
+    # Sweeps are periodic. Expiring here only on a refusal keeps the usual decision cheap. The
+    # accounts stay valid: expiry changes the same balance objects.
     judgement = judge()
     if judgement.refused_by is not None and lapse.expire_reservations(decision.unit):
         judgement = judge()
@@ -338,29 +388,31 @@ def _granted(
     amount: Amount,
     needs: Sequence[metered.Need] = metered.NO_NEEDS,
 ) -> wire.GateReply:
-    """Reserve what was judged to fit, for the call alone or with a lease's share on top.
+    """Reserve what was judged to fit, for the call alone or as a part of a lease.
 
     Args:
         decision: the decision.
         accounts: every balance over the call.
         lease: the lease to top up; ``None``: a new one, if leases are granted.
         judgement: what fits.
-        amount: what was to be reserved.
+        amount: what was asked for.
         needs: what the call takes besides money; no lease holds that.
     """
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
     granted = judgement.amount
-    # Of one lane, other calls may have other tags, and so other budgets.
+    # No lease where the next call of the lane may be under other budgets (tags are not part of a
+    # lane), or where this call may use money that the next one may not.
     is_alone = bool(needs) or decision.is_last or call.winding_down or org.is_tagged
     may_lease = command.grants_lease and not is_alone
-    # Who takes more than the call needs, or covers others with it, jumps the line.
+    # While calls wait for this money, a lease gets only what its call needs: more would be spent
+    # on later calls, ahead of those in line.
     is_awaited = line.is_awaited(command, accounts)
     if call.lease is not None and may_lease and not (is_awaited or command.small_lease):
         granted = lease_sizes.size(decision, accounts, granted, call.lease.demand_nanousd, lease)
     unit.change_balances([account.balance for account in accounts])
     ledger.reserve(accounts, granted, decision.allowance)
-    # By position, as above.
+    # By position, as in ``_decide``.
     reservation = Reservation(
         unit.ids.unguessable(unit.now_ms),
         org.organisation_id,
@@ -387,6 +439,8 @@ def _granted(
     granted_lease = None
     if needs:
         metered.reserve(unit, org, needs, reservation, decision.allowance)
+    # With a lease, the reservation above is only a draft of its lane: it is added to the lease
+    # that there is, or becomes the new one.
     if may_lease:
         reservation = leases.grant(unit, org, reservation, accounts, lease, granted)
         granted_lease = wire.LeaseGrant(
@@ -456,7 +510,7 @@ def _over_budget(
 def _over_metered(
     decision: GateDecision, account: BudgetAccount, whose: str, needed: int
 ) -> CallRefusal:
-    """Refuse a call for which a budget of tokens or calls has not enough left."""
+    """Return the refusal of a call by a budget of tokens or calls with too little left."""
     call, rule = decision.command.call, account.rule
     text = f"{whose}: {account.state()}"
     if rule.unit == "tokens":
@@ -476,7 +530,7 @@ def _over_metered(
 
 
 def _fitting(decision: GateDecision, accounts: list[BudgetAccount]) -> str:
-    """Say what would fit now of a call that does not."""
+    """Return, for a refusal's text, how much of the call would fit at present."""
     unit, command, rates = decision.unit, decision.command, decision.rates
     call = command.call
     rooms = [each.room(decision.allowance) for each in accounts if each.rule.mode == "hard"]
@@ -499,9 +553,9 @@ def _holders(
 
 
 def _last_models_budget(decision: GateDecision) -> CallRefusal | None:
-    """Refuse a call that names no model when nothing is left for the model such calls used last.
+    """Refuse a call without a model when the budgets of the model such calls used last are spent.
 
-    The model is a guess, so nothing is reserved on its budgets, and room of any size is enough.
+    The model is a guess, so nothing is reserved on its budgets, and any room at all is enough.
     """
     unit, org, call = decision.unit, decision.org, decision.command.call
     model = last_model(unit, org.organisation_id, f"{call.kind}:{call.function}", call.workflow_id)

@@ -1,4 +1,8 @@
-"""Repeated requests: the first answer is stored in the transaction of its effects."""
+"""Repeated requests: the first answer is stored in the transaction of its effects.
+
+So there is no moment at which a request has taken effect and a repeat of it would do so again: if
+the process dies before the commit, neither exists, and a repeat is a first request.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from guard.gateway.ledger.state import StoredAnswer
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 UNDECIDED: Final = 0
-"""Status of a stored answer whose request was taken in and is going to be decided once more."""
+"""Status of a stored answer whose request has given back, and is going to be decided again."""
 
 
 def replay(unit: UnitOfWork, request: RequestOrigin) -> EncodedAnswer | None:
@@ -23,14 +27,17 @@ def replay(unit: UnitOfWork, request: RequestOrigin) -> EncodedAnswer | None:
     kept = unit.stored_answer(lookup_key)
     if kept is None:
         return None
-    # The same name for another request is a mistake of the client: the old answer would hide it.
+    # The same name for a different request is a bug in the client, which the old answer would hide.
     if kept.fingerprint != request.fingerprint:
         return conflict()
     return EncodedAnswer(kept.status, stored_reply.unpacked(kept.body), replay=True)
 
 
 def keep_undecided(unit: UnitOfWork, request: RequestOrigin) -> None:
-    """Note that a request was taken in, so that no repeat of it gives back twice."""
+    """Note that a request has given back, so that no repeat of it gives back again.
+
+    The final answer replaces this one under the same key.
+    """
     keep(unit, request, EncodedAnswer(UNDECIDED, b""))
 
 

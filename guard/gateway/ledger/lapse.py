@@ -1,7 +1,7 @@
-"""What has expired: its holder is taken for gone, and what it had under way is charged.
+"""Expiry: closes the reservations of holders that are gone, and charges what they had under way.
 
-A holder without a journal says what it has under way, since nobody else would know of it. What was
-charged for that pays for events that come after all, so that nothing is charged twice.
+A holder without a journal reports what it has under way, since no record of it would survive the
+process. What is charged for that pays for events that still arrive, so nothing is charged twice.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from guard.gateway.ledger import (
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 SWEEP_MAX: Final = 2000
+"""Maximum reservations that one sweep expires."""
 
 
 def expire(unit: UnitOfWork, reservation: Reservation) -> None:
     """Close an open reservation whose time has passed, and charge what was under way."""
+    # Read before the close, which clears both. Events have used up a part of what was held by now,
+    # and what they paid for is not under way any more: hence the smaller of the two.
     amount = min(reservation.under_way, reservation.held)
+    # Closed before it is charged, so that the charge is recorded like an event that came late: it
+    # neither prolongs the reservation nor draws on it.
     expiry.close(unit, reservation, "expired")
     if amount:
         reservation.under_way = charge.charge_unreported(unit, reservation, amount)
@@ -39,6 +44,7 @@ def expire_reservations(unit: UnitOfWork) -> int:
     """Close reservations past their expiry, by the store's clock; return how many."""
     expired = unit.expired_reservations(SWEEP_MAX)
     # An event may still come: it is charged then, flagged as late, and can go over the limit.
+    # Keeping the money of a dead process reserved would refuse other calls instead.
     for reservation in expired:
         expire(unit, reservation)
     return len(expired)
@@ -47,8 +53,8 @@ def expire_reservations(unit: UnitOfWork) -> int:
 def sweep(unit: UnitOfWork) -> int:
     """Expire reservations and approvals, lift ended exhaustions, delete old data.
 
-    All commands of the store wait meanwhile, so it takes a bounded number of reservations and
-    approvals, and leaves the rest to the next sweep.
+    All commands of the store wait while it runs, so it handles a bounded number of reservations and
+    approvals and leaves the rest to the next sweep.
     """
     closed = expire_reservations(unit)
     approvals.expire(unit)

@@ -1,4 +1,4 @@
-"""How much a lease is granted: a share of the room, which leaves other holders and keys theirs."""
+"""How much a lease is granted: a share of the room that leaves a share for other holders."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from guard.gateway.domain.lineage import root_of
 from guard.gateway.ledger.amounts import GateDecision
 
 _LEASES_MAX: Final = 256
-"""Leases of a key that are summed. One with more gets no more than its call needs, where room is
-short: no question takes longer because of how many there are."""
+"""Maximum leases of a key that are summed up, so that no question takes longer with more of them.
+
+A key with more gets no more than its call needs where room is short.
+"""
 
 
 def size(
@@ -25,9 +27,8 @@ def size(
 ) -> int:
     """Return how much to grant: the demand, within a share of the room; at least the amount.
 
-    The share leaves as much for every other holder of a lease, and for one to come. Where it is
-    smaller than the amount, exactly the amount is granted, so that the last of a budget is decided
-    call by call.
+    The share leaves as much for each other lease, and for one to come. Where it is smaller than the
+    amount, exactly the amount is granted, so that the rest of a budget is decided call by call.
 
     Args:
         decision: the decision.
@@ -36,6 +37,7 @@ def size(
         demand: what its holder expects to need, in nano-dollars.
         lease: the lease to top up; ``None``: a new one.
     """
+    # On each balance a share for this lease, one for each other lease, and one for a lease to come.
     share = ledger.LEASE_NANOUSD_MAX
     for account in accounts:
         balance = account.balance
@@ -54,11 +56,11 @@ def size(
 def _within_share_of_key(
     decision: GateDecision, accounts: Sequence[BudgetAccount], wanted: int
 ) -> int:
-    """Return what of an amount a key's lease may take, however many leases the key has.
+    """Return how much of an amount a key's lease may take, however many leases the key has.
 
-    What they hold counts as the key's share, and of what is left beyond that it gets half; so all
-    of them together leave other keys as much again. A key and those that belong to it are one here.
-    A key without others in its organisation, or within a budget of its own, shares with nobody.
+    The key's leases together may hold at most half of the room that they and other keys share, so
+    other keys can have as much. A key and the keys that belong to it count as one. A key that is
+    alone in its organisation, or under a budget of its own, need not share.
     """
     root = root_of(decision.command.request.key_id)
     rooms: dict[int, int] = {}
@@ -67,13 +69,14 @@ def _within_share_of_key(
         if rule.mode != "hard" or (rule.scope_kind == "key" and root_of(balance.scope_id) == root):
             continue
         room = account.room(decision.allowance)
-        # Where all that is set aside leaves enough, what of it is the key's need not be known.
+        # With enough room even if all that is set aside were the key's own, its leases need not be
+        # summed up.
         if 2 * wanted > room - balance.reserved:
             rooms[balance.balance_id] = room
     unit, organisation_id = decision.unit, decision.org.organisation_id
     if not rooms or not unit.has_other_keys(organisation_id, root):
         return wanted
     own = unit.leased(organisation_id, root, _LEASES_MAX)
-    if own is None:
+    if own is None:  # too many to sum up: nothing beyond what the call needs
         return 0
     return min(wanted, *((room - own.get(each, 0)) // 2 for each, room in rooms.items()))

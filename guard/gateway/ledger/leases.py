@@ -1,8 +1,9 @@
 """Leases: reservations that a process holds in advance and spends by itself.
 
-A lease belongs to one lane: key, workflow, agent, chain, user and model, which is what decides the
-budgets over a call. Every ask gives back first what is unused; then the gate decides as if the
-lease were new. A lease ends when its holder closes it or stops renewing it.
+A lease belongs to one lane: key, workflow, agent, chain, user and model, which together decide the
+budgets over a call. Every question about a lane first gives back what its lease does not use; then
+the gate decides as if the lease were new. A lease ends when its holder closes it or stops renewing
+it.
 """
 
 from __future__ import annotations
@@ -22,27 +23,30 @@ from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 CLOSING_MS: Final = 5000
-"""How long a closed lease still pays for events on their way."""
+"""How long a closed lease still pays for events that are on their way."""
 
 AGE_MAX_MS: Final = 3_600_000
-"""An older lease is replaced when it is topped up."""
+"""A lease older than this is not topped up; its holder gets a new one."""
 
 RECALL_MAX: Final = 100
-"""Leases in one recall; those that hold most come first."""
+"""Maximum leases in one recall; those that hold most come first."""
 
 RECALL_FROM: Final = 256
-"""Leases of one balance among which a recall finds them; the next one looks at the next ones."""
+"""How many leases of one balance a recall looks at; the next recall looks at the next ones."""
 
 
 def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Reservation | None:
-    """Return the caller's lease of this lane, after what is unused in it was given back.
+    """Give back what the caller's lease of this lane does not use, and return the lease.
 
     A lease that is unknown, over, or of another key or lane counts as none.
 
     Args:
+        unit: the unit of work.
         command: the question.
         give_back: ``False`` when the same question has given back before.
     """
+    # What is unused is the holder's own figure. A wrong one harms only the holder: no more than the
+    # lease holds is given back, and what events cost beyond that is charged to the same budgets.
     call = command.call
     if call.lease is None or call.lease.lease_id is None:
         return None
@@ -70,20 +74,21 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
 def _live(
     unit: UnitOfWork, request: RequestOrigin, lease_id: str, *, also_closing: bool = False
 ) -> Reservation | None:
-    """Return the key's own lease, unless it is over, or its time has passed.
+    """Return the key's own lease, unless it has ended or expired.
 
     Args:
         unit: the unit of work.
-        request: who asks.
+        request: the caller and its key.
         lease_id: of the lease.
-        also_closing: whether it may be closed, and only pay for events on their way.
+        also_closing: whether the lease may be one that its holder has closed.
     """
     found = expiry.own_reservation(unit, request, lease_id)
     if found is None or not found.is_lease or found.state != "open":
         return None
     if found.closing and not also_closing:
         return None
-    # What no sweep has seen yet must not be renewed either.
+    # An expired lease that no sweep has closed yet counts as over, too: whether a lease can be
+    # renewed must not depend on when a sweep runs.
     return found if found.expires_at_ms > unit.now_ms else None
 
 
@@ -95,11 +100,13 @@ def grant(
     lease: Reservation | None,
     granted: int,
 ) -> Reservation:
-    """Add an amount, which is reserved on the accounts, to the lane's lease, or open one.
+    """Add an amount that is reserved already to the lane's lease, or open a new lease with it.
 
     Args:
-        draft: a reservation of the lane.
-        accounts: what the amount is reserved on.
+        unit: the unit of work.
+        org: the organisation.
+        draft: a reservation of the lane, which becomes the lease if there is none.
+        accounts: what the amount is reserved on; their balances were announced to change.
         lease: the caller's current lease of this lane.
         granted: nano-dollars.
     """
@@ -108,12 +115,15 @@ def grant(
         unit.change_reservation(lease)
         lease.amount += granted
         lease.held += granted
+        # A request of a holder without a journal: charged if the lease expires before the holder
+        # says that it is done.
         lease.under_way += draft.under_way
         lease.expires_at_ms = expires_at_ms
         return lease
     draft.amount = draft.held = granted
     draft.basis = "lease"
     draft.expires_at_ms = expires_at_ms
+    # Counted here once, and taken off by ``ledger.release`` when the lease ends.
     for account in accounts:
         account.balance.leases += 1
     unit.add_reservation(draft)
@@ -123,7 +133,9 @@ def grant(
 def current(
     unit: UnitOfWork, lease: Reservation | None, accounts: Sequence[BudgetAccount]
 ) -> Reservation | None:
-    """Return a lease that may be topped up: the same balances apply, and it is not too old."""
+    """Return the lease if it may be topped up: the same balances apply, and it is not too old."""
+    # A new period or a new budget changes the balances. The old lease then keeps what it holds, on
+    # the old balances, until its holder closes it or it expires.
     if (
         lease is None
         or lease.balance_ids != tuple([account.balance.balance_id for account in accounts])
@@ -139,24 +151,31 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
     kept = idempotency.replay(unit, request)
     if kept is not None:
         return kept
-    # What is granted while a lease is being closed goes back by closing it once more.
+    # A grant may be on its way to the holder while that closes the lease. The lease then still
+    # holds it when it is closed, and a second close gives it back.
     lease = _live(unit, request, change.lease_id, also_closing=change.close)
     if lease is None:
         state = renewals.renew(unit, request, change)
         if state is None:
             state = approvals.renew(unit, request, change.lease_id)
-        if state is not None:  # not kept: nothing is lost when it is done twice
+        if state is not None:  # not stored for repeats: doing it twice changes nothing
             return EncodedAnswer(200, wire.encode(state))
         return render.not_found("no such lease")
     expiry.give_back(unit, lease, change.unused_nanousd)
     unit.change_reservation(lease)
+    # The holder's figure replaces the gateway's, which only grows with each grant.
     lease.under_way = change.under_way_nanousd
+    # 1. Closed, and nothing is left in it: it ends.
     if change.close and not lease.held:
         expiry.close(unit, lease, "settled" if lease.spent else "released")
-    elif change.close:  # events of its last calls may be on their way, and are paid from it
+    # 2. Closed, while events of its last calls are still to come. It pays for them until it
+    # expires, which also covers a holder that dies before it has sent them.
+    elif change.close:
         lease.closing = True
+        # Never later than before: a repeated close must not prolong it.
         if lease.expires_at_ms > unit.now_ms + CLOSING_MS:
             unit.expire_sooner(lease, unit.now_ms + CLOSING_MS)
+    # 3. Renewed.
     else:
         ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
         lease.expires_at_ms = unit.now_ms + ttl_ms
@@ -168,12 +187,13 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
 
 
 def resume(unit: UnitOfWork) -> int:
-    """Renew what holders renew after a time in which none could; return how many there are.
+    """Renew all leases and renewed reservations, as after an outage; return how many there are.
 
-    What waits for a person is renewed as well.
+    Approvals that are waiting for a person are renewed as well.
 
-    A holder that lives has spent from its lease meanwhile and reports it now; what it holds must
-    not have been given to others. The lease of one that died ends a full time later.
+    A holder that lived through the outage has spent from its lease and reports that only now; what
+    the lease holds must not have been granted to others. The lease of a holder that died ends one
+    lease time later than it would have.
     """
     approvals.resume(unit)
     found = unit.all_renewed()
@@ -194,14 +214,16 @@ def holders(
 ) -> dict[str, list[str]]:
     """Return leases, by key, that hold money where less than ``needed`` is left.
 
-    A refusal must not cost more where there are more leases, so it looks at a bounded number.
+    It looks at a bounded number of leases, so that a refusal does not get slower with each lease.
 
     Args:
+        unit: the unit of work.
         accounts: every balance over the call.
         needed: nano-dollars.
         own: the caller's lease, which has given back already.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
     """
+    # A balance whose only lease is the caller's own has nothing to recall.
     own_count = int(own is not None)
     short = [
         account.balance.balance_id

@@ -1,4 +1,8 @@
-"""The line: which call waits for money that is only set aside, and for whom some is kept."""
+"""The line: which calls wait for money that is set aside, and what is kept for earlier ones.
+
+The line itself is in memory, in :mod:`guard.gateway.services.waiting_line`. A command carries a
+copy of it, so the rules here stay pure: a command that runs twice decides by the same line.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,15 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 def calls_around(
     unit: UnitOfWork, command: GateCommand, accounts: list[BudgetAccount]
 ) -> list[Reservation]:
-    """Return the reservations of the calls around one, as far as they hold money that it needs.
-
-    Older SDKs name the one around a request only.
-    """
+    """Return the open reservations of the calls around this one that hold money it needs."""
     call = command.call
     names = call.around
+    # Older SDKs send no ``around``; a request names the call around it in ``held``.
     if call.kind == "llm" and call.held is not None and call.held not in names:
         names = [call.held, *names]
     if not names:
         return []
+    # Not drawn on: a request's own bound, and a lease, whose holder spends it without asking.
     over = {account.balance.balance_id for account in accounts}
     found = (expiry.own_reservation(unit, command.request, name) for name in names)
     return [
@@ -41,15 +44,15 @@ def calls_around(
 
 
 def give_back_drawn(unit: UnitOfWork, around: Iterable[Reservation], amount: int) -> None:
-    """Return from the calls around one what is reserved for that one now."""
+    """Give back from the calls around this one what this one reserves itself."""
     for reservation, part in ledger.drawn_on(around, amount)[0]:
         expiry.give_back(unit, reservation, part)
 
 
 def read_meanwhile(unit: UnitOfWork, command: GateCommand) -> Mapping[int, int]:
-    """Return, by balance, what the streams hold that the asking task itself reads.
+    """Return, by balance, what is held by the streams that the asking task itself reads.
 
-    None of it comes back while that task waits.
+    None of it comes back while that task waits, so waiting for it would be a deadlock.
     """
     if not command.call.reads:
         return ledger.NOTHING_PROMISED
@@ -68,7 +71,10 @@ def promised_room(
     amount: Amount,
     around: Sequence[Reservation],
 ) -> Mapping[int, int]:
-    """Return the room that goes to others first; less than zero where calls around have some."""
+    """Return, by balance, the room that is promised to earlier calls in line.
+
+    It is negative where the calls around this one hold money that this one may draw on.
+    """
     command = decision.command
     if not around and (not command.waiters or command.place is None):
         return ledger.NOTHING_PROMISED
@@ -85,14 +91,16 @@ def promised_room(
     for account in accounts if drawn else ():
         balance_id = account.balance.balance_id
         own = drawn.get(balance_id, 0)
-        if own:  # what is drawn on was promised to nobody
+        # What is drawn on is not room, so it was promised to no waiting call. A promise counts only
+        # as far as there is room for it, or it would eat up what is drawn on.
+        if own:
             room = max(0, account.room(decision.allowance))
             found[balance_id] = min(found.get(balance_id, 0), room) - own
     return found
 
 
 def is_awaited(command: GateCommand, accounts: list[BudgetAccount]) -> bool:
-    """Tell whether others wait for money of these balances."""
+    """Return whether other calls wait for money of these balances, here or at other replicas."""
     if not (command.waiters or command.awaited):
         return False
     ids = [account.balance.balance_id for account in accounts]
@@ -112,20 +120,23 @@ def place_in_line(
 ) -> Waiter | None:
     """Return the place of a call that does not fit; ``None`` where waiting would be in vain.
 
-    It waits where the unspent money would pay for it on each balance, and something is under way
-    that may return some; and, where the budget asks, for an operator to raise the limit.
+    On each balance that is short, the call can wait for one of two things: for money to come back,
+    where all unspent money would pay for it and something that may return some is under way; or,
+    where the budget asks, for an operator to raise the limit. It gets a place only if one of them
+    holds on every balance.
 
     Args:
         decision: the decision.
         accounts: every balance over the call.
         amount: what does not fit.
-        promised_to: by balance, the room that goes to others first.
-        read: by balance, what the streams hold that the caller itself reads.
+        promised_to: by balance, the room that is promised to earlier calls.
+        read: by balance, what is held by streams that the caller itself reads.
         needs: what it takes besides money.
     """
     place, allowance = decision.command.place, decision.allowance
     if place is None:
         return None
+    # Both limits run from the last time that money came back: a line that moves does not end.
     longest_ms = decision.org.settings.wait_for_room_max_ms
     is_over = decision.unit.now_ms >= min(place.until_ms, place.from_ms + longest_ms)
     short: list[int] = []
@@ -143,12 +154,14 @@ def place_in_line(
             continue
         own = read.get(balance.balance_id, 0)
         pays = account.unspent(allowance) - own >= needed
+        # Waiting for money is in vain: only a raise can help, if the budget asks for one.
         if is_over or not pays or balance.reserved - own + others <= 0:
             if not asks.may_wait(decision, account):
                 return None
             asked.append((account, needed))
             is_spent |= not pays
         short.append(balance.balance_id)
+    # Only after every balance has been looked at: a call that is refused asks for no raise.
     asks.note(decision, asked)
     return place.waiter(
         decision.command.call.call_id,
@@ -163,7 +176,7 @@ def place_in_line(
 def told_its_place(
     command: GateCommand, waiter: Waiter, now_ms: int, events: wire.EventsOutcome | None
 ) -> EncodedAnswer:
-    """Return the answer to a call that has a place in line."""
+    """Return the answer to a call that has a place in line; it is not stored for repeats."""
     assert command.place is not None
     reply = wire.GateReply(
         decision="waiting",

@@ -1,8 +1,8 @@
 """Budgets of tokens and of calls: set aside and charged beside money, by the same rules.
 
-What such a budget is over is decided call by call, under no lease. An LLM request holds its bound
-in tokens, and itself as one call, until its event says what it used. Any other call is counted when
-it is allowed: nothing tells whether a tool that a model has named was run.
+Calls under such a budget are decided one by one, without a lease. An LLM request holds its bound in
+tokens, and itself as one call, until its event reports what it used. Any other call is counted when
+it is allowed, since no event need report whether it was made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
 class Need(Struct, frozen=True):
-    """What a call takes of budgets that count the same, in their unit."""
+    """What a call takes of budgets that count the same thing, in their unit."""
 
     meter: Meter
     accounts: list[BudgetAccount]
@@ -38,7 +38,7 @@ NO_NEEDS: Final[Sequence[Need]] = ()
 def over_call(
     unit: UnitOfWork, org: OrganisationState, call: wire.GateRequest, keys: ScopeKeys
 ) -> Sequence[Need]:
-    """Return the budgets of tokens and calls over a call, each with one of its unit."""
+    """Return the budgets of tokens and calls over a call, with an amount of 1 for a start."""
     if call.grows:  # more money for a request that holds all its tokens
         return NO_NEEDS
     return [
@@ -49,7 +49,7 @@ def over_call(
 
 
 def _uses_tokens(call: wire.GateRequest) -> bool:
-    """Tell whether a call takes tokens itself: one whose requests are gated does not."""
+    """Return whether a call takes tokens itself: one whose requests are gated does not."""
     if call.kind == "llm":
         return True
     return not call.gates_requests and bool(call.max_input_tokens or call.max_output_tokens)
@@ -60,7 +60,7 @@ def _counts_call(meter: Meter, call: wire.GateRequest, named: tuple[str, ...]) -
 
 
 def _counts(meter: Meter, names: Iterable[str]) -> bool:
-    """Tell whether calls of a tool, or of a model by any of its names, are counted."""
+    """Return whether calls of a tool, or of a model by any of its names, are counted."""
     if not meter.counts:
         return True
     matcher = _matcher(meter.counts)
@@ -78,7 +78,7 @@ def judge(
     chain_over_permille: int | None,
     promised: Mapping[int, int],
 ) -> ledger.Judgement:
-    """Return the judgement of a call whose money fits: refused where something else does not."""
+    """Return the judgement of a call whose money fits, refused where its tokens or calls do not."""
     for need in needs:
         found = ledger.judge(
             need.accounts,
@@ -100,7 +100,7 @@ def reserve(
     reservation: Reservation,
     chain_over_permille: int | None,
 ) -> None:
-    """Reserve what was judged to fit; what no event will settle is charged at once."""
+    """Reserve what was judged to fit; charge at once what no event will settle."""
     holds: list[MeteredHold] = []
     for need in needs:
         balances = [account.balance for account in need.accounts]
@@ -110,6 +110,8 @@ def reserve(
             ids = tuple([balance.balance_id for balance in balances])
             holds.append(MeteredHold(need.meter.unit, ids, need.amount, need.amount))
             continue
+        # Reserved above and unreserved here: ``ledger.reserve`` also raises what was authorised, as
+        # for every other grant.
         for balance in balances:
             balance.reserved -= need.amount
         control.announce_charge(unit, org, ledger.commit(need.accounts, need.amount))
@@ -125,7 +127,8 @@ MeteredAccounts = Sequence[tuple[Meter, list[BudgetAccount]]]
 def over_event(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> MeteredAccounts:
     """Return the budgets over an LLM request's event, by what they count.
 
-    To be called before its usage is counted, since a balance opens with what was used before.
+    Call this before the event's usage is counted: a balance that is opened here starts with what
+    was used before, and the event is charged to it later.
     """
     return list(metered_accounts_of(unit, org, keys))
 
@@ -141,11 +144,12 @@ def charge(
 ) -> None:
     """Charge an LLM request's event, using up what its reservation holds.
 
-    The reservation was announced to change.
+    The caller has announced that the reservation changes.
     """
     holds = () if reservation is None else reservation.metered
     if not found and not holds:
         return
+    # 1. The balances of the reservation's own period, by budget and scope.
     own = {}
     for hold in holds:
         for balance_id in hold.balance_ids:
@@ -154,14 +158,18 @@ def charge(
     tokens = _tokens_of(priced, reservation)
     if any(meter.unit == "tokens" for meter, _ in found):
         unit.count_doubtful_tokens(org.organisation_id, keys, charged_at_ms, priced, tokens)
+    # 2. What is held goes back to the balances, up to what is about to be charged.
     left: list[MeteredHold] = []
     counted: set[int] = set()  # the balances on which the request is counted already
     for hold in holds:
         taken = tokens if hold.unit == "tokens" else 1
+        # Charged in advance when the reservation expired; it holds nothing any more.
         if hold.unit == "tokens":
             prepaid = min(tokens, hold.prepaid)
             tokens -= prepaid
             hold = msgspec.structs.replace(hold, prepaid=hold.prepaid - prepaid)
+        # An earlier event has counted the request, or its end has (:func:`close`). A release gave
+        # the call back uncounted, so an event that comes after it counts.
         elif not hold.held and reservation is not None and reservation.state != "released":
             counted.update(hold.balance_ids)
         taken = min(taken, hold.held)
@@ -169,8 +177,10 @@ def charge(
         left.append(msgspec.structs.replace(hold, held=hold.held - taken))
     if reservation is not None and holds:
         reservation.metered = tuple(left)
+    # 3. The charge, on every budget over the event, also where nothing was held: the model that has
+    # answered may be under other budgets than the one that was asked for.
     for meter, accounts in found:
-        # What began before midnight is charged to the day in which it was reserved.
+        # A request that began before midnight is charged to the day in which it was reserved.
         over = [
             BudgetAccount(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
             for a in accounts
@@ -187,7 +197,7 @@ def charge(
 def _tokens_of(priced: PricedEvent, reservation: Reservation | None) -> int:
     """Return the tokens of an event: input, output and cached ones.
 
-    Of a request of which nothing is known but that it was sent, all that was set aside.
+    For a request of which no more is known than that it was sent: all tokens that were set aside.
     """
     tokens = priced.input_tokens + priced.output_tokens
     if tokens or "estimated" not in priced.flags or reservation is None:
@@ -211,9 +221,9 @@ def close(
     reservation: Reservation,
     state: ledger.ReservationState,
 ) -> None:
-    """End what an open reservation still holds: given back, but a call that may have been made.
+    """Give back what a reservation still holds, but charge a call that may have been made.
 
-    The reservation was announced to change.
+    The caller has announced that the reservation changes.
     """
     returned: set[int] = set()
     for hold in reservation.metered:
@@ -234,7 +244,7 @@ def close(
 
 
 def _accounts_of(unit: UnitOfWork, hold: MeteredHold) -> list[BudgetAccount]:
-    """Return the accounts that something is held of, but for those whose budget is removed."""
+    """Return the accounts of a hold, without those whose budget was removed."""
     found = []
     for balance_id in hold.balance_ids:
         balance = unit.balance(balance_id)
@@ -245,7 +255,7 @@ def _accounts_of(unit: UnitOfWork, hold: MeteredHold) -> list[BudgetAccount]:
 
 
 def prepay(reservation: Reservation) -> None:
-    """Note that all tokens that an expired request held were charged: that pays for its event."""
+    """Note that all tokens of an expired request were charged, which pays for a late event."""
     reservation.metered = tuple(
         [
             msgspec.structs.replace(hold, prepaid=hold.amount) if hold.unit == "tokens" else hold
@@ -255,7 +265,7 @@ def prepay(reservation: Reservation) -> None:
 
 
 def hold_again(unit: UnitOfWork, reservation: Reservation) -> None:
-    """Hold tokens again for a reservation whose holder lives, as many as nobody else was given."""
+    """Hold tokens again for a reopened reservation, as many as no other call was granted."""
     holds = []
     for hold in reservation.metered:
         if hold.unit == "tokens" and not hold.prepaid:

@@ -23,10 +23,11 @@ def put_operator(
 
     Args:
         unit, actor: as everywhere.
-        wanted: name, and what the operator sees; of a known one ``None`` says nothing.
-        password_hash: of the new password, which ends every session; ``None``: as it is. A new
+        wanted: the name, and the organisation that the operator sees; ``None`` matches that of any
+            known operator.
+        password_hash: of the new password, which ends every session; ``None``: unchanged. A new
             operator without one cannot sign in with a password.
-        role: the new role; ``None``: as it is, and owner for a new operator.
+        role: the new role; ``None``: unchanged, and that of ``wanted`` for a new operator.
 
     Raises:
         ConflictError: an operator of this name sees another organisation.
@@ -50,6 +51,7 @@ def put_operator(
     if password_hash is not None:
         saved = msgspec.structs.replace(saved, has_password=True, changed_at_ms=unit.now_ms)
         unit.save_password(saved, password_hash)
+        # A password may be changed because another person knows it: that person is signed out.
         unit.end_sessions(saved.operator_id)
         _record(unit, actor, "operator.password", saved)
     if role is not None and role != saved.role:
@@ -66,7 +68,7 @@ def remove_operator(
 
     Args:
         unit, actor: as everywhere.
-        organisation_id: whose operator it has to be; ``None``: of any, or of all.
+        organisation_id: the organisation that the operator has to see; ``None``: any, or all.
         name: of the operator.
 
     Raises:

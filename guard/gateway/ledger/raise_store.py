@@ -1,4 +1,4 @@
-"""The part of the unit-of-work port that budgets which ask are written with."""
+"""The part of the unit-of-work port for budgets that ask, and for winding down."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class RaiseStore(Protocol):
         """Return what a call asks of a balance, and when it asked last."""
 
     def is_asked(self, balance_id: int, since_ms: int) -> bool:
-        """Tell whether any call has asked for more of a balance since a time."""
+        """Return whether any call has asked for more of a balance since a time."""
 
     def save_ask(self, ask: records.BudgetAsk) -> None:
-        """Write what a call asks, which asks now."""
+        """Write what a call asks, and that it has asked at the unit's time."""
 
     def drop_asks(self, organisation_id: str, call_id: str) -> None:
-        """Forget what a call has asked."""
+        """Delete what a call has asked."""
 
     def drop_lapsed_asks(self, before_ms: int) -> None:
-        """Forget what nobody has asked since a time."""
+        """Delete the questions of calls that have not asked since a time."""
 
     def last_call(self, balance_id: int, run: str) -> str | None:
-        """Return the last call of a run that winds down, empty before it; ``None``: none does."""
+        """Return the last call of a run that winds down, or empty; ``None`` if it does not."""
 
     def wind_down(self, balance_id: int, run: str, last_call: str) -> None:
-        """Note that a run winds down, and its last call; one that is known stays."""
+        """Note that a run winds down, and its last call; a last call that is known stays."""
 
     def end_wind_downs(self, balance_id: int) -> None:
-        """Forget which runs wind down on a balance: its limit has changed."""
+        """Delete the notes on runs that wind down on a balance, whose limit has changed."""
 
     def drop_wind_downs(self, before_ms: int) -> None:
-        """Forget the runs that began to wind down before a time."""
+        """Delete the notes on runs that began to wind down before a time."""

@@ -1,4 +1,4 @@
-"""What a vendor has billed replaces what was charged in doubt: by model and hour."""
+"""Reconciliation: a vendor's bill corrects what was charged, by model and hour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from guard.gateway.ledger.state import NO_SCOPES, ChargedHour, OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 TYPE: Final = "adjustment"
-"""Type of the event that an adjustment is."""
+"""Type of the events by which adjustments are booked."""
 
 
 def reconcile(
@@ -30,18 +30,18 @@ def reconcile(
     source: str,
     dry_run: bool,
 ) -> list[Adjustment]:
-    """Book, for each model and time, the difference between what was billed and was charged.
+    """Book, for each model and time, the difference between the bill and the charges.
 
-    Booking the same again changes nothing, because nothing differs any more.
+    Booking the same bill again changes nothing, because no difference is left.
 
     Args:
         unit: the unit of work.
         actor: who does it.
         organisation_id: whose charges.
-        billed: what the vendor says; all of the same width.
+        billed: the rows of the vendor's bill; all of the same width.
         provider: whose charges are compared; ``None`` for those of all.
         source: names the vendor's file in the audit log.
-        dry_run: only say what would be booked.
+        dry_run: only return what would be booked.
     """
     org = accounts.organisation(unit, organisation_id)
     if not billed:
@@ -87,12 +87,15 @@ def _differences(
         uncertain = min(sum(hour.uncertain_nanousd for hour in hours), max(cost, 0))
         width_ms = billed[0].width_ms
         total, note = totals.get(key), ""
+        # 1. The vendor may still bill more for this time: not booked.
         if start_ms + width_ms > now_ms:
             note, hours = "has not ended", []
+        # 2. Billed for something that did not pass through the gateway: not booked.
         elif not hours:
             note = "not charged here"
+        # 3. The vendor bills nothing for this time, so the requests in doubt were not billed. What
+        # is known to have been answered stays charged.
         elif total is None:
-            # The vendor knows of nothing in that time, so what was in doubt was not billed.
             total = cost - uncertain
         is_left = bool(note)
         yield (
@@ -119,7 +122,8 @@ def _book(
     cost = adjustment.adjustment_nanousd
     if not cost:
         return
-    # Where most was in doubt: so no other hour and no other name of the model shows less than none.
+    # The whole difference is booked in the hour, and under the name of the model, with the most in
+    # doubt: a negative one then makes no total of another hour or name negative.
     at = max(hours, key=lambda hour: (hour.uncertain_nanousd, hour.cost_nanousd))
     names = (*models.names(at.model),)
     keys: ScopeKeys = (*NO_SCOPES, names)
@@ -140,6 +144,7 @@ def _book(
     )
     ids = [account.balance.balance_id for account in charged]
     own = org.organisation_id
+    # As with every charge, the insertion of the event is the protection against booking it twice.
     if not unit.add_event(own, "", priced, at.hour_ms, (), ids):
         return
     unit.count_usage(own, (None, None, None, None, "", (), names), at.hour_ms, priced)
@@ -152,7 +157,8 @@ def _book(
 
 
 def _id(org: OrganisationState, adjustment: Adjustment, hours: Iterable[ChargedHour]) -> str:
-    """Return an id that the same booking has at each replica, and no later one."""
+    """Return an id that is the same for the same booking, and another for every later one."""
+    # The number of charged events goes up by one with each booking.
     events = sum(hour.events for hour in hours)
     said = repr((org.organisation_id, adjustment, events)).encode()
     return str(uuid.UUID(bytes=hashlib.blake2b(said, digest_size=16).digest()))
@@ -161,7 +167,7 @@ def _id(org: OrganisationState, adjustment: Adjustment, hours: Iterable[ChargedH
 def _accounts_at(
     unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys, at_ms: int
 ) -> Iterator[BudgetAccount]:
-    """Yield the balances over a time that has passed: those of open periods, and stored ones."""
+    """Yield the balances over a past time: those of open periods, and stored ones of ended ones."""
     rules: list[tuple[records.BudgetRule, str]] = list(
         accounts.applying(accounts.index_of(unit.budgets(org.organisation_id)), keys)
     )
@@ -170,6 +176,7 @@ def _accounts_at(
         if end_ms is None or end_ms > unit.now_ms:
             yield BudgetAccount(rule, accounts.balance_of(unit, rule, scope_id, start_ms, end_ms))
         else:
+            # No balance is made for a period that has ended: no call could be decided by it.
             stored = unit.find_balance(rule.budget_id, scope_id, start_ms)
             if stored is not None:
                 yield BudgetAccount(rule, stored)

@@ -1,4 +1,4 @@
-"""Reservations that their holder renews, so that those of one that died come back soon."""
+"""Reservations that their holder renews, so that they end soon after a holder that died."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 def renew(
     unit: UnitOfWork, request: RequestOrigin, update: wire.LeaseUpdate
 ) -> wire.LeaseState | None:
-    """Renew reservations; ``None`` when the update names none that its key has made."""
+    """Renew reservations; ``None`` when the update names none that its key has made.
+
+    The answer lists those that are over, so that their holder stops renewing them.
+    """
     first = _own(unit, request, update.lease_id)
     if first is None and not update.also:
         return None
@@ -37,7 +40,7 @@ def _own(unit: UnitOfWork, request: RequestOrigin, name: str) -> Reservation | N
 
 
 def _renew(unit: UnitOfWork, reservation: Reservation, until_ms: int) -> bool:
-    """Let a reservation last until a time; tell whether it is open."""
+    """Let a reservation last until a time; return whether it is open."""
     if reservation.state == "open":
         unit.change_reservation(reservation)
         reservation.expires_at_ms = until_ms
@@ -46,11 +49,12 @@ def _renew(unit: UnitOfWork, reservation: Reservation, until_ms: int) -> bool:
 
 
 def _hold_again(unit: UnitOfWork, reservation: Reservation, until_ms: int) -> bool:
-    """Open an expired reservation again, whose holder lives: it could not be heard for a while.
+    """Reopen an expired reservation whose holder is alive but could not be reached for a while.
 
-    It gets as much of its money as nobody else has been given. What was charged for its requests
-    under way pays for them already.
+    It gets back as much of its money as no other call has been granted meanwhile. Not reopened is
+    one whose requests under way were charged at its expiry: that charge pays for them.
     """
+    # ``guess`` below: the amount may shrink to what is left, but every budget must have some room.
     lost = reservation.amount - reservation.spent
     if reservation.state != "expired" or reservation.under_way or lost <= 0:
         return False
@@ -58,7 +62,7 @@ def _hold_again(unit: UnitOfWork, reservation: Reservation, until_ms: int) -> bo
     for balance_id in reservation.balance_ids:
         balance = unit.balance(balance_id)
         budget = unit.budget(balance.budget_id)
-        if budget is None:
+        if budget is None:  # removed since: there is no limit to judge by
             return False
         accounts.append(BudgetAccount(budget, balance))
     judgement = ledger.judge(accounts, lost, guess=True)

@@ -1,4 +1,4 @@
-"""The part of the unit-of-work port that repeats within runs are counted with."""
+"""The part of the unit-of-work port for counting repeats within runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from guard.gateway.domain.repeats import LoopKind, RepeatCount
 
 
 class RepeatPlace(Struct, frozen=True, kw_only=True):
-    """What is counted: one call of one run.
+    """Identifies a count: of one call of one run.
 
     Args:
-        organisation_id, run_id: whose.
-        kind, subject: of the call; of the run's ``spend`` there is one. A request is known by the
-            model that was asked for, or by the one that has answered.
+        organisation_id, run_id: the run.
+        kind, subject: of the call. A run's ``spend`` has no subject, so there is one for each run.
+            A request's is the model that was asked for, or the one that has answered.
         digest: of the tool and its arguments, or of the model and the prompt.
-        workflow_id, agent, key_id: where it is made.
+        workflow_id, agent, key_id: of the call.
     """
 
     organisation_id: str
@@ -40,10 +40,10 @@ class RepeatStore(Protocol):
         """Write how often a call was made."""
 
     def is_foreign_run(self, place: RepeatPlace) -> bool:
-        """Tell whether a run is known as another workflow's."""
+        """Return whether a run is known to belong to another workflow."""
 
     def count_loop(self, kind: LoopKind) -> None:
         """Count a run that was flagged, for the metrics."""
 
     def drop_repeats(self, unnoticed_ms: int, noticed_ms: int) -> None:
-        """Forget what was counted last before a time; of flagged runs, before another one."""
+        """Delete the counts of calls last made before a time; of flagged runs, before another."""

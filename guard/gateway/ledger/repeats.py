@@ -1,8 +1,9 @@
-"""Repeats within a run: counted here, where every process of the run asks.
+"""Repeats within a run: counted in the ledger, which every process of the run asks.
 
 A rule that stops repeats is exact under fan-out: an organisation's commands run one after the
-other, and a call counts when it is allowed. What is only noticed is counted by its events. A call
-of both kinds is counted twice, in two columns, of which the larger is how often it was made.
+other, and a call counts when it is allowed (``allowed``). For a rule that only notices, calls are
+counted by their events (``seen``), so that it needs no question. A call under rules of both kinds
+is in both counts; the larger one is how often it was made.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ UNNOTICED_MS: Final = 7 * 86_400_000
 """How long a count is kept after its last call, for previews."""
 
 NOTICED_MS: Final = 90 * 86_400_000
-"""The same of a run that was flagged."""
+"""The same for a run that was flagged."""
 
 
 def judge(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> CallRefusal | None:
@@ -46,7 +47,7 @@ def judge(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> Cal
         count = _current(unit, org, place)
         if count.allowed < use.times:
             continue
-        # A run's id is no secret: who names another workflow's run must not pause that.
+        # A run's id is no secret: a caller that names another workflow's run must not pause it.
         refuses = use.action == "refuse" or unit.is_foreign_run(place)
         action = "refuse" if refuses else use.action
         _notice(unit, place, count, action, policy=use.policy, limit=use.times)
@@ -59,14 +60,14 @@ def judge(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> Cal
 
 
 def allowed(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> None:
-    """Count a call that is allowed."""
+    """Count a call that is allowed, in the transaction that allows it."""
     _count(unit, org, command.request, command.call, command.repeats, allowed=1)
 
 
 def reported(
     unit: UnitOfWork, org: OrganisationState, request: RequestOrigin, priced: PricedEvent
 ) -> None:
-    """Count a call that was made."""
+    """Count a call that an event reports."""
     _count(unit, org, request, priced.event, priced.repeats, seen=1)
 
 
@@ -102,7 +103,9 @@ def _place_of(
 
 
 def _current(unit: UnitOfWork, org: OrganisationState, place: RepeatPlace) -> RepeatCount:
-    """Return a count, which begins anew when an operator has resumed the run."""
+    """Return a count; a new one if there is none, or if an operator has resumed the run since."""
+    # Without a new count, a run that was paused for its repeats would be paused again by its next
+    # call.
     found = unit.repeat(place)
     resumed = org.directives.resumed(place.workflow_id, place.run_id)
     # By numbers, not by time: two of these may happen in the same millisecond.
@@ -129,10 +132,10 @@ def _stop(unit: UnitOfWork, place: RepeatPlace, action: str, policy: str, what: 
 def _notice(
     unit: UnitOfWork, place: RepeatPlace, count: RepeatCount, action: str, **told: Any
 ) -> bool:
-    """Flag a run, and tell it, once for each count and what is done.
+    """Flag a run and send notices of it, once for each count and action.
 
     Returns:
-        Whether it was not flagged for this before.
+        ``True`` if it was not flagged for this before.
     """
     if count.noticed_ms is not None and count.action == action:
         return False
@@ -158,10 +161,10 @@ class FasterRun(Struct, frozen=True, kw_only=True):
     """A run whose spend accelerates.
 
     Attributes:
-        run_id, workflow_id: which.
-        recent_nanousd: what it has spent in the newest minutes.
-        usual_nanousd: what it spent in as many minutes before.
-        action, policy: what is done about it, and by which policy.
+        run_id, workflow_id: of the run.
+        recent_nanousd: its spend in the newest minutes.
+        usual_nanousd: its usual spend in as many minutes.
+        action, policy: what is done about it, and the policy that this is of.
     """
 
     run_id: str
@@ -173,11 +176,13 @@ class FasterRun(Struct, frozen=True, kw_only=True):
 
 
 def spend_accelerates(unit: UnitOfWork, organisation_id: str, runs: Sequence[FasterRun]) -> None:
-    """Flag runs whose spend accelerates, each once, and pause or kill those that a rule is for.
+    """Flag runs whose spend accelerates, each once, and pause or kill those that a rule covers.
 
-    A run that an operator has resumed is looked at again when all of the newest minutes were after
-    that: then it must be faster still.
+    A run that an operator has resumed is left alone for one step, until all of the recent minutes
+    are later than that. It is compared with the minutes before, so it must be faster still.
     """
+    # The runs were found by reading outside of this transaction, perhaps at another replica too:
+    # one that has been stopped, or flagged, since then is passed over here.
     org = unit.organisation(organisation_id)
     if org is None:
         return
@@ -204,5 +209,5 @@ def spend_accelerates(unit: UnitOfWork, organisation_id: str, runs: Sequence[Fas
 
 
 def lapse(unit: UnitOfWork) -> None:
-    """Forget what was counted long ago."""
+    """Delete the counts of calls made long ago."""
     unit.drop_repeats(unit.now_ms - UNNOTICED_MS, unit.now_ms - NOTICED_MS)

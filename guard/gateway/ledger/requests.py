@@ -1,4 +1,8 @@
-"""LLM requests that are gated one by one: their worst case, and what their calls held by guess."""
+"""LLM requests that are gated one by one: their worst case, and what is learned from them.
+
+Wherever a figure is not known, the rule is to hold too much rather than too little, except where
+the organisation's settings ask for an estimate (``unbounded_output``, ``in_doubt``).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 IN_DOUBT: Final = "in_doubt"
-"""The flag of events whose cost rests on what a request could cost, and not on its answer."""
+"""Flag of events whose cost is what the request could have cost, since its answer is not known."""
 
 
 def worst_case(
@@ -53,9 +57,9 @@ def unnumbered(
     accounts: list[BudgetAccount],
     rates: wire.ModelRates | None,
 ) -> CallRefusal | None:
-    """Refuse a request that may be charged any number of times under a limit that must hold.
+    """Refuse a request with fees that nothing bounds, under a limit that must hold.
 
-    What no limit stands over is held by one unit of each, and charged by what the answer says.
+    Without such a limit, one unit of each fee is held, and what the answer reports is charged.
     """
     call, rule = command.call, org.settings.unbounded_output
     if not call.unnumbered or rule == "learned" or _is_free(call, rates):
@@ -75,7 +79,7 @@ def unnumbered(
 
 
 def _is_free(call: wire.GateRequest, rates: wire.ModelRates | None) -> bool:
-    """Tell whether a request goes to a model of one's own, of which no price is known."""
+    """Return whether a request goes to a model on the caller's own machine, without a price."""
     if not call.local or rates is None or by_the_piece(call.model):
         return False
     return not rates.worst_input_per_mtok and not rates.worst_output_per_mtok
@@ -90,10 +94,19 @@ def limited(
     least: int | None,
     most_tokens: int | None = None,
 ) -> tuple[int, int] | None:
-    """Return the cost and the output limit of a request that an amount pays for.
+    """Return the cost and the output limit with which an amount pays for a request.
 
-    The limit is on all answers together, and no more than ``most_tokens``; ``None`` where the
-    amount does not even pay for the least that the caller can put in, or there is none.
+    The limit is on all answers together, and at most ``most_tokens``. ``None`` where the amount
+    does not pay for the lowest limit that the caller accepts, or where it accepts none.
+
+    Args:
+        unit: the unit of work.
+        org: whose request it is.
+        command: the question.
+        rates: of the model.
+        unspent: the amount, in nano-dollars.
+        least: the lowest limit that the caller accepts; ``None``: it cannot set one.
+        most_tokens: the highest limit; ``None``: none but what the amount pays for.
     """
     call = command.call
     if least is None:
@@ -115,6 +128,8 @@ def limited(
     if each is None:
         return None
     tokens = each * call.answers + call.beside_output_tokens
+    # Priced once more, by the function that prices every request: what is reserved is then the
+    # bound of the limited request, however the limit was found.
     cost = _cost(unit, org, command, rates, tokens).amount
     return (cost, tokens) if cost <= unspent else None
 
@@ -170,7 +185,9 @@ def tokens_of(
 def _assumed_input(
     unit: UnitOfWork, org: OrganisationState, command: GateCommand, rates: wire.ModelRates
 ) -> int:
-    """Return what to assume of a prompt that nothing bounds."""
+    """Return how many tokens to assume of a prompt that nothing bounds."""
+    # The model's context is a bound. Without it: ``input_max`` where a bound is wanted, else what
+    # was learned from earlier prompts.
     if rates.context_tokens is not None:
         return rates.context_tokens
     if _is_exact(org, command):
@@ -188,7 +205,7 @@ def with_assumptions(
 ) -> wire.ModelRates:
     """Return the rates with what is held for an answer without a limit, and what was learned.
 
-    The most that the model can answer stands in them already.
+    They come with the most that the model can answer; that stays where an exact bound is wanted.
     """
     rates = _with_ratio(unit, org, command.call.model, rates)
     largest = rates.largest_output_tokens
@@ -205,13 +222,13 @@ def with_assumptions(
 
 
 RATIO_MAX: Final = 8_000
-"""Thousandths: no tokeniser has more tokens than its text has bytes."""
+"""Highest learned ratio, in thousandths: no tokeniser makes more tokens of a text than bytes."""
 
 
 def _with_ratio(
     unit: UnitOfWork, org: OrganisationState, model: str, rates: wire.ModelRates
 ) -> wire.ModelRates:
-    """Return the rates with what answers have shown of the model's tokeniser."""
+    """Return the rates with what was learned of the model's tokeniser from its answers."""
     ratio, overhead = _ratio(unit, org, model)
     if (ratio, overhead) == (PERMILLE, OVERHEAD):
         return rates
@@ -228,11 +245,12 @@ def _ratio(unit: UnitOfWork, org: OrganisationState, model: str) -> tuple[int, i
 
 
 def _learn_ratio(unit: UnitOfWork, org: OrganisationState, model: str, priced: PricedEvent) -> None:
-    """Keep how many tokens a prompt had, if those were more than such prompts are bounded by."""
+    """Raise the learned ratio of a model whose prompt had more tokens than its bound."""
     known = _ratio(unit, org, model)
     ratio, overhead = raised(known[0] / PERMILLE, known[1], priced.text_tokens, priced.input_tokens)
     found = min(math.ceil(ratio * PERMILLE), RATIO_MAX), overhead
     for name, before, after in zip(("text_permille", "text_overhead"), known, found, strict=True):
+        # Never lowered: it is part of a bound, and a shorter prompt proves nothing.
         if after > before:
             unit.save_estimate(
                 org.organisation_id, _subject(name, model), Estimate(count=1, mean=after)
@@ -240,15 +258,15 @@ def _learn_ratio(unit: UnitOfWork, org: OrganisationState, model: str, priced: P
 
 
 def _largest(command: GateCommand, rates: wire.ModelRates) -> int:
-    """Return the most that one answer can have; of a model that is not listed its context."""
+    """Return the most tokens that one answer can have; its context for a model not listed."""
     largest = rates.largest_output_tokens or command.output_max
     return largest or request_cost.WORST_OUTPUT_TOKENS
 
 
 def _is_exact(org: OrganisationState, command: GateCommand) -> bool:
-    """Tell whether a missing bound is taken for the most that the model can take or answer.
+    """Return whether the most that the model can take or answer is held for a missing bound.
 
-    A stream without any bound, into which no limit can be put, gets a share instead: it is cut when
+    A stream without a limit, in which none can be set, is held by a share instead, and is cut when
     that is used up.
     """
     settings = org.settings
@@ -264,7 +282,7 @@ def _is_exact(org: OrganisationState, command: GateCommand) -> bool:
 def likely(
     unit: UnitOfWork, org: OrganisationState, priced: PricedEvent, reservation: Reservation | None
 ) -> PricedEvent:
-    """Return an event that was charged in doubt at what such requests usually cost, if asked to."""
+    """Return an event in doubt at the usual cost of such requests, if the settings ask for it."""
     if org.settings.in_doubt != "likely" or IN_DOUBT not in priced.flags:
         return priced
     model = priced.model if reservation is None else reservation.model or priced.model
@@ -279,6 +297,7 @@ def learn(
     unit: UnitOfWork, org: OrganisationState, priced: PricedEvent, reservation: Reservation
 ) -> None:
     """Learn from a request that a gate has covered: its size, and which model answers."""
+    # Not from one in doubt: its figures are assumptions, and would confirm themselves.
     organisation_id = org.organisation_id
     model = reservation.model or priced.model
     if model is None or model == wire.UNKNOWN_MODEL or IN_DOUBT in priced.flags:
@@ -291,6 +310,7 @@ def learn(
     if priced.observed and asked and priced.model:
         function = models.answers(asked, reservation.key_id)
         learned.learn_model(unit, organisation_id, function, priced.model)
+    # Peaks and not means: what is held for the next request should be enough for nearly all.
     for name, tokens, start in (
         ("output_tokens", priced.output_tokens, request_cost.ASSUMED_OUTPUT_TOKENS),
         ("input_tokens", priced.input_tokens, request_cost.ASSUMED_INPUT_TOKENS),
@@ -304,11 +324,12 @@ def learn(
 
 @functools.lru_cache(maxsize=4096)
 def _subject(name: str, model: str) -> str:
-    return json.dumps(["", name, model])  # the first is a workflow's place; retention reads it
+    # The first item is the workflow in other subjects; retention reads it, so it is empty here.
+    return json.dumps(["", name, model])
 
 
 def answered_by(unit: UnitOfWork, command: GateCommand) -> str | None:
-    """Return the model that has answered such requests last, if it is not the one asked for."""
+    """Return the model that answered such requests last, unless it is the one asked for."""
     function = command.answers_function
     if function is None:
         return None
@@ -321,10 +342,11 @@ def answered_rates(
 ) -> wire.ModelRates:
     """Return the rates of a request that another model is expected to answer.
 
-    The dearer of the two is held, since either may answer; the other's answers are charged.
+    The dearer of the two is held, since either may answer. ``present_rows``, by which answers are
+    charged, are those of the one that is expected to answer.
     """
     rates = None if command.rates_of is None else command.rates_of(answered_by)
-    if rates is None:  # it is charged as the one that was asked for
+    if rates is None:  # without a price of its own, it is charged like the one asked for
         return msgspec.structs.replace(asked, answered_by=answered_by)
     dearer = max(asked, rates, key=_dearness)
     present = rates.present_rows or rows_of(rates)
@@ -336,13 +358,15 @@ def _dearness(rates: wire.ModelRates) -> int:
 
 
 def release_guess(unit: UnitOfWork, command: GateCommand) -> None:
-    """Release what the call around a request holds by guess: its requests are covered themselves.
+    """Give back what the call around a request holds by guess, since its requests hold their own.
 
-    The reservation stays open, for what no request accounts for.
+    The reservation stays open: events that name it, and are of no gated request, belong to it.
     """
     call = command.call
     if call.kind != "llm" or call.held is None:
         return
+    # Not where the caller has declared what the call uses: its requests draw on that instead
+    # (``line.give_back_drawn``).
     found = expiry.own_reservation(unit, command.request, call.held)
     if found is None or found.state != "open" or found.basis not in ("default", "learned"):
         return

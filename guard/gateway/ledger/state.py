@@ -20,24 +20,27 @@ from guard.gateway.domain.ledger import BudgetAccount
 ScopeKeys = tuple[
     str | None, str | None, str | None, str | None, str | None, tuple[str, ...], tuple[str, ...]
 ]
-"""Workflow, agent, chain, user and key of a call or an event; its tags, as ``name=value``, where
-there are budgets of tags; and every name of its models."""
+"""What decides the budgets over a call or an event.
+
+Workflow, agent, chain, user and key; its tags as ``name=value``, empty unless there are budgets of
+tags; and every name of its models.
+"""
 
 SCOPE_KINDS: Final[tuple[records.ScopeKind, ...]] = ("workflow", "agent", "chain", "user", "key")
-"""The kinds of the first parts of ``ScopeKeys``; those of the others are ``tag`` and ``model``."""
+"""The kinds of the first five items of ``ScopeKeys``; the others are ``tag`` and ``model``."""
 
 NO_SCOPES: Final[tuple[None, None, None, None, None, tuple[str, ...]]] = (
     None, None, None, None, None, (),
 )  # fmt: skip
-"""The first parts of ``ScopeKeys`` where only models count."""
+"""All of ``ScopeKeys`` but its models, where only these count."""
 
 
 class Meter(NamedTuple):
-    """What budgets count that are not of money.
+    """What a budget counts that is not of money.
 
     Args:
         unit: tokens or calls.
-        counts: of calls: globs of the tools and models whose calls are counted; empty for all.
+        counts: for calls: globs of the tools and models whose calls are counted; empty for all.
     """
 
     unit: records.BudgetUnit
@@ -52,9 +55,9 @@ class BudgetsOfKind(Struct):
     """The budgets of one kind of scope.
 
     Attributes:
-        exact: by the id that they are of.
-        globs: for each matching id by itself.
-        each: for each id by itself.
+        exact: those of one id, by this id.
+        globs: those of a pattern; every id that matches has a balance of its own.
+        each: those of ``*``; every id has a balance of its own.
     """
 
     exact: dict[str, list[records.BudgetRule]] = {}
@@ -70,12 +73,12 @@ LedgerCommand = GateCommand | IngestCommand | LeaseCommand | ReleaseCommand
 
 
 class Scopes(Struct, frozen=True):
-    """What a use case is going to touch, known before it runs: its unit of work reads and locks it.
+    """What a use case is going to touch: its unit of work reads and locks that before it runs.
 
     Made by :func:`scopes_of` or :func:`within`, or one of ``ANYTHING`` and ``NOTHING``.
 
     Args:
-        organisations: those whose rows may change; ``None``: any.
+        organisations: whose rows may change; ``None``: any organisation's.
         command: the ledger command; ``None`` for administration.
         lookup_key: the name under which an earlier answer to the same request is stored.
         weight: how many small commands the use case is worth.
@@ -88,6 +91,8 @@ class Scopes(Struct, frozen=True):
 
     def reservation_ids(self) -> set[str]:
         """Return the reservations that the command names."""
+        # A store reads these at the beginning of the unit, in one round trip. A name that is
+        # missing here costs a read of its own, and changes nothing else.
         command = self.command
         if command is None:
             return set()
@@ -117,7 +122,7 @@ class Scopes(Struct, frozen=True):
 
 ANYTHING: Final = Scopes()
 NOTHING: Final = Scopes(organisations=())
-"""No organisation: what belongs to all of them, or is added."""
+"""No organisation: for rows that belong to none of them, or are only added."""
 
 
 def scopes_of(command: LedgerCommand) -> Scopes:
@@ -160,9 +165,10 @@ class LeaseHold(NamedTuple):
 
 
 class ChargedHour(Struct, frozen=True):
-    """What one model of one provider was charged in an hour, earlier adjustments included.
+    """The charges for one model of one provider in an hour, earlier adjustments included.
 
-    ``uncertain_nanousd`` is what of it was charged in doubt; ``events`` counts what was charged.
+    ``uncertain_nanousd`` is the part of them that was charged in doubt; ``events`` is the number of
+    charged events.
     """
 
     hour_ms: int
@@ -190,10 +196,23 @@ class AuditRow(NamedTuple):
 class OrganisationState(Struct):
     """One organisation as a unit of work sees it.
 
-    ``budgets`` is ``None`` until a rule needs it, and again after a change of a budget. It has all
-    of them that are of money, or, where they are ``many``, those for several scopes each;
-    ``metered`` has the others. ``is_metered`` says whether there are others, ``is_tagged`` whether
-    there are any of tags.
+    It belongs to the unit of work. Units of a store never run at the same time in a process, so it
+    needs no lock.
+
+    Attributes:
+        organisation_id: of the organisation.
+        settings: its settings.
+        control_seq: the number of its newest control message.
+        directives: what operators have killed or paused.
+        budgets: the budgets of money; ``None`` until a rule needs them, and again after a change of
+            any budget. ``many``, ``metered``, ``is_metered`` and ``is_tagged`` are set with it.
+        many: there are too many budgets to keep: ``budgets`` and ``metered`` only have those for
+            several scopes each, and the others are looked up for each call.
+        metered: the budgets of tokens and calls, by what they count.
+        is_metered: whether there are any of tokens or calls, in memory or not.
+        is_tagged: whether there are any of tags.
+        accounts: the cached accounts, each with the time until which they are valid.
+        compacted_seq: the number up to which old control messages were dropped.
     """
 
     organisation_id: str

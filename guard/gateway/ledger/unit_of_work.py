@@ -1,13 +1,15 @@
 """The unit-of-work port: everything that the ledger's rules ask of a storage.
 
 A unit of work serves a group of commands. It begins with their scopes, so that a store with locks
-reads and locks all rows of the group at once, in one order. Then the commands run, one after the
-other, each behind a savepoint; then every table is written back in one statement and committed.
+reads and locks all rows of the group at once, always in the same order: two units can then not
+deadlock. Then the commands run, one after the other, each behind a savepoint; then every table is
+written back in one statement and committed. A process runs one unit of a store at a time.
 
 Objects that a unit of work hands out belong to it. A rule that is going to change a balance or a
 reservation announces that first (``change_balances``, ``change_reservation``): the unit writes it
-back at the end, and :meth:`UnitOfWork.undo` restores it when the command fails. Objects must not be
-used in a later unit; whether rows stay cached between units is up to the store.
+back at the end, and :meth:`UnitOfWork.undo` restores it when the command fails. A change that was
+not announced would be lost, or outlive a failed command. Objects must not be used in a later unit;
+whether rows stay cached between units is up to the store.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class MoneyStore(Protocol):
         valid_until_ms: float,
         found: list[BudgetAccount],
     ) -> None:
-        """Offer accounts for later calls; a store that must not cache ignores it."""
+        """Cache accounts for later calls; a store that must not cache does nothing."""
 
     def find_balance(self, budget_id: str, scope_id: str, period_start_ms: int) -> Balance | None:
         """Return the balance of one budget, scope and period."""
@@ -111,13 +113,13 @@ class MoneyStore(Protocol):
         self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
         end_ms: int | None,
     ) -> int:  # fmt: skip
-        """Return what a scope has cost in a period; the current one, or the one without an end."""
+        """Return what a scope has cost in the current period, or in the one without an end."""
 
     def tokens_before(
         self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
         end_ms: int | None,
     ) -> int:  # fmt: skip
-        """Return how many tokens a scope has used in a period; of models by period 0."""
+        """Return how many tokens a scope has used in a period."""
 
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""
@@ -129,37 +131,47 @@ class MoneyStore(Protocol):
         """Announce that a reservation is going to change."""
 
     def expire_sooner(self, reservation: Reservation, expires_at_ms: int) -> None:
-        """Change a reservation's expiry to an earlier one."""
+        """Change a reservation's expiry to an earlier one.
+
+        A later one can simply be set: the expiry queue finds out when the old time comes. An
+        earlier one would be found too late, so it has to be queued.
+        """
 
     def lease_holds(self, balance_ids: Sequence[int], limit: int) -> list[LeaseHold]:
         """Return open leases that hold money on any of these balances.
 
         Args:
             balance_ids: the balances.
-            limit: leases of one balance that are looked at; where there are more, the next call
+            limit: maximum leases of one balance to look at; where there are more, the next call
                 looks at the next ones.
         """
 
     def reopen(self, reservation: Reservation) -> None:
-        """Open an expired reservation again, which was announced to change."""
+        """Open an expired reservation again; that it changes was announced."""
 
     def leased(self, organisation_id: str, root_id: str, limit: int) -> dict[int, int] | None:
-        """Return, by balance, what the open leases of a key and of those below it hold.
+        """Return, by balance, what the open leases of a key and of the keys below it hold.
 
-        ``None`` where they are more than the limit.
+        ``None`` where there are more leases than the limit.
         """
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
-        """Return open reservations past their expiry that this unit may change."""
+        """Return open reservations past their expiry that this unit may change.
+
+        Each is returned once, unless the command fails: the caller has to close all of them.
+        """
 
     def add_event(
         self, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
         flags: Sequence[str], balance_ids: Sequence[int],
     ) -> bool:  # fmt: skip
-        """Record an event; ``False`` when its id or its response was recorded before."""
+        """Record an event; ``False`` when its id or its response was recorded before.
+
+        The one guard against charging twice: it holds across batches, processes and replicas.
+        """
 
     def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
         """Return a chain in any state."""
@@ -248,10 +260,10 @@ class ControlStore(Protocol):
         """Write an approval's status, answer and presence."""
 
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
-        """Return pending approvals past their deadline, or without a caller who renews them."""
+        """Return pending approvals past their deadline, or no longer renewed by their caller."""
 
     def extend_presence(self, until_ms: int) -> None:
-        """Let no pending approval end sooner for want of renewal."""
+        """Let no pending approval end before a time for want of renewal."""
 
 
 class CatalogueStore(Protocol):
@@ -270,7 +282,7 @@ class CatalogueStore(Protocol):
         """Return the budgets of an organisation; ``None`` where they are many."""
 
     def budgets_for_several(self, organisation_id: str) -> list[records.BudgetRule]:
-        """Return those that are for the organisation, or for several scopes each."""
+        """Return the budgets of the whole organisation, and those for several scopes each."""
 
     def budgets_for(
         self,
@@ -278,13 +290,13 @@ class CatalogueStore(Protocol):
         scopes: Mapping[str, Sequence[str]],
         units: Sequence[records.BudgetUnit] = ("usd",),
     ) -> list[records.BudgetRule]:
-        """Return those of some units that name one of these scopes, given by kind."""
+        """Return the budgets of some units that name one of these scopes, given by kind."""
 
     def has_metered_budgets(self, organisation_id: str) -> bool:
-        """Tell whether an organisation has budgets of tokens or calls."""
+        """Return whether an organisation has budgets of tokens or calls."""
 
     def has_budgets_of_tags(self, organisation_id: str) -> bool:
-        """Tell whether an organisation has budgets of tags, of money or of anything else."""
+        """Return whether an organisation has budgets of tags, in any unit."""
 
     def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
@@ -321,7 +333,7 @@ class DirectoryStore(Protocol):
     """Organisations, keys, nonces, operators, sessions and the audit log."""
 
     def organisation_named(self, name: str) -> bool:
-        """Tell whether an organisation has this name."""
+        """Return whether an organisation has this name."""
 
     def organisation_names(self) -> dict[str, str]:
         """Return the names of all organisations, by their ids."""
@@ -330,7 +342,7 @@ class DirectoryStore(Protocol):
         """Insert an organisation."""
 
     def remove_organisation(self, organisation_id: str) -> None:
-        """Note that an organisation is removed, and give its name free."""
+        """Mark an organisation as removed, and free its name."""
 
     def save_settings(
         self, organisation_id: str, settings: records.OrganisationSettings
@@ -341,7 +353,7 @@ class DirectoryStore(Protocol):
         """Return a key."""
 
     def has_key(self, key_hash: bytes) -> bool:
-        """Tell whether there is a key with this hash, in any state."""
+        """Return whether there is a key with this hash, in any state."""
 
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
@@ -350,7 +362,7 @@ class DirectoryStore(Protocol):
         """Return the keys of an organisation that are not revoked."""
 
     def has_other_keys(self, organisation_id: str, root_id: str) -> bool:
-        """Tell whether an organisation's agents have a valid key outside of one key's lineage."""
+        """Return whether an organisation's agents have a valid key outside of one key's lineage."""
 
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
         """Insert a key."""
@@ -368,7 +380,7 @@ class DirectoryStore(Protocol):
         """Return the operators of one organisation."""
 
     def add_operator(self, operator: Operator, password_hash: str) -> None:
-        """Insert an operator; an empty hash is no password's."""
+        """Insert an operator; with an empty hash, they cannot sign in with a password."""
 
     def save_password(self, operator: Operator, password_hash: str) -> None:
         """Write an operator's password."""

@@ -1,8 +1,8 @@
-"""Webhooks and other channels: who gets a notice, and the queue of deliveries.
+"""Webhooks and other channels: which of them get a notice, and the queue of deliveries.
 
-Everything that is told goes through :func:`enqueue`, in the transaction of what it reports: neither
-exists alone. People are told at most a few things a minute one by one; the rest of a storm goes
-into one message, the digest.
+Every notice goes through :func:`enqueue`, in the transaction of the change that it reports: neither
+exists alone. A channel that people read gets at most a few messages a minute one by one; the rest
+of a storm is collected in one message, the digest.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ DELIVERIES_AT_ONCE: Final = 4
 """Maximum messages of one organisation in delivery at once."""
 
 WEBHOOKS_MAX: Final = 100
-"""Channels of one organisation. A notice writes a message for each, in the commit that it is of."""
+"""Maximum channels of one organisation: a notice writes a row for each of them in its commit."""
 
 ALONE_MAX: Final = 5
 QUESTIONS_MAX: Final = 20
-"""Messages, and of these questions, that people get by themselves in a minute."""
+"""How many messages of a minute are sent one by one; up to the second number for questions."""
 
 PACE_MS: Final = 60_000
 STORM_MS: Final = 600_000
-"""A digest is sent after a minute; while a storm goes on, every ten minutes."""
+"""A digest is sent after a minute; while a storm lasts, every ten minutes."""
 
 NOTICES_MAX: Final = 50
 """Notices that a digest lists; it counts the others."""
@@ -48,13 +48,13 @@ def enqueue(
     data: dict[str, Any],
     rule_name: str | None = None,
 ) -> int:
-    """Queue a notice for every channel of the organisation that wants it; return for how many.
+    """Queue a notice for every channel of the organisation that wants it; return their number.
 
     Args:
         unit: the unit of work.
         organisation_id: whose notice it is.
         kind: the notice's type.
-        data: what it says.
+        data: its contents.
         rule_name: the only rule that it is for; by default all.
     """
     found = unit.recipients(organisation_id, WEBHOOKS_MAX)
@@ -74,6 +74,7 @@ def enqueue(
 
 
 def _is_for(each: Recipient, kind: str, rules: list[alerts.AlertRule]) -> bool:
+    # A webhook lists its own types; a channel with a name gets what the alert rules send to it.
     if not each.name:
         return not each.types or kind in each.types
     return any(not rule.channels or each.name in rule.channels for rule in rules)
@@ -82,8 +83,9 @@ def _is_for(each: Recipient, kind: str, rules: list[alerts.AlertRule]) -> bool:
 def _send(
     unit: UnitOfWork, organisation_id: str, channel: Recipient, kind: str, data: dict[str, Any]
 ) -> None:
-    """Queue a notice for one channel: by itself, or into the digest of people's channels."""
+    """Queue a notice for one channel: by itself, or in the digest of a channel for people."""
     notice = {"type": kind, "timestamp_ms": unit.now_ms, "data": data}
+    # A program gets every notice.
     if channel.kind == "webhook":
         _queue(unit, organisation_id, channel.channel_id, notice, unit.now_ms)
         return
@@ -102,6 +104,7 @@ def _gather(
     unit: UnitOfWork, organisation_id: str, channel_id: str, notice: dict[str, Any], pace: Pace
 ) -> Pace:
     """Add a notice to the channel's digest, or begin one."""
+    # A digest that is due may be on its way already, with the body as it was: it takes no more.
     body = unit.waiting_body(pace.digest_id) if unit.now_ms < pace.digest_due_ms else None
     if body is not None:
         digest = wire.decode(body, dict[str, Any])
@@ -128,6 +131,7 @@ def _queue(
         last_status=None,
     )  # fmt: skip
     unit.add_delivery(delivery, organisation_id, body.decode(), due_ms)
+    # Only wakes the sender. If this is lost, it finds the delivery the next time that it looks.
     unit.announce(PostCommitEvent("webhooks", organisation_id))
     return delivery.delivery_id
 
@@ -135,7 +139,7 @@ def _queue(
 def send_to(
     unit: UnitOfWork, organisation_id: str, channel_id: str, kind: str, data: dict[str, Any]
 ) -> str:
-    """Queue a message for one channel, whatever it wants; return the delivery's id."""
+    """Queue a message for one channel, whichever types it wants; return the delivery's id."""
     notice = {"type": kind, "timestamp_ms": unit.now_ms, "data": data}
     return _queue(unit, organisation_id, channel_id, notice, unit.now_ms)
 
@@ -189,8 +193,8 @@ def due(unit: UnitOfWork, limit: int, sending: Mapping[str, int]) -> list[record
 
     Args:
         unit: the unit of work.
-        limit: deliveries at once.
-        sending: how many of each organisation are being sent by who asks.
+        limit: maximum deliveries to return.
+        sending: how many of each organisation the caller is sending already.
     """
     return unit.due_deliveries(limit, DELIVERIES_AT_ONCE, sending)
 

@@ -1,8 +1,8 @@
 """Winding down: a share of a hard budget is kept for calls that finish the work of a run.
 
-Code says that its calls do (``winding_down`` of a question). Where it does not, but takes a last
-request, the first request of a run for which the rest is not enough may use the share, and is the
-run's last one.
+A caller marks such calls itself (``winding_down``). For a caller that does not, but accepts a last
+request (``takes_last``), the first request of a run that does not fit outside of the share may use
+it, and is the run's last one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from guard.gateway.ledger.metered import NO_NEEDS, Need
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 FORGET_MS: Final = 30 * 86_400_000
-"""After so long a run that winds down is taken for ended."""
+"""How long it is remembered that a run winds down."""
 
 
 def without_kept(accounts: list[BudgetAccount], call: wire.GateRequest) -> list[BudgetAccount]:
-    """Return the accounts as a call may use them: without what is kept for others."""
+    """Return the accounts as a call may use them: without the shares kept for winding down."""
+    # New accounts, as the given ones are cached and shared. The balances in them are the same.
     for account in accounts:
         if account.rule.wind_down_percent and not call.winding_down:
             return [BudgetAccount(a.rule, a.balance, a.rule.kept_nanousd) for a in accounts]
@@ -34,7 +35,7 @@ def begins(
     amount: Amount,
     needs: Sequence[Need] = NO_NEEDS,
 ) -> list[BudgetAccount]:
-    """Return the accounts whose kept share a call lacks, outside of which it does not fit."""
+    """Return the accounts with a kept share outside of which a call does not fit."""
     allowance = decision.allowance
     found = [a for a in accounts if a.kept and a.room(allowance) < amount.needed]
     for need in needs:
@@ -43,7 +44,8 @@ def begins(
 
 
 def may_be_last(decision: GateDecision, short: Sequence[BudgetAccount]) -> bool:
-    """Tell whether a request may use the kept shares, as the last one of its run."""
+    """Return whether a request may use the kept shares, as the last one of its run."""
+    # A question for more (``grows``) is not a request of its own, so it cannot be the last one.
     call = decision.command.call
     if not (short and call.takes_last and call.kind == "llm" and not call.grows):
         return False
@@ -63,12 +65,13 @@ def note(decision: GateDecision, short: Sequence[BudgetAccount], *, is_last: boo
     last = call.call_id if is_last else ""
     for account in short:
         balance_id, run = account.balance.balance_id, _run(account, call)
+        # Further refusals of a run that is known to wind down write nothing.
         if is_last or decision.unit.last_call(balance_id, run) is None:
             decision.unit.wind_down(balance_id, run, last)
 
 
 def run_of(scope_kind: str, workflow_id: str | None, run_id: str | None) -> str:
-    """Return what has one last request: a key's budget as a whole, else a run, or a workflow."""
+    """Return what has one last request: a key's whole budget (empty), else the run or workflow."""
     return "" if scope_kind == "key" else run_id or workflow_id or ""
 
 
@@ -77,5 +80,5 @@ def _run(account: BudgetAccount, call: wire.GateRequest) -> str:
 
 
 def lapse(unit: UnitOfWork) -> None:
-    """Forget runs that began to wind down long ago."""
+    """Delete the notes on runs that began to wind down long ago."""
     unit.drop_wind_downs(unit.now_ms - FORGET_MS)

@@ -1,4 +1,4 @@
-"""Looks for what no single request shows: forecasts, many refusals, failures of the store."""
+"""Watches for alerts that no single request shows: forecasts, many refusals, a failed store."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ LOOK_S: Final = 15.0
 """How often it looks."""
 
 FAILED_S: Final = 10.0
-"""How long the store has failed before that is told: a restart of it is none."""
+"""How long the store has to fail before an alert is sent; a restart of it takes less."""
 
 _REFUSALS_AGAIN_MS: Final = 3_600_000
 _KNOWN_MAX: Final = 10_000
 
 
 class AlertWatch:
-    """Looks at every organisation that has rules of alerts, and at the gateway itself.
+    """Looks at every organisation that has alert rules, and at the gateway itself.
+
+    One task runs it (:meth:`run`), and all its state belongs to that task. Every replica has one:
+    the store keeps a fact from being sent twice, except for the failure of the store itself.
 
     Args:
-        storage: what is looked at, and where facts are told.
-        is_healthy: whether the store takes writes.
-        send: sends messages that the store cannot hold.
+        storage: what is looked at, and where notices are queued.
+        is_healthy: whether the store accepts writes.
+        send: sends messages that cannot be queued, as the store has failed.
         clock_ms: the gateway's clock.
         passed_s: time that only passes, in seconds.
     """
@@ -57,12 +60,15 @@ class AlertWatch:
         self._passed_s = passed_s
         self._spend_watch = SpendWatch(storage, clock_ms, passed_s)
         self._ids = IdFactory()
-        # To whom a failure is told: read while the store works.
+        # The messages to send if the store fails. Read with every look while it works: when it has
+        # failed, neither rules nor channels can be read.
         self._told_of_failures: list[DueDelivery] = []
-        # Since when the store fails, by both clocks, and whether that was told.
+        # Since when the store fails, by ``passed_s`` and ``clock_ms``; ``None`` while it works.
         self._failed_since: tuple[float, int] | None = None
+        # Whether this failure was reported, so that its end is reported as well.
         self._has_told = False
-        # Facts that were offered, so that they are not written again with each look.
+        # By organisation and fact: when it was last given to the store, shifted so that it is due
+        # again after its ``again_ms`` or a minute, whichever is less. Only saves writes.
         self._offered: dict[tuple[str, str], int] = {}
 
     async def run(self) -> None:
@@ -87,6 +93,7 @@ class AlertWatch:
         for own, rule in await self._storage.all_alert_rules():
             if rule.enabled:
                 rules.setdefault(own, []).append(rule)
+        # Before facts are looked for, which takes longer: the store may fail at any moment.
         if any(rule.on == "unhealthy" for of_own in rules.values() for rule in of_own):
             self._told_of_failures = await self._storage.told_of_failures()
         else:
@@ -111,7 +118,8 @@ class AlertWatch:
         if len(self._offered) >= _KNOWN_MAX:
             self._offered.clear()
         await self._storage.write(within(own), alerting.tell_all, own, new)
-        # A replica may have told it before, or nobody wanted it: it is asked for again in a while.
+        # Not for all of ``again_ms``: the store may have refused it, since another replica had sent
+        # it before or no channel wanted it yet, and decides again in a while.
         for fact in new:
             self._offered[own, fact.key] = now_ms - fact.again_ms + min(fact.again_ms, 60_000)
 
@@ -163,10 +171,12 @@ class AlertWatch:
         return [Fact(type="calls.refused", key=key, data=data, again_ms=again_ms, rule=rule.name)]
 
     async def _failed(self) -> None:
+        """Note that the store fails; report it once when it has failed for ``FAILED_S``."""
         if self._failed_since is None:
             self._failed_since = self._passed_s(), self._clock_ms()
         if self._has_told or self._passed_s() - self._failed_since[0] < FAILED_S:
             return
+        # Before it is sent: one that cannot be delivered is not sent again with every look.
         self._has_told = True
         since_ms, now_ms = self._failed_since[1], self._clock_ms()
         messages = []
@@ -183,10 +193,10 @@ class AlertWatch:
 
 
 def forecast(balance: BalanceView, now_ms: int) -> dict[str, Any]:
-    """Return what a notice says of a budget that heads for its limit.
+    """Return a notice's data about a budget that heads for its limit.
 
-    ``percent`` is what it will reach at the end of its window, at the pace so far, and
-    ``exhausted_at_ms`` when it reaches its limit, if that is before.
+    ``percent`` is the share of the limit that it reaches at the end of its window at the present
+    pace, and ``exhausted_at_ms`` the time at which it reaches its limit, if that is earlier.
     """
     assert balance.ends_ms is not None
     passed_ms, whole_ms = now_ms - balance.epoch_ms, balance.ends_ms - balance.epoch_ms
@@ -201,7 +211,7 @@ def forecast(balance: BalanceView, now_ms: int) -> dict[str, Any]:
 
 
 def spent_view(balance: BalanceView) -> dict[str, Any]:
-    """Return a balance as other notices about budgets have it."""
+    """Return a balance's data, in the form of all notices about budgets."""
     scope = f"{balance.scope_kind} {balance.scope_id}".strip() + f" ({balance.window})"
     limit, spent, held = (
         balance.limit_nanousd, balance.committed_nanousd, balance.reserved_nanousd,

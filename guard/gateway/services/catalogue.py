@@ -1,4 +1,4 @@
-"""Policies and prices of each organisation, kept ready for the hot path."""
+"""Policies and prices of each organisation, cached for the hot path."""
 
 from __future__ import annotations
 
@@ -17,9 +17,19 @@ from guard.gateway.storage.port import Storage
 
 
 class OrgView(Struct):
-    """One organisation's settings, policies and prices; ``version`` changes with each of them.
+    """One organisation's settings, policies and prices.
 
-    ``call_limits`` are its limits of calls, and ``tool_rules`` caches the rules of each key.
+    A view is replaced by another one and never changed, except that its caches fill up: a task may
+    keep using it across awaits.
+
+    Attributes:
+        settings: its settings.
+        rules: its policies, compiled.
+        prices: its prices, and the published ones.
+        version: a digest of all of these; leases are granted under it.
+        call_limits: its limits of calls.
+        tool_rules: caches :meth:`CatalogueCache.tool_rules`, by key (empty where no rule is for a
+            key) and the key's workflow.
     """
 
     settings: OrganisationSettings
@@ -31,15 +41,16 @@ class OrgView(Struct):
 
 
 class CatalogueCache:
-    """Caches each organisation's view until it changes."""
+    """Caches each organisation's view until it changes. Used on the loop only."""
 
     def __init__(self, storage: Storage, fallback: Rates, clock_ms: Callable[[], int]) -> None:
         self._storage = storage
         self._clock_ms = clock_ms
         self._fallback = fallback
-        # By organisation, until a commit changes one.
+        # By organisation; removed by :meth:`forget` after a commit that changes it.
         self._views: dict[str, OrgView] = {}
-        # Rises with each change: a view that was read across one may be the old one.
+        # Rises with each :meth:`forget`, for any organisation. A view that was being read then may
+        # be the old one, and must not be cached.
         self._generation = 0
 
     async def view(self, organisation_id: str) -> OrgView:
@@ -50,20 +61,23 @@ class CatalogueCache:
             view = await self._read(organisation_id)
             if generation == self._generation:
                 self._views[organisation_id] = view
-            else:  # changed while it was read: another may have read it since, else once more
+            # Something was changed while it was read. Another task may have read it since; else it
+            # is read once more.
+            else:
                 view = self._views.get(organisation_id)
         return view
 
     async def tool_rules(
         self, organisation_id: str, key_id: str, key_workflow_id: str | None
     ) -> wire.ToolRules:
-        """Return the tool rules that a key's SDK is to have, computed once for each change.
+        """Return the tool rules for a key's SDK, computed once for each view.
 
         Raises:
             NotFoundError: no such organisation.
             StoreError: the store cannot be read.
         """
         view = await self.view(organisation_id)
+        # Where no rule is for a key, all keys of a workflow share one result.
         by_key = any(each.policy.scope_kind == "key" for each in view.rules) or any(
             each.scope_kind == "key" for each in view.call_limits
         )

@@ -1,4 +1,4 @@
-"""Wakes listeners within the process when something changes for their organisation."""
+"""Wakes listeners within the process when the data of their organisation changes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class ChangeWatcher:
         self._listeners: dict[str, set[ChangeListener]] = {}
         # What was last seen of each; the first look wakes no listener, since its page is new.
         self._watermarks: dict[str, Watermark] = {}
-        # Set while there may be listeners: without any, the store is left alone.
+        # Set by each subscription, and cleared by :meth:`run` when no listener is left: without
+        # any, the store is not queried.
         self._wanted = asyncio.Event()
         # Whether the last look succeeded. Pages show when it did not, and are woken to do so.
         self.healthy = True
@@ -67,7 +68,7 @@ class ChangeWatcher:
         self.closing = False
 
     def is_full(self, organisation_id: str) -> bool:
-        """Tell whether there are too many listeners for another one of an organisation."""
+        """Return whether there are too many listeners for another one of an organisation."""
         own = len(self._listeners.get(organisation_id, ()))
         everyones = sum(len(group) for group in self._listeners.values())
         return everyones >= self._most or own >= max(1, int(self._most * _OF_ONE))
@@ -108,6 +109,7 @@ class ChangeWatcher:
             await asyncio.sleep(INTERVAL_S)
 
     async def _look(self) -> None:
+        # A snapshot: listeners come and go while the query runs.
         known = {organisation_id: self._watermarks.get(organisation_id) for organisation_id in
                  self._listeners}  # fmt: skip
         try:
@@ -121,6 +123,7 @@ class ChangeWatcher:
         recovered, self.healthy = not self.healthy, True
         for organisation_id, watermark in found.items():
             changed = recovered or known.get(organisation_id) not in (None, watermark)
+            # Its last listener may have gone meanwhile: nothing would remove the watermark then.
             if organisation_id in self._listeners:
                 self._watermarks[organisation_id] = watermark
             for listener in self._listeners.get(organisation_id, ()) if changed else ():

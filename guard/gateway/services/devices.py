@@ -1,8 +1,8 @@
 """Devices on which an operator has signed in: tokens that need no table.
 
-A token is signed with the hash of the operator's password, so that a new password ends it, and
-every replica on the store knows it. It lets nobody in: it only spares its holder the line in which
-strangers wait.
+A token is signed with the hash of the operator's password: a new password ends it, and every
+replica on the store can check it. It signs no one in. It only spares its holder the line in which
+unknown browsers wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def issue(operator_id: str, password_hash: str, expires_at_ms: int) -> str:
 
 
 def is_token(token: str) -> bool:
-    """Tell whether something has the shape of a token."""
+    """Return whether a text has the form of a token."""
     return len(token) <= TOKEN_LENGTH_MAX and _SHAPE.fullmatch(token) is not None
 
 
@@ -51,5 +51,6 @@ def device_of(token: str, operator_id: str, password_hash: str, now_ms: int) -> 
 
 
 def _mac(operator_id: str, password_hash: str, expires_at_ms: int, device: str) -> str:
+    # The parts cannot run into one another: ids and devices contain no NUL.
     text = f"guard device\0{operator_id}\0{expires_at_ms}\0{device}"
     return hmac.new(password_hash.encode(), text.encode(), hashlib.sha256).hexdigest()

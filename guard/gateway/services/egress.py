@@ -1,4 +1,9 @@
-"""Where messages may go: public addresses, unless the gateway's operator allows others."""
+"""Where messages may be sent: to public addresses, unless the gateway's operator allows others.
+
+Addresses of channels are written by operators of single organisations, who must not reach the
+network that the gateway runs in. A name is checked when it is stored, and the address that it
+resolves to again before each connection, which then goes to that very address.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,10 @@ from typing import Final
 import httpx
 
 _UNICAST: Final = ipaddress.ip_network("2000::/3")
-"""The only IPv6 addresses that IANA has given to anybody: translation, mapped, compatible and
-site-local ones lie outside."""
+"""The only IPv6 unicast addresses that IANA has assigned globally.
+
+Translated, mapped, compatible and site-local addresses are outside of it.
+"""
 
 _DOCUMENTATION: Final = ipaddress.ip_network("3fff::/20")
 
@@ -52,7 +59,10 @@ def check_url(url: str, *, private: bool = False) -> None:
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether an address is public, and the one embedded in a transition prefix too."""
+    """Return whether an address is public; one with another address inside, by that one.
+
+    Addresses of 6to4 and Teredo are never public.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
@@ -88,12 +98,14 @@ def check_host(host: str, *, private: bool = False) -> None:
 
 
 async def address_of(host: str, port: int, *, private: bool = False) -> str:
-    """Resolve a host to the address that is connected to.
+    """Resolve a host to the address to connect to.
 
     Raises:
         OSError: it does not resolve, or one of its addresses is not allowed.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # Only the first is used, but a name with any private address is refused, in whatever order the
+    # resolver returns them.
     addresses = [str(entry[4][0]) for entry in found]
     allowed = private or all(is_public(ipaddress.ip_address(each)) for each in addresses)
     if not addresses or not allowed:

@@ -21,16 +21,21 @@ MOVE_S: Final = 0.001
 
 
 class Subscription:
-    """One channel's view of the messages; iterate with :meth:`next`."""
+    """One channel's queue of messages; read it with :meth:`next`.
+
+    The hub fills it and the channel's task empties it, both on the loop.
+    """
 
     def __init__(self, key_id: str, *, pushes: bool = True) -> None:
         # Recalls, and messages for one key only, go to the channels of that key.
         self.key_id = key_id
         # Whether the client has a socket; else it polls, and a recall would come too late.
         self.pushes = pushes
-        # It fell too far behind: the channel closes, and the client is replayed what it missed.
+        # Set by the hub, never cleared: the channel fell too far behind. Its task closes it, and
+        # the client gets what it missed by a replay of the stored messages.
         self.overrun = False
-        # The gateway is shutting down, or this channel's turn to move has come.
+        # Set by the hub, never cleared: the gateway is shutting down, or it is this channel's turn
+        # to move.
         self.ended = False
         # Without a bound of its own, so that :meth:`end` always fits.
         self._queue: asyncio.Queue[wire.ControlMessage | None] = asyncio.Queue()
@@ -48,7 +53,7 @@ class Subscription:
         self._queue.put_nowait(None)
 
     def offer_unstored(self, message: wire.ControlMessage) -> bool:
-        """Queue a message that is worth nothing later; ``False`` when the channel is behind."""
+        """Queue a message that is of no use later; ``False`` if the channel polls or is behind."""
         if not self.pushes or self._queue.qsize() >= QUEUE_MAX:
             return False
         self._queue.put_nowait(message)
@@ -75,7 +80,8 @@ class Hub:
         self.channels_max = max(1, int(connections_max * SHARE))
         # By organisation; one without channels has no entry.
         self._subscriptions: dict[str, set[Subscription]] = {}
-        # All channels, and those of them that are sockets: counted, since metrics ask often.
+        # The number of all channels, and of those that are sockets. Kept, since they are read
+        # often.
         self._count = self._pushed = 0
         # From the first :meth:`close` on; a channel that opens now ends at once.
         self.closing = False
@@ -106,7 +112,10 @@ class Hub:
             self._subscriptions.pop(organisation_id, None)
 
     def publish(self, events: Sequence[PostCommitEvent]) -> None:
-        """Queue committed messages for the channels that they concern."""
+        """Queue committed messages for the channels that they concern.
+
+        Called after the commit and before any answer of it, in the order of the commits.
+        """
         for event in events:
             if event.kind == "control" and event.organisation_id is not None:
                 for subscription in self._subscriptions.get(event.organisation_id, ()):
@@ -124,14 +133,15 @@ class Hub:
     ) -> int:
         """Ask holders for what they do not use, over every socket of their keys.
 
+        It is never stored: a channel that is away or far behind does not get it.
+
         Args:
             organisation_id: of the leases.
             leases: lease ids by the key that holds them.
-            returns_ms: for how long they are to give back at once what they do not use.
+            returns_ms: how long they are to give back at once what they do not use.
 
         Returns:
-            How many sockets the question is on its way to. It is never stored: a channel that is
-            away or far behind does not get it.
+            The number of sockets that it is queued for.
         """
         asked = 0
         for subscription in self._subscriptions.get(organisation_id, ()):
@@ -144,7 +154,7 @@ class Hub:
         return asked
 
     def wake(self, organisation_id: str, key_id: str, calls: Sequence[str]) -> None:
-        """Tell calls that wait in line to ask again, over every socket of their key."""
+        """Ask calls that wait in line to ask again, over every socket of their key."""
         message = wire.ControlMessage(seq=0, type="room", calls=list(calls))
         for subscription in self._subscriptions.get(organisation_id, ()):
             if subscription.key_id == key_id:
@@ -167,7 +177,7 @@ class Hub:
                     subscription.end()
 
     def has_room(self, organisation_id: str) -> bool:
-        """Tell whether one more channel of an organisation leaves enough connections to others."""
+        """Return whether an organisation may open one more channel, within its share."""
         return len(self._subscriptions.get(organisation_id, ())) < self.channels_max
 
     def count(self) -> int:
@@ -175,9 +185,9 @@ class Hub:
         return self._count
 
     def sockets(self) -> int:
-        """Return how many of them are sockets, and not polls."""
+        """Return how many of the open channels are sockets, and not polls."""
         return self._pushed
 
     def spread_s(self) -> float:
-        """Return over which time all sockets are to move, so that they are no flood elsewhere."""
+        """Return the time over which to move all sockets, so that no other gateway is flooded."""
         return self._pushed * MOVE_S

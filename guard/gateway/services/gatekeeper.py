@@ -1,4 +1,10 @@
-"""Decides calls: policy and price first, on the loop; then one ledger transaction."""
+"""Decides calls: policies, rate caps and prices first, on the loop; then one ledger transaction.
+
+Only the transaction decides about money. What comes before it reads caches, and counts calls
+against rate caps, which may live in another store: a call that is counted and then refused stays
+counted. What comes after it updates this process's own recalls and line by the committed answer; if
+the process dies in between, they are gone with it, and callers ask again.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +43,16 @@ CommandT = TypeVar("CommandT", bound=LedgerCommand)
 
 
 class _Ruling(Struct, frozen=True):
-    """What the policies and the rate caps make of a call."""
+    """What policies and rate caps have decided about a call, for the transaction to apply.
+
+    Attributes:
+        refusal: why the call is refused, if it is.
+        approval: set if a person has to approve it.
+        grants_lease: whether a lease may cover such calls.
+        lease_calls: how many calls a lease may cover under the rate caps; ``None``: no cap.
+        judges_model: refuses a model by its name, for the one that is expected to answer.
+        turn_in_ms: when the call's turn comes, if it is faster than a cap that lets calls wait.
+    """
 
     refusal: CallRefusal | None = None
     approval: ApprovalNeed | None = None
@@ -48,7 +63,14 @@ class _Ruling(Struct, frozen=True):
 
 
 class _CallPrice(Struct, frozen=True):
-    """What is known of a call's price before it is made."""
+    """The price of a call, as far as it is known before the call is made.
+
+    Attributes:
+        refusal: why the call is refused for want of a price, if it is.
+        rates: of the model of an LLM request, or of a lease's lane.
+        declared_nanousd: the cost of the declared tokens; ``None``: to be estimated.
+        is_worst_case: whether that is a bound, as in strict mode.
+    """
 
     refusal: CallRefusal | None = None
     rates: wire.ModelRates | None = None
@@ -58,7 +80,11 @@ class _CallPrice(Struct, frozen=True):
 
 @attrs.frozen(eq=False)
 class Gatekeeper:
-    """The hot path's use cases."""
+    """The hot path's use cases. Runs on the loop only; the objects below are shared by all tasks.
+
+    Every ``await`` may let other calls in between. So what another call can change, such as recalls
+    and the line, is read right before the transaction, and updated right after it.
+    """
 
     _ledger: Writer
     _catalogue: CatalogueCache
@@ -77,7 +103,7 @@ class Gatekeeper:
         """Ingest the piggybacked events and decide one call.
 
         Args:
-            request: who asks.
+            request: the caller and its key.
             call: the question.
             leases: whether the holder of a lease can be reached, so that one may be granted.
         """
@@ -85,6 +111,7 @@ class Gatekeeper:
         if call.workflow_id is None:
             call.workflow_id = request.key_workflow_id
         events, rejected = self._prepare(request, view, call.events) if call.events else ([], [])
+        # Out of the call, which previews keep in memory, and which the store may run twice.
         call.events = []
         note, call.note = call.note, None  # only a person who approves sees it
         lease = call.lease
@@ -114,7 +141,8 @@ class Gatekeeper:
             rates=price.rates,
             input_max=view.prices.largest_prompt(call.function, call.model),
             output_max=None if price.rates is None else price.rates.context_tokens,
-            # Asked last, after all that may wait: a recall may have come meanwhile.
+            # From here to the write there is no await: recalls and the line are read as they are
+            # when the command is queued.
             grants_lease=ruling.grants_lease
             and not (is_ahead and self._is_kept_small(request, call)),
             small_lease=self._recalls.is_ignored_by(request.key_id),
@@ -131,11 +159,14 @@ class Gatekeeper:
             repeats=uses,
         )
         answer = await self._write(gate.gate, command)
-        # A question gives back first, so it answers a recall of the caller's own lease as well.
+        # A question gives back first, so it answers a recall of the caller's own lease as well. A
+        # top-up does not: it says nothing of what the lease does not use.
         if not is_ahead:
             if answer.own_lease is not None:
                 self._recalls.answered(answer.own_lease)
-            if answer.recall:  # decided once more, after the holders have given back
+            # Nothing was decided, but the give-back and the events are committed. If the process
+            # dies while it waits here, a repeat of the request is decided from there.
+            if answer.recall:
                 returns_ms = 0 if command.place is None else gate.RETURNS_MS
                 await self._recalls.recall(request.organisation_id, answer.recall, returns_ms)
                 again = msgspec.structs.replace(command, is_again=True, recalls=False)
@@ -156,22 +187,25 @@ class Gatekeeper:
         """Apply the policies, and count the call against its rate caps."""
         organisation_id, key_id = request.organisation_id, request.key_id
         verdict = policy.evaluate(view.rules, call, key_id)
-        if call.named:  # it was counted, and a person asked, where a model named its tool
+        # 1. It was counted, and approved if need be, where a model named its tool.
+        if call.named:
             return _Ruling(verdict.refusal)
 
         def judges_model(model: str) -> CallRefusal | None:
             return policy.refuse_model(view.rules, call, key_id, model)
 
+        # 2. A top-up: no call is made, so none is counted and no person is asked. It gets no lease
+        # where calls have to be.
         if call.lease is not None and call.lease.ahead:
-            # What is counted, or waits for a person, is granted to a call that asks.
             if verdict.caps or verdict.sensitive or verdict.approval is not None:
                 grants_lease = False
             return _Ruling(verdict.refusal, None, grants_lease, None, judges_model)
+        # 3. A call. One that has a place in line was counted when it was asked first.
         refusal = verdict.refusal
-        # What waits in line was counted when it was asked first.
         if verdict.caps and refusal is None and not self._line.has(request, call):
-            # Those that wait come first: what is refused by another has then been counted once too
-            # often; the other way round a call would be counted each time that it asks.
+            # Caps that let calls wait come first. A call that passes them and is refused by another
+            # cap is then counted once too often; in the other order, a call that has to wait would
+            # be counted by the others each time that it asks.
             paces = call.paces or call.wait_ms > 0  # older SDKs say the one by the other
             pacing = [use for use in verdict.caps if use.waits and paces]
             turn_in_ms = await self._rates.take(organisation_id, pacing) if pacing else None
@@ -181,6 +215,8 @@ class Gatekeeper:
             wait_ms = await self._rates.take(organisation_id, capping) if capping else None
             if wait_ms is not None:
                 refusal = policy.rate_refusal(call, wait_ms)
+        # A lease covers the next calls of its lane unseen, so not those that a person approves or
+        # that a cap counts by their tool.
         if verdict.sensitive or verdict.approval is not None or verdict.is_capped_by_tool:
             grants_lease = False
         lease_calls = None
@@ -191,9 +227,9 @@ class Gatekeeper:
         return _Ruling(refusal, verdict.approval, grants_lease, lease_calls, judges_model)
 
     def _is_kept_small(self, request: RequestOrigin, call: wire.GateRequest) -> bool:
-        """Tell whether a lease for which no call waits must not grow.
+        """Return whether a lease for which no call waits must not grow.
 
-        Others wait for it, or its key does not give back what it is asked for.
+        That is so while a refusal waits for it, and while its key ignores recalls.
         """
         lease_id = None if call.lease is None else call.lease.lease_id
         if lease_id is None or self._recalls.is_recalled(lease_id):
@@ -203,7 +239,9 @@ class Gatekeeper:
     async def lease(self, request: RequestOrigin, update: wire.LeaseUpdate) -> EncodedAnswer:
         """Renew a lease, give back a part of it, or close it."""
         answer = await self._write(leases.update, LeaseCommand(request=request, update=update))
-        if answer.own_lease is None:  # it changed no lease: none of its own, or a repeat
+        # A repeat, or reservations that are no lease: nothing was given back, so there is no recall
+        # to answer, and calls must not be taken back twice.
+        if answer.own_lease is None:
             return answer
         self._recalls.answered(answer.own_lease)
         view = await self._catalogue.view(request.organisation_id)
@@ -220,6 +258,7 @@ class Gatekeeper:
 
     async def release(self, request: RequestOrigin, body: wire.ReleaseRequest) -> EncodedAnswer:
         """Release a reservation, or a call's place in line."""
+        # A place has the id of its call, not of a reservation, and is known to this process only.
         if self._line.left(request, body.reservation_id):
             return render.withdrawn(body.reservation_id)
         command = ReleaseCommand(
@@ -275,7 +314,7 @@ def _price(request: RequestOrigin, call: wire.GateRequest, view: OrgView) -> _Ca
 
 
 def _rates_of(call: wire.GateRequest, view: OrgView) -> Callable[[str], wire.ModelRates | None]:
-    """Return what finds the rates of a model that answers a call's requests."""
+    """Return a function that finds the rates of a model that answers a call's requests."""
     provider = call.function if call.kind == "llm" else None
 
     def rates_of(model: str) -> wire.ModelRates | None:

@@ -19,10 +19,10 @@ _SDK_TYPES = {"llm": wire.LlmData, "tool": wire.ToolData, "span": wire.SpanData,
               "chain": wire.Chain}  # fmt: skip
 
 _COUNTED = frozenset({"llm", "span"})
-"""Types of events that may be one of the same calls."""
+"""Types of events that are counted as repeats."""
 
 _IN_DOUBT = frozenset({"bound", "speed"})
-"""Estimates that rest on what a request could cost, and not on its answer."""
+"""Kinds of estimates made from what a request could cost, and not from its answer."""
 
 
 def prepare(
@@ -36,8 +36,13 @@ def prepare(
 ) -> tuple[list[PricedEvent], list[wire.RejectedEvent]]:
     """Check and price events one by one; a bad one is rejected without the others.
 
-    ``blocks`` tells whether a policy blocks a tool; a blocked tool that ran is flagged. ``repeats``
-    returns the rules that count an event with a digest.
+    Args:
+        events: as reported; a missing workflow is filled in.
+        prices: of the organisation.
+        key_workflow_id: the workflow that the key is for, if it is for one.
+        max_event_bytes: maximum size of an event's data.
+        blocks: returns whether a policy blocks a tool; a blocked tool that ran is flagged.
+        repeats: returns the rules that count an event with a digest.
     """
     priced: list[PricedEvent] = []
     rejected: list[wire.RejectedEvent] = []
@@ -73,6 +78,8 @@ def _price(
     max_event_bytes: int,
     blocks: Callable[[wire.Event, str], bool],
 ) -> PricedEvent:
+    # Everything that a store or a sum could choke on is found here, on the loop: in the ledger, it
+    # would fail a transaction that other calls are in.
     if not event.event_id or not event.type:
         raise _RejectedError("GD-E001", "event_id and type must not be empty")
     _require_text(event)
@@ -86,7 +93,7 @@ def _price(
     if nested_deeper(data_json, DEPTH_MAX):
         raise _RejectedError("GD-E001", f"data is nested deeper than {DEPTH_MAX}")
     kind: type[Any] | None = _SDK_TYPES.get(event.type)
-    if kind is None:
+    if kind is None:  # a caller's own type: it is stored, and costs nothing
         return PricedEvent(event, data_json)
     try:
         data = wire.convert(event.data, kind)

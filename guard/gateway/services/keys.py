@@ -77,14 +77,18 @@ def make_key(
 class KeyRing:
     """Looks keys up by hash, with a cache that a revocation empties at once.
 
+    Used on the loop only.
+
     Attributes:
-        generation: rises whenever some key may have changed.
+        generation: rises whenever any key may have changed; a key that was found before is to be
+            looked up again.
     """
 
     def __init__(self, storage: Storage, clock_ms: Callable[[], int]) -> None:
         self._storage = storage
         self._clock_ms = clock_ms
-        # By hash; ``None`` for keys that do not exist, which are asked for again and again too.
+        # By hash; ``None`` for keys that do not exist, since programs with a wrong key keep trying.
+        # Emptied when it is full, and by each change of any key.
         self._cache: dict[bytes, KeySecret | None] = {}
         self.generation = 0
 
@@ -103,6 +107,7 @@ class KeyRing:
                 if len(self._cache) >= _CACHE_MAX:
                     self._cache.clear()
                 self._cache[hashed] = found
+        # Checked with each call, also of a cached key: it may expire while it is in the cache.
         if found is None or found.key.role not in roles or found.key.revoked_at_ms is not None:
             return None
         expires_at_ms = found.key.expires_at_ms

@@ -16,6 +16,9 @@ _OWNER_SHARE: Final = 0.5
 class Load:
     """Counts the bytes of requests that are being read, decided or committed.
 
+    Used on the loop only. Each :meth:`take` that returned ``True`` is followed by a :meth:`release`
+    of the same bytes, however the request ends.
+
     Args:
         bytes_max: maximum bytes in flight; a request beyond it is to be refused.
     """
@@ -26,7 +29,7 @@ class Load:
         self._bytes_max = bytes_max
         # Bytes of each organisation's requests; one without any has no entry.
         self._by_owner: dict[str, int] = {}
-        # Their sum.
+        # The sum of all organisations' bytes.
         self.in_flight = 0
         # Requests since the start that did not fit.
         self.refused = 0

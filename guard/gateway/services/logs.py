@@ -24,7 +24,7 @@ _request: ContextVar[tuple[str | None, bytes | None]] = ContextVar(
 
 
 def note_request(organisation_id: str | None, request_id: bytes | None) -> None:
-    """Note whose request this task serves; its log lines say so.
+    """Note whose request this task serves, for its log lines.
 
     Args:
         organisation_id: of the key; ``None``: of all.

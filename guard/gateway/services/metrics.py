@@ -58,8 +58,8 @@ class GatewayCollector(Collector):
         statistics: of the store; empty before it is open.
         connections: returns how many connections are open.
         waiting: returns how many calls wait in line.
-        draining: tells whether the gateway is shutting down.
-        redis: tells whether Redis answers, and how often it went away; None without it.
+        draining: returns whether the gateway is shutting down.
+        redis: returns whether Redis answers, and how often it went away; None without it.
     """
 
     _counts: Counts
@@ -169,7 +169,7 @@ def _of_money(money: MoneySample) -> Iterator[Metric]:
 
 
 def _of_decisions(tally: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
-    found = dict(tally)  # the writer goes on adding
+    found = dict(tally)  # the writer's thread may add to it meanwhile
     for kind, (name, text, label) in _DECISIONS.items():
         family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
         for (of, value), count in sorted(found.items()):

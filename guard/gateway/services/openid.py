@@ -1,7 +1,7 @@
 """Single sign-on by OpenID Connect: the authorization code flow with PKCE, over authlib.
 
-Nothing is kept here between the two halves of a sign-in: what the second one needs is in a cookie
-of the browser that began, so that any replica finishes what another has begun.
+Nothing is kept here between the two halves of a sign-in. The second half finds what it needs in a
+cookie of the browser that began, so another replica can finish it.
 """
 
 from __future__ import annotations
@@ -29,27 +29,34 @@ FLOW_S: Final = 600
 
 _ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
                       "ES512", "EdDSA", "Ed25519")  # fmt: skip
-"""Of signatures with a key pair: a secret that signs would have to be known to whoever checks."""
+"""Signatures with a key pair only.
+
+With a shared secret, such as ``HS256``, the gateway could sign what it checks. A token that names
+no key pair, or ``none``, is refused.
+"""
 
 _KEEP_S: Final = 3600
+"""How long the provider's description and keys are cached."""
 _TIMEOUT_S: Final = 10.0
 _LEEWAY_S: Final = 60
+"""How much clocks may differ; also the shortest time between two reads of the provider's keys."""
 _NAME_MAX: Final = 256
 _ENDS_MAX: Final = 8
+"""Maximum sign-ins that are being finished at the provider at once."""
 
 
 class OpenIdError(Exception):
-    """The provider does not say who somebody is; the text says why, without secrets."""
+    """The provider did not identify a person; the text says why, without secrets."""
 
 
 class Flow(Struct, frozen=True):
     """One sign-in that has begun.
 
     Attributes:
-        state: comes back from the provider.
-        nonce: comes back in the token.
-        verifier: proves that who ends the sign-in has begun it.
-        return_to: the page that was asked for.
+        state: comes back from the provider with the browser; shows that this browser began.
+        nonce: comes back in the token; shows that the token is for this sign-in.
+        verifier: of PKCE; shows the provider that the gateway that redeems the code asked for it.
+        return_to: the page to show after the sign-in.
     """
 
     state: str
@@ -62,18 +69,18 @@ class Flow(Struct, frozen=True):
 
     @classmethod
     def new(cls, return_to: str) -> Flow:
-        """Begin one."""
+        """Begin a sign-in."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         return cls(state, nonce, verifier, return_to)
 
     def text(self) -> str:
-        """Return it as the value of a cookie."""
+        """Return the flow as the value of a cookie."""
         shown = base64.urlsafe_b64encode(self.return_to.encode()).decode()
         return f"{self.state}.{self.nonce}.{self.verifier}.{shown}"
 
     @classmethod
     def read(cls, text: str) -> Flow | None:
-        """Return the flow of a cookie; ``None`` where it is none."""
+        """Return the flow in a cookie; ``None`` if it does not hold one."""
         parts = text.split(".")
         if len(parts) != 4 or not all(parts):
             return None
@@ -91,7 +98,7 @@ class OpenIdProvider:
         issuer: its address, under which it describes itself.
         client_id: of this gateway, at the provider.
         client_secret: the same; ``None``: a public client, with PKCE alone.
-        claim: of the token, which names the operator.
+        claim: the claim of the token that has the operator's name.
     """
 
     def __init__(self, issuer: str, client_id: str, client_secret: str | None, claim: str) -> None:
@@ -99,13 +106,17 @@ class OpenIdProvider:
         self._client_id = client_id
         self._client_secret = client_secret
         self._claim = claim
+        # When the provider was asked (monotonic seconds), how it describes itself, and its keys.
+        # Replaced as a whole, under the lock below; set to ``None`` to have it asked again.
         self._known: tuple[float, dict[str, Any], KeySet] | None = None
+        # Held while the provider is asked, so that sign-ins at the same time share one answer.
         self._asking = asyncio.Lock()
-        # A stranger's code is the provider's to refuse; so many at once are enough of them.
+        # Anyone can send codes, and only the provider can refuse them: this bounds how many of its
+        # answers are awaited at once.
         self._ends = asyncio.Semaphore(_ENDS_MAX)
 
     async def begin(self, flow: Flow, callback: str) -> str:
-        """Return where to send the browser.
+        """Return the address to send the browser to.
 
         Args:
             flow: the sign-in.
@@ -150,10 +161,11 @@ class OpenIdProvider:
         given = token.get("id_token")
         if not isinstance(given, str):
             raise OpenIdError("the provider gave no ID token")
+        # A provider may change its keys before the cached ones are an hour old: they are read once
+        # more, at most once a minute, since a token with any signature gets here.
         try:
             return self._name(self._claims(given, keys, flow.nonce))
         except OpenIdError:
-            # Its keys may be new ones: ask once more, at most once a minute.
             if not self._may_ask_again():
                 raise
             self._known = None
@@ -187,6 +199,7 @@ class OpenIdProvider:
         except (JoseError, ValueError, TypeError, KeyError) as exc:
             logger.warning("an ID token was refused: %s", type(exc).__name__)
             raise OpenIdError("the provider's ID token is not for this sign-in") from None
+        # Beyond what the registry checks: a token for several clients has to be issued to this one.
         audience = claims["aud"]
         if isinstance(audience, list) and len(audience) > 1 and "azp" not in claims:
             raise OpenIdError("the provider's ID token is for several, and does not say whose")
@@ -195,9 +208,11 @@ class OpenIdProvider:
         return claims
 
     def _name(self, claims: dict[str, Any]) -> str:
+        # The name becomes an operator's, and is shown in logs and pages.
         name = claims.get(self._claim)
         if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= _NAME_MAX:
             raise OpenIdError(f"the provider's ID token has no claim {self._claim}")
+        # At many providers a person can enter any address; a verified one is theirs.
         if self._claim == "email" and claims.get("email_verified") is not True:
             raise OpenIdError("the provider has not verified this person's mail address")
         return name
@@ -217,7 +232,7 @@ class OpenIdProvider:
         )
 
     async def _provider(self) -> tuple[dict[str, Any], KeySet]:
-        """Return how the provider describes itself, and its keys; asked for once an hour."""
+        """Return how the provider describes itself, and its keys; read once an hour."""
         async with self._asking:
             now_s = time.monotonic()
             if self._known is None or now_s - self._known[0] > _KEEP_S:

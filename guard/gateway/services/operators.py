@@ -32,14 +32,15 @@ SESSION_MS: Final = 12 * 3_600_000
 IDLE_MS: Final = 2 * 3_600_000
 _TOUCH_MS: Final = 60_000
 DEVICE_MS: Final = 365 * 86_400_000
-"""For how long a browser is known after its last sign-in."""
+"""How long a browser is known after its last sign-in."""
 LINK_MS: Final = 600_000
-"""For how long a link makes a browser known."""
+"""How long a link makes a browser known."""
 _CHECKS_WAITING_MAX: Final = 16
+"""Maximum attempts of known devices that are checked or wait for a check."""
 _REST: Final = 3
-"""How long strangers' checks rest after each one, in times of its length."""
+"""The pause after each check for an unknown browser, as a multiple of the check's time."""
 _REST_MAX_S: Final = 0.5
-"""And at most: on a busy machine a check is long."""
+"""The longest such pause: on a busy machine a check takes long."""
 
 
 class WrongPasswordError(Exception):
@@ -47,15 +48,15 @@ class WrongPasswordError(Exception):
 
 
 class UnknownPersonError(Exception):
-    """Who has signed in elsewhere is no operator here."""
+    """A person has signed in at another service and is no operator here."""
 
 
 class SignedIn(Struct, frozen=True):
-    """What a browser gets that has signed in.
+    """The tokens for a browser that has signed in.
 
     Attributes:
         token: of the session.
-        device: says later that the browser is known.
+        device: shows at a later sign-in that the browser is known.
     """
 
     token: str
@@ -79,15 +80,17 @@ class OperatorService:
         self._passed_ms = passed_ms
         self._throttle = Throttle()
         self._hasher = argon2.PasswordHasher()
-        # A check takes a core for a moment, and 64 MB: one at once for known devices, of which so
-        # many wait, and one for strangers.
+        # A check takes a core for a moment, and 64 MB, so there is one at a time for known devices
+        # and one for unknown browsers: the latter never delay the former.
         self._known_checks = asyncio.Semaphore(1)
         self._strangers_checks = asyncio.Semaphore(1)
+        # How many attempts of known devices are checked or wait for the semaphore.
         self._waiting = 0
+        # Set by :meth:`close`: attempts in line end at once.
         self._closing = asyncio.Event()
 
     async def has_operators(self) -> bool:
-        """Tell whether there is an operator who can sign in."""
+        """Return whether there is an operator who can sign in."""
         return await self._store.has_operators()
 
     async def set_password(
@@ -115,9 +118,10 @@ class OperatorService:
         Args:
             actor: who asks for it.
             name: of the operator.
-            organisation_id: what a new operator sees, and a known one has to; ``None``: all.
-            password: the new one; ``None``: as it is, and none for a new operator.
-            role: the new one; ``None``: as it is, and owner for a new operator.
+            organisation_id: the organisation that a new operator sees, and that a known one has to
+                see; ``None``: all organisations, or whichever a known one sees.
+            password: the new one; ``None``: unchanged, and none for a new operator.
+            role: the new one; ``None``: unchanged, and owner for a new operator.
 
         Raises:
             ValueError: the password is too short or too long.
@@ -166,6 +170,8 @@ class OperatorService:
             ThrottledError: too many attempts from this device or address, or too many in line.
             WrongPasswordError: no such name and password.
         """
+        # An attempt is counted as failed before its password is checked, and taken back when it was
+        # right: attempts at the same time cannot get around the throttle.
         known = await self._device(name, device)
         if known is not None:
             self._throttle.enter_known(self._passed_ms(), known)
@@ -194,8 +200,8 @@ class OperatorService:
             name: of the operator.
             signed_in_by: where they have signed in.
             address: of the client.
-            role: of a person who is no operator yet, and becomes one of all organisations;
-                ``None``: such a person does not get in.
+            role: the role in which a person who is no operator yet becomes one, of all
+                organisations; ``None``: such a person is refused.
 
         Raises:
             UnknownPersonError: there is no such operator.
@@ -232,7 +238,7 @@ class OperatorService:
         return token
 
     async def knows(self, name: str, device: str) -> bool:
-        """Tell whether a token is one of a device of this operator."""
+        """Return whether a token is one of a device of this operator."""
         return await self._device(name, device) is not None
 
     async def let_device_in(
@@ -282,6 +288,7 @@ class OperatorService:
                 await self._closing.wait()
 
     async def _checked(self, name: str, password: str) -> tuple[Operator, str]:
+        # Acquired and released by hand: the release comes after the pause, when this is over.
         await self._strangers_checks.acquire()
         began_s = time.perf_counter()
         try:
@@ -289,13 +296,14 @@ class OperatorService:
                 raise ThrottledError(1000)
             return await self._check(name, password)
         finally:
-            # Calls need the processor too.
+            # The pause leaves the processor to the gateway's calls. Also after a failure.
             rest_s = min(_REST * (time.perf_counter() - began_s), _REST_MAX_S)
             asyncio.get_running_loop().call_later(rest_s, self._strangers_checks.release)
 
     def close(self) -> None:
         """Refuse the attempts that are in line: the gateway is shutting down."""
         self._closing.set()
+        # Those that wait for their check are let through, find the event set, and end.
         for _ in range(STRANGERS_MAX):
             self._strangers_checks.release()
 
@@ -306,7 +314,8 @@ class OperatorService:
             WrongPasswordError: there is none.
         """
         found = await self._store.find_operator(name)
-        # An unknown name takes as long as a wrong password, and so does an operator without one.
+        # A password is checked in any case: an answer that came sooner would show that there is no
+        # operator of this name, or none with a password.
         hashed = "" if found is None else found[1]
         hashed = hashed or await asyncio.to_thread(_nobodys_hash, self._hasher)
         is_right = len(password) <= PASSWORD_LENGTH_MAX and await asyncio.to_thread(
@@ -328,6 +337,8 @@ class OperatorService:
         now_ms = self._clock_ms()
         if found is None or _has_ended(found, now_ms):
             return None
+        # Not with each request, which would be a write for each. The idle time is that much less
+        # exact.
         if now_ms - found.seen_at_ms >= _TOUCH_MS:
             await self._store.write(NOTHING, people.touch_session, token_hash(token))
         return found

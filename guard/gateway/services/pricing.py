@@ -39,7 +39,7 @@ def _now_ms() -> int:
 
 
 class PriceBook:
-    """The prices of one organisation.
+    """The prices of one organisation. Used on the loop only.
 
     Args:
         prices: the operator's prices; one for model ``"*"`` is the default for unknown models.
@@ -57,14 +57,17 @@ class PriceBook:
     ) -> None:
         self._clock_ms = clock_ms
         self._default_tier = default_tier
-        # Tariffs with hours or dates are looked up anew in each quarter of an hour.
+        # The quarter of an hour that the caches are of, and the keys in ``_known`` whose tariff has
+        # hours or dates: these are looked up again in the next quarter.
         self._slot = 0
         self._timed: list[tuple[str | None, str]] = []
         # Longer patterns are more specific, so they are tried first.
         self._own = sorted(prices, key=lambda p: (-len(p.model), -len(p.provider)))
         self._fallback = tariff(fallback, "fallback")
         self._local = tariff(Rates(input_per_mtok=0, output_per_mtok=0), "local")
-        # Three caches, each emptied when it is full: clients choose the names of models.
+        # Three caches, each emptied when it is full, as clients choose the names of models. Of
+        # tariffs by vendor and model (``None``: no known price); of the rates made from them, by
+        # whether the model is local, too; and of reservations for declared maxima.
         self._known: dict[tuple[str | None, str], Tariff | None] = {}
         self._rates: dict[tuple[str | None, str, bool], ModelRates] = {}
         self._declared: dict[tuple[str, int | None, int | None, bool], int | None] = {}
@@ -83,7 +86,7 @@ class PriceBook:
         return self._known[key]
 
     def _forget_timed(self) -> None:
-        """Drop what may have another price by now."""
+        """Drop the cached tariffs that may have another price by now."""
         slot = self._clock_ms() // _SLOT_MS
         if slot == self._slot:
             return
@@ -99,13 +102,13 @@ class PriceBook:
     def cost(self, usage: LlmData, at_ms: int | None = None) -> tuple[int, str]:
         """Return the cost of a reported call and the source of its price.
 
-        A call without a known price is charged that of the model that it asked for; without one the
-        fallback, never free and never lost, but for a model on the caller's own machine.
+        A call of a model without a known price is charged the price of the model that it asked for,
+        else the fallback: it is never free, unless the model is on the caller's own machine.
 
         Args:
             usage: of the call.
             at_ms: when it ended, in Unix milliseconds, by its caller's clock; now, if not given. A
-                clock that is a month wrong is not believed: then the dearest hour counts.
+                clock that is more than a month off is ignored: then the dearest hour counts.
         """
         if usage.cost_nanousd is not None and not self._is_free(usage):
             return usage.cost_nanousd, "vendor"
@@ -135,7 +138,7 @@ class PriceBook:
         return total
 
     def _is_free(self, usage: LlmData) -> bool:
-        """Tell whether the cost of a lost answer is the SDK's, of a model that costs nothing."""
+        """Return whether an event reports an estimated cost of a model that costs nothing."""
         return usage.local and usage.estimated and self.tariff(usage.provider, usage.model) is None
 
     def _unknown(self, local: bool) -> Tariff:
@@ -161,7 +164,7 @@ class PriceBook:
             listed = (largest_output(*each) for each in names(provider, model))
             rates.largest_output_tokens = next((each for each in listed if each is not None), None)
             rates.context_tokens = self._context(provider, model, rates)
-            if known is None and local:  # so that it needs no limit
+            if known is None and local:  # requests of a free model need no limit on their output
                 rates.largest_output_tokens = WORST_OUTPUT_TOKENS
             self._rates[key] = rates
         return self._rates[key]
@@ -175,7 +178,8 @@ class PriceBook:
         return max(map(largest_context, vendors), default=LARGEST_ANYWHERE)
 
     def _context(self, provider: str | None, model: str, rates: ModelRates) -> int | None:
-        """Return a model's context window, whoever prices it; ``None`` if it is not known."""
+        """Return a model's context window; ``None`` if it is not known."""
+        # Also of the published list where the operator has set the price.
         listed = None
         if model != UNKNOWN_MODEL:
             listed = published(provider, model, self._clock_ms())

@@ -70,13 +70,13 @@ def listed(text: str, limit: int) -> list[tuple[str, str]]:
 _PROXIES_NAMES: Final = {"gemini": "google", "vertex_ai": "google", "xai": "x-ai",
                          "together_ai": "together", "fireworks_ai": "fireworks",
                          "moonshot": "moonshotai", "bedrock": "aws"}  # fmt: skip
-"""What proxies call vendors (https://docs.litellm.ai/docs/providers, 2026-11)."""
+"""Vendors by the names that proxies use (https://docs.litellm.ai/docs/providers, 2026-11)."""
 
 _PARTS_MAX: Final = 3
 
 
 def names(provider: str | None, model: str) -> Iterator[tuple[str | None, str]]:
-    """Yield by which vendors and names a model may be listed, the likeliest first.
+    """Yield the vendors and names under which a model may be listed, the likeliest first.
 
     Behind a proxy a model's name begins with its vendor's.
 
@@ -113,7 +113,7 @@ class _Timetable:
         all_of_them = (each.constraint for each in (*prices, *(info.price_variants or ())))
         self._info = info
         self._constraints: list[Constraint] = [each for each in all_of_them if each is not None]
-        # By which of the constraints hold.
+        # Price lists by which of the constraints hold at a moment: few, however many moments.
         self._lists: dict[tuple[bool, ...], list[RateRow]] = {}
 
     @property
@@ -127,6 +127,7 @@ class _Timetable:
 
     def dearest(self, now_ms: int) -> list[RateRow]:
         """Return the dearest prices of a day and the next one."""
+        # Prices change only at these times of a day, so one moment after each shows all of them.
         now = _time_of(now_ms)
         starts = {dt.time(tzinfo=dt.UTC)}
         for each in self._constraints:

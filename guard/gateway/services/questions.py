@@ -1,4 +1,4 @@
-"""What is known of a question when a message about it is sent, and who may answer it there."""
+"""Questions as messages show them: what was asked, and the answers that are still possible."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _DETAIL_MAX: Final = 500
 
 
 class OpenQuestion(Struct, frozen=True):
-    """A question as whoever answers is shown it.
+    """A question as a person who may answer it sees it.
 
     Args:
-        organisation_id: whose it is.
-        subject: what is answered.
-        title: of it.
-        lines: names and values that the gateway knows.
-        shown: what the agent shows.
-        approve: what the answer yes does.
-        deadline_ms: until when it can be answered.
+        organisation_id: of the question.
+        subject: identifies the question.
+        title: its title.
+        lines: names and values that the gateway vouches for.
+        shown: names and values that the agent has written.
+        approve: the label of the answer yes.
+        deadline_ms: when it can no longer be answered.
         state: how it has ended; empty while it can be answered.
     """
 
@@ -47,7 +47,7 @@ _OVER: Final = "This question is over."
 
 
 def over(subject: Subject, organisation_id: str) -> OpenQuestion:
-    """Return a question that nobody waits for any more: what asked has gone on, or given up."""
+    """Return a question that is over, since the call that asked it waits no longer."""
     return OpenQuestion(
         organisation_id=organisation_id, subject=subject,
         title="Raise a budget?" if subject.kind == "asks" else "Approve a call?",
@@ -70,7 +70,11 @@ class Questions:
         self._clock_ms = clock_ms
 
     async def of(self, due: records.DueDelivery) -> ShownQuestion:
-        """Return what a message shows of its question: nothing unless the channel takes answers."""
+        """Return what a message shows of its question: nothing unless the channel takes answers.
+
+        It is read when the message is sent, also at a later attempt, so that no message offers an
+        answer to a question that has ended.
+        """
         if due.type not in ("approval.requested", "budget.asks"):
             return ShownQuestion()
         options = wire.decode(due.options, alerts.ChannelOptions)
@@ -164,9 +168,9 @@ class Questions:
 
 
 def suggested_raise(ask: records.BudgetAsk) -> int:
-    """Return by how much to raise a budget: what is lacking, or half of its limit if that is more.
+    """Return by how much to raise a budget: the lacking amount, or half of the limit if larger.
 
-    In nano-dollars, whole cents; of a budget of tokens or calls in these.
+    In nano-dollars, in whole cents; for a budget of tokens or calls in its unit.
     """
     step = wire.NANOUSD_PER_CENT if ask.unit == "usd" else 1
     wanted = max(ask.lacking_nanousd, ask.limit_nanousd // 2, 1)
@@ -185,7 +189,7 @@ def _lines(*pairs: tuple[str, Any]) -> list[tuple[str, str]]:
 
 
 def _short(text: str) -> str:
-    """Return a text that says so where it is cut."""
+    """Return a text, cut if it is too long, with a note that it is cut."""
     if len(text) <= _DETAIL_MAX:
         return text
     return f"{text[:_DETAIL_MAX]}… (cut: the dashboard shows all of it)"

@@ -1,4 +1,10 @@
-"""Shares of rate caps: calls that the holder of a lease may make without asking."""
+"""Shares of rate caps: calls that the holder of a lease may make without asking.
+
+The counters may live in another store than the money, so no transaction spans both. Calls are lent
+before the money is decided, under a name made from the question; after the decision the loan is
+renamed to its lease, or ended. If the process dies in between, the loan ends after a lease's time,
+and until then the cap allows fewer calls than it could, never more.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class RateStore(Protocol):
-    """Counts calls against caps, all or none, and lends calls in advance.
+    """Counts calls against caps (against all of them or none), and lends calls in advance.
 
     Any method raises StoreError while the counters cannot be reached.
     """
@@ -29,12 +35,15 @@ class RateStore(Protocol):
     async def lend(
         self, organisation_id: str, uses: Sequence[CapUse], name: str, wanted: int, ttl_ms: int
     ) -> int:
-        """Count calls that are going to be made within a time; return how many."""
+        """Count calls in advance, which the borrower may make within a time; return how many."""
 
     async def settle(
         self, organisation_id: str, name: str, unused: int, *, unless: str | None = None
     ) -> None:
-        """End a loan, unless it was made under that name: what is unused is free again."""
+        """End a loan and free what is unused; do nothing if it was made under the name ``unless``.
+
+        Ending a loan that is unknown, or has ended, changes nothing.
+        """
 
     async def extend(
         self, organisation_id: str, name: str, ttl_ms: int, new_name: str | None = None
@@ -58,7 +67,7 @@ class RateShares:
         """Take back what the caller's lease has left, and lend what it is expected to need.
 
         Args:
-            request: who asks.
+            request: the caller and its key.
             call: the question; the call itself is counted already.
             caps: those that count every call of the lane.
             ttl_ms: how long a lease lasts.
@@ -69,10 +78,12 @@ class RateShares:
         assert call.lease is not None
         own, name = request.organisation_id, _name(request, call)
         if call.lease.lease_id is not None:
-            # Not what this very question has lent before, if it is a repeat.
+            # A repeat of the question must not end the loan that its first run has made, and bound
+            # to this lease.
             unused = call.lease.calls_left
             lent = _lent(request, call.lease.lease_id)
             await self._rates.settle(own, lent, unused, unless=name)
+        # A request within a protected call is no call of its own under the caps.
         counted = 0 if call.within is not None and call.kind == "llm" else 1
         wanted = call.lease.demand_calls - counted
         if wanted < 1:
@@ -80,7 +91,7 @@ class RateShares:
         return counted + await self._rates.lend(own, caps, name, wanted, ttl_ms)
 
     async def decided(self, command: GateCommand, answer: EncodedAnswer, ttl_ms: int) -> None:
-        """Bind what was lent to the lease that was granted, or take it back."""
+        """Bind what was lent to the lease that was granted, or take it back if there is none."""
         own, name = command.request.organisation_id, _name(command.request, command.call)
         with _decided_anyway():
             if answer.lease_id is None:
@@ -90,7 +101,7 @@ class RateShares:
                 await self._rates.extend(own, name, ttl_ms, lent)
 
     async def update(self, request: RequestOrigin, update: wire.LeaseUpdate, ttl_ms: int) -> None:
-        """Take back the calls of the caller's lease that gives back, or give them more time."""
+        """Take back the unused calls of a lease that gives back or closes, else extend its loan."""
         own, name = request.organisation_id, _lent(request, update.lease_id)
         with _decided_anyway():
             if update.close or update.calls_left or update.unused_nanousd:
@@ -101,7 +112,7 @@ class RateShares:
 
 @contextlib.contextmanager
 def _decided_anyway() -> Iterator[None]:
-    """Go on without the counters: the money is settled, and loans end by themselves."""
+    """Log a failure of the counters: the money is decided by now, and loans end by themselves."""
     try:
         yield
     except StoreError as exc:
@@ -114,5 +125,5 @@ def _name(request: RequestOrigin, call: wire.GateRequest) -> str:
 
 
 def _lent(request: RequestOrigin, lease_id: str) -> str:
-    """Name the loan of a lease: by the caller's key too, so that no other key's can be named."""
+    """Name the loan of a lease. The caller's key is in it, so no key can name another's loan."""
     return f"{request.key_id}:{lease_id}"

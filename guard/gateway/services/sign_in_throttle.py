@@ -1,4 +1,4 @@
-"""How often a password may be tried: by known devices, and by everyone else."""
+"""How often a password may be tried, from known devices and from other browsers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FREE: Final[dict[Kind, int]] = {"address": 5, "name": 10, "device": 10}
 _WAIT_MAX_MS: Final[dict[Kind, int]] = {"address": 300_000, "device": 30_000}
 """The longest wait, which doubles from a second on with each failure."""
 NAME_INTERVAL_MS: Final = 2000
-"""Between two checks of a name's password for browsers that are not known."""
+"""Time between two checks of a name's password for browsers that are not known."""
 LINE_MAX_MS: Final = 40_000
-"""How long such an attempt waits in line at most: twenty of them."""
+"""The longest time that such an attempt waits in line: twenty intervals."""
 STRANGERS_MAX: Final = 32
-"""Such attempts under way, for all names."""
+"""Maximum attempts of unknown browsers under way, for all names together."""
 _FORGET_MS: Final = 900_000
 _TRACKED_MAX: Final = 10_000
 
@@ -32,23 +32,26 @@ class ThrottledError(Exception):
 class Throttle:
     """Decides whether an attempt is refused, and how long it waits in line. Pure: time is given.
 
-    A known device waits for its own failures alone. Others wait for those of their address; and
-    once a name has had too many failures, its password is checked at intervals, in the order of
-    asking, one attempt of each address. So strangers keep nobody out: they are in line as well.
-    Each process counts on its own.
+    A known device is slowed down by its own failures only. Other browsers are slowed down by the
+    failures of their address. Once a name has had too many failures, its password is checked at
+    intervals, in the order of asking, with one attempt of each address in line. So an attacker
+    cannot lock an operator out: the operator's attempt is checked when its turn comes.
+
+    Each process counts on its own. Used on the loop only.
     """
 
     def __init__(self) -> None:
-        # Of each kind: failures in a row, and the time of the last check. The oldest first, and
-        # dropped when there are too many.
+        # By kind and value: the failures in a row, and the time of the newest check, which for a
+        # name may be in the future (it is the end of the line). In the order of the attempts; the
+        # oldest is dropped when there are too many.
         self._failures: dict[Kind, collections.OrderedDict[str, tuple[int, int]]] = {
             kind: collections.OrderedDict() for kind in FREE
         }
-        # Addresses with an attempt under way.
+        # Addresses with an attempt under way, from :meth:`enter` to :meth:`left`.
         self._busy: set[str] = set()
 
     def enter_known(self, now_ms: int, device: str) -> None:
-        """Let an attempt from a known device in; it counts as failed until it succeeds.
+        """Admit an attempt from a known device; it counts as failed until it succeeds.
 
         Raises:
             ThrottledError: the device has failed too often.
@@ -57,14 +60,16 @@ class Throttle:
         self._count("device", device, now_ms, now_ms)
 
     def enter(self, now_ms: int, address: str, name: str) -> int:
-        """Return how long an attempt waits in line, in milliseconds; it counts as failed.
+        """Admit an attempt and return how long it waits in line, in milliseconds.
 
+        It counts as failed until it succeeds, so that attempts at the same time count, too.
         :meth:`left` has to follow.
 
         Raises:
             ThrottledError: the address has failed too often or has an attempt under way, or the
                 line is full.
         """
+        # Nothing is counted before all checks have passed: a refused attempt changes nothing.
         self._require(now_ms, "address", address)
         if address in self._busy or len(self._busy) >= STRANGERS_MAX:
             raise ThrottledError(NAME_INTERVAL_MS)
@@ -88,7 +93,10 @@ class Throttle:
         self._failures["device"].pop(device, None)
 
     def succeeded(self, address: str, name: str) -> None:
-        """Forget the failures of an address that has signed in; the name's stay."""
+        """Forget the failures of an address that has signed in, but of its name only this attempt.
+
+        An attacker's failures of the same name stay, and keep slowing the attacker down.
+        """
         self._failures["address"].pop(address, None)
         if name in self._failures["name"]:
             count, last_ms = self._failures["name"][name]

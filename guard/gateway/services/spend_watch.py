@@ -1,4 +1,4 @@
-"""Looks for runs that spend faster and faster."""
+"""Watches for runs whose spend accelerates."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SPEND_S: Final = 60.0
 
 
 class SpendWatch:
-    """Flags runs whose spend accelerates, and has those paused or killed that a policy is for.
+    """Flags runs whose spend accelerates, and pauses or kills those that a policy covers.
 
     Args:
-        storage: what is looked at, and where runs are flagged.
+        storage: where spend is read, and runs are flagged.
         clock_ms: the gateway's clock.
         passed_s: time that only passes, in seconds.
     """
@@ -31,11 +31,11 @@ class SpendWatch:
         self._storage = storage
         self._clock_ms = clock_ms
         self._passed_s = passed_s
-        # When it looks at an organisation again.
+        # By organisation: when to look at it again, by ``passed_s``.
         self._next_s: dict[str, float] = {}
 
     async def look(self, alerted: Iterable[str]) -> None:
-        """Look at the organisations with a rule of alerts for loops, and at those with a policy."""
+        """Look at the organisations with an alert rule for loops, and at those with a policy."""
         alerted = set(alerted)
         policies = await self._storage.acceleration_policies()
         for own in alerted | set(policies):
@@ -44,7 +44,7 @@ class SpendWatch:
                 continue
             await self._look_at(own, policies.get(own, ()), is_alerted=own in alerted)
             ended_s = self._passed_s()
-            # A look costs at most a twentieth of the time.
+            # Looking takes at most about a twentieth of the time.
             self._next_s[own] = ended_s + max(SPEND_S, 20 * (ended_s - began_s))
 
     async def _look_at(self, own: str, policies: Sequence[Policy], *, is_alerted: bool) -> None:

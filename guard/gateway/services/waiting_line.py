@@ -1,8 +1,9 @@
-"""The line: calls that wait for money that is only set aside, and whom to wake when some returns.
+"""The line: calls that wait for money that is set aside, and which to wake when some comes back.
 
-A call that waits is not held open here. It asks again when it is woken, or after a while; so nobody
-is given money who has gone, and a gateway that restarts finds its line again. Order is kept within
-one replica; money that comes back at one wakes those who wait at the others.
+The request of a waiting call is not held open here. The call asks again when it is woken, and after
+a while by itself: so no caller that has gone is granted money, a lost wake-up costs a second, and a
+gateway that restarts gets its line back. Order is kept within a replica; money that comes back at
+one of them wakes calls that wait at the others.
 """
 
 from __future__ import annotations
@@ -17,35 +18,35 @@ from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
 from guard.gateway.domain.waiting import LAPSE_MS, RETRY_MS, Place, Waiter
 
 WAITING_MAX: Final = 10_000
-"""Places in one organisation's line; who comes then does not wait."""
+"""Maximum places in one organisation's line; a call that comes then is refused."""
 
 Push = Callable[[str, str, Sequence[str]], object]
 
 
 TOLD_MS: Final = RETRY_MS
-"""Other replicas are told again after so long that calls still wait here."""
+"""How often other replicas are notified that calls still wait here; they forget it otherwise."""
 
 
 class LinePeers(Protocol):
     """Other replicas on the same store."""
 
     def tell_waiting(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
-        """Tell them that calls wait here for money of some balances."""
+        """Notify them that calls wait here for money of some balances."""
 
     def tell_room(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
-        """Tell them that money has come back on some balances."""
+        """Notify them that money has come back on some balances."""
 
 
 @attrs.define(eq=False)
 class _Entry:
-    """A place that is taken.
+    """A place in line.
 
     Attributes:
-        waiter: as the ledger sees it.
-        key_id: whose channels are woken.
-        from_ms: when money came back last that it may use, or when it was asked first.
-        seen_ms: when it was asked for last.
-        is_woken: whether it was told to ask again, and has not yet.
+        waiter: the waiting call, as the ledger sees it.
+        key_id: the key whose channels are woken.
+        from_ms: when money that it may use came back last, or when the call asked first.
+        seen_ms: when the call asked last; a place lapses ``LAPSE_MS`` after that.
+        is_woken: whether a wake-up was sent since the call asked last. It gets no second one.
     """
 
     waiter: Waiter
@@ -56,31 +57,35 @@ class _Entry:
 
 
 class _Line:
-    """One organisation's line: the entries in the order of asking, and who waits in them."""
+    """One organisation's line. It has an entry in :class:`WaitingLine` while it is not empty."""
 
     def __init__(self) -> None:
+        # By key and call id, in the order in which the calls asked first.
         self.entries: dict[tuple[str, str], _Entry] = {}
+        # The entries' waiters, in the same order. Immutable, since commands carry it along: a
+        # command that is queued, or runs twice, decides by the line as it was.
         self.waiters: tuple[Waiter, ...] = ()
-        # When money came back last: who has lost a place in between waits on from then.
+        # When money came back last, on any balance. A call that lost its place meanwhile, or that
+        # is in a transaction while money comes back, counts its wait from then.
         self.freed_ms = 0
-        # What other replicas were told last that is waited for here, and when.
+        # The balances that other replicas were last notified of, and when.
         self.told: frozenset[int] = frozenset()
         self.told_ms = 0
 
     def changed(self) -> None:
-        """Bring the order up to date."""
+        """Restore the order, and ``waiters``, after a change of ``entries``."""
         found = sorted(self.entries.items(), key=lambda item: item[1].waiter.turn)
         self.entries = dict(found)
         self.waiters = tuple([entry.waiter for _, entry in found])
 
 
 class WaitingLine:
-    """The lines of this process, one for each organisation. Used on the loop only.
+    """The lines of this process, one for each organisation. Used on the loop only, without awaits.
 
     Args:
-        push: tells the channels of a key which calls are to ask again.
+        push: notifies the channels of a key which calls are to ask again.
         clock_ms: the gateway's clock.
-        peers: other replicas, where money may come back and be waited for.
+        peers: other replicas on the same store, if there may be any.
     """
 
     def __init__(
@@ -89,19 +94,20 @@ class WaitingLine:
         self._push = push
         self._clock_ms = clock_ms
         self._peers = peers
-        # What is waited for at other replicas, until they have to say so again; by organisation.
+        # By organisation: the balances that calls at other replicas wait for, each with the time at
+        # which that is forgotten unless the replica repeats it. A replica that dies says nothing.
         self._elsewhere: dict[str, dict[int, int]] = {}
-        # An organisation in whose line nobody waits has no entry.
+        # By organisation; one without a waiting call has no entry.
         self._lines: dict[str, _Line] = {}
 
     def count(self) -> int:
-        """Return how many wait, in all lines."""
+        """Return how many calls wait, in all lines."""
         for organisation_id, line in list(self._lines.items()):
             self._lapse(organisation_id, line)
         return sum(len(line.entries) for line in self._lines.values())
 
     def waiters(self, organisation_id: str) -> tuple[Waiter, ...]:
-        """Return who waits, in order."""
+        """Return the waiting calls, in order."""
         line = self._lines.get(organisation_id)
         if line is None:
             return ()
@@ -115,24 +121,32 @@ class WaitingLine:
         now_ms = self._clock_ms()
         line = self._lines.get(request.organisation_id)
         entry = None if line is None else line.entries.get((request.key_id, call.call_id))
+        # 1. It has a place.
         if entry is not None:
             return Place(entry.waiter.since_ms, entry.from_ms, call.wait_ms)
+        # 2. There is no room for it.
         if line is not None and len(line.entries) >= WAITING_MAX:
             return None
-        since_ms = max(0, now_ms - call.waited_ms)  # before this gateway was started, perhaps
+        # 3. It comes for the first time, or has waited elsewhere: at a gateway that was restarted
+        # since, or at another replica. It says itself how long, so that it keeps its turn.
+        since_ms = max(0, now_ms - call.waited_ms)
         idle_ms = call.waited_ms if call.idle_ms is None else call.idle_ms
         from_ms = max(since_ms, now_ms - idle_ms, 0 if line is None else line.freed_ms)
         return Place(since_ms, from_ms, call.wait_ms)
 
     def has(self, request: RequestOrigin, call: wire.GateRequest) -> bool:
-        """Tell whether a call has a place: it has asked before."""
+        """Return whether a call has a place: it has asked before."""
         line = self._lines.get(request.organisation_id)
         return line is not None and (request.key_id, call.call_id) in line.entries
 
     def decided(
         self, request: RequestOrigin, call: wire.GateRequest, place: Place, answer: EncodedAnswer
     ) -> None:
-        """Take in what became of a call with a place: it waits, or its place is free."""
+        """Apply the decision on a call that would wait: it gets or keeps its place, or leaves it.
+
+        The place is taken only now, after the commit. Money that came back during the transaction
+        found no entry to wake; the call asks again by itself within ``RETRY_MS``.
+        """
         organisation_id, name = request.organisation_id, (request.key_id, call.call_id)
         line = self._lines.get(organisation_id)
         if answer.waits is not None:
@@ -153,22 +167,31 @@ class WaitingLine:
     ) -> None:
         now_ms = self._clock_ms()
         entry = line.entries.get(name)
+        # 1. It is new.
         if entry is None:
             from_ms = max(place.from_ms, line.freed_ms)  # some may have come back meanwhile
             line.entries[name] = _Entry(waiter, name[0], from_ms, now_ms)
             line.changed()
             return
+        # 2. It has asked again, and still waits: it can be woken again.
         was_woken, entry.is_woken = entry.is_woken, False
         entry.seen_ms = now_ms
         if entry.waiter != waiter:
             entry.waiter = waiter
             line.changed()
-        # What came back is too little for it. Until it blocks the line, that may do for others.
+        # 3. What woke it is too little for it. Until it blocks smaller calls behind it, that may be
+        # enough for one of them, which was not woken: only the first in line is.
         if was_woken and now_ms < waiter.blocks_from_ms:
             self._wake_next(organisation_id, line, waiter, below=waiter.amount)
 
     def left(self, request: RequestOrigin, call_id: str) -> bool:
-        """Give up a place whose caller has gone; tell whether there was one."""
+        """Give up a call's place, as it is decided or its caller has gone.
+
+        Returns:
+            Whether it had one.
+        """
+        # The next one is woken, also where the call was granted money: it may have needed less than
+        # what came back, and it may have blocked smaller calls.
         line, name = self._lines.get(request.organisation_id), (request.key_id, call_id)
         if line is None or name not in line.entries:
             return False
@@ -178,7 +201,7 @@ class WaitingLine:
         return True
 
     def freed(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
-        """Money has come back here: the waits for it start anew, and the first asks again."""
+        """Handle money that has come back here, as a commit reports: notify peers, wake a call."""
         if self._peers is not None and self._elsewhere:
             told = self.awaited(organisation_id).intersection(balance_ids)
             if told:
@@ -186,7 +209,10 @@ class WaitingLine:
         self.freed_at_peer(organisation_id, balance_ids)
 
     def freed_at_peer(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
-        """Money has come back, here or at another replica."""
+        """Restart the waits for money that has come back anywhere, and wake the first of them.
+
+        One call at a time: if all of them asked again, all but the first would do so for nothing.
+        """
         line = self._lines.get(organisation_id)
         if line is None:
             return
@@ -202,7 +228,7 @@ class WaitingLine:
                 is_first = False
 
     def stirred(self, organisation_id: str) -> None:
-        """Limits may have changed: everybody asks again."""
+        """Wake all calls of an organisation, as its limits may have changed."""
         line = self._lines.get(organisation_id)
         for entry in () if line is None else line.entries.values():
             self._wake(organisation_id, entry)
@@ -210,13 +236,13 @@ class WaitingLine:
     # -- other replicas ---------------------------------------------------------------------------
 
     def waits_at_peer(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
-        """Calls wait at another replica for money of some balances."""
+        """Note that calls wait at another replica for money of some balances."""
         until_ms = self._clock_ms() + LAPSE_MS
         known = self._elsewhere.setdefault(organisation_id, {})
         known.update(dict.fromkeys(balance_ids, until_ms))
 
     def awaited(self, organisation_id: str) -> frozenset[int]:
-        """Return the balances whose money is waited for at other replicas."""
+        """Return the balances that calls at other replicas wait for."""
         known = self._elsewhere.get(organisation_id)
         if known is None:
             return frozenset()
@@ -229,7 +255,10 @@ class WaitingLine:
         return frozenset(live)
 
     def _tell_waiting(self, organisation_id: str, line: _Line, newest: Waiter) -> None:
-        """Tell other replicas what is waited for here: at once what is new, and now and then."""
+        """Notify other replicas of the balances waited for here: new ones at once, all regularly.
+
+        Each notice has all of them, since those at the peers are forgotten after a while.
+        """
         now_ms = self._clock_ms()
         is_due = now_ms >= line.told_ms + TOLD_MS or not newest.balance_ids <= line.told
         if self._peers is not None and is_due:
@@ -247,7 +276,7 @@ class WaitingLine:
     def _wake_next(
         self, organisation_id: str, line: _Line, before: Waiter, below: int | None = None
     ) -> None:
-        """Wake the first that waits for some of the same money, and needs less than ``below``."""
+        """Wake the first other call that waits for the same money and needs less than ``below``."""
         for entry in line.entries.values():
             waiter = entry.waiter
             if (
@@ -259,7 +288,7 @@ class WaitingLine:
                 return
 
     def _lapse(self, organisation_id: str, line: _Line) -> None:
-        """Give up the places that nobody asks for: their callers have gone."""
+        """Remove the places of calls that ask no more: their callers have gone."""
         long_ago_ms = self._clock_ms() - LAPSE_MS
         gone = [name for name, entry in line.entries.items() if entry.seen_ms < long_ago_ms]
         for name in gone:

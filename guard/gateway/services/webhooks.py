@@ -1,4 +1,9 @@
-"""Delivers queued messages: to webhooks, Slack and PagerDuty over HTTP, and by mail."""
+"""Delivers queued messages: to webhooks, Slack and PagerDuty over HTTP, and by mail.
+
+At least once: the queue is in the store, and a message leaves it when its attempt is recorded. If
+the process dies, or the store fails, between sending and recording, the message is sent again with
+the same id.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +36,28 @@ from guard.gateway.storage.port import Writer
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS: Final = (5_000, 30_000, 300_000, 1_800_000, 7_200_000, 21_600_000, 43_200_000)
+"""The wait after each failed attempt; after one more attempt the message has failed."""
 _TIMEOUT_S: Final = 10.0
 CONCURRENT_MAX: Final = 100
+"""Maximum deliveries under way."""
 _IDLE_S: Final = 5.0
+"""How often the queue is read without a wake-up, for retries and messages of other replicas."""
 
 Ask = Callable[[DueDelivery], Awaitable[ShownQuestion]]
 
 
 async def no_question(_: DueDelivery) -> ShownQuestion:
-    """Know nothing of questions."""
+    """Return a question without anything to show: the default where questions are not known."""
     return ShownQuestion()
 
 
 class Outcome(NamedTuple):
-    """How an attempt went.
+    """The result of an attempt.
 
     Args:
-        status: of HTTP, or the reply of SMTP.
+        status: the status of HTTP, or the reply of SMTP.
         delivered: whether it has arrived.
-        permanent: whether it is not tried again.
+        permanent: whether it must not be tried again.
         error: why it has not arrived, in a few words.
     """
 
@@ -62,12 +70,14 @@ class Outcome(NamedTuple):
 class WebhookSender:
     """Sends due messages until cancelled. No organisation can delay another's for long.
 
+    Runs on the loop. One task reads the queue (:meth:`run`), and one more sends each message.
+
     Args:
-        catalogue: the queue; a message leaves it after it was taken or its last failed attempt.
+        catalogue: the queue; a message leaves it when it is delivered, or at its last attempt.
         clock_ms: the gateway's clock.
         private: whether messages may go to loopback and private addresses.
         base_url: of the gateway, for links; empty when it is not known.
-        ask: tells what is known of a message's question.
+        ask: returns what a message shows of its question.
     """
 
     def __init__(
@@ -86,9 +96,11 @@ class WebhookSender:
         self._ask = ask
         # Set when the queue may hold something that is due: a commit, or a delivery that ended.
         self._due = asyncio.Event()
-        # By delivery. The queue names a message until its attempt is recorded; it is sent once.
+        # The tasks that send, by delivery id. The queue returns a message until its attempt is
+        # recorded; one in here must not be started again.
         self._running: dict[str, asyncio.Task[None]] = {}
-        # How many of each organisation are being sent, which the queue leaves room for.
+        # How many messages of each organisation are in ``_running``, so that the queue returns no
+        # more of it than may be sent at once. Without zeros.
         self._sending: collections.Counter[str] = collections.Counter()
 
     def wake(self) -> None:
@@ -100,6 +112,8 @@ class WebhookSender:
         async with _client() as http:
             try:
                 while True:
+                    # Before the queue is read: what is queued, or ends, after the read sets it
+                    # again, and is not missed.
                     self._due.clear()
                     try:
                         page = await self._catalogue.write(
@@ -114,12 +128,14 @@ class WebhookSender:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_IDLE_S):
                             await self._due.wait()
+            # Cancelled, or failed: the deliveries end before the client that they use is closed.
             finally:
                 for task in list(self._running.values()):
                     task.cancel()
                 await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _start(self, http: httpx.AsyncClient, due: DueDelivery) -> None:
+        # Full: it stays in the queue. Each delivery that ends has the queue read again.
         if len(self._running) >= CONCURRENT_MAX:
             return
         task = asyncio.create_task(self._deliver(http, due), name="guard-gateway-webhook")
@@ -141,7 +157,7 @@ class WebhookSender:
         retry_in_ms = None
         if not found.delivered and not found.permanent and due.attempts < len(RETRY_AFTER_MS):
             retry_in_ms = RETRY_AFTER_MS[due.attempts]
-        # A message that is sent, and whose attempt is not recorded, is sent again: at least once.
+        # If the process dies here, the message is sent again: at least once, not at most once.
         try:
             await self._catalogue.write(
                 NOTHING,
@@ -154,10 +170,12 @@ class WebhookSender:
             )
         except StoreError as exc:
             logger.warning("a message's delivery could not be recorded: %s", exc)
-            await asyncio.sleep(_IDLE_S)  # it is still due, and would be sent again at once
+            # It is still due. While this task lives it is not started again, so this is the pause
+            # before the next attempt.
+            await asyncio.sleep(_IDLE_S)
 
     async def send_unrecorded(self, messages: list[DueDelivery]) -> None:
-        """Send messages once that the store cannot hold: it has failed."""
+        """Send messages that cannot be queued, as the store has failed: one attempt each."""
         async with _client() as http:
             found = await asyncio.gather(*[self.attempt(http, each) for each in messages])
         for each in found:
@@ -165,7 +183,7 @@ class WebhookSender:
                 logger.warning("an alert was not delivered: %s", each.error)
 
     async def attempt(self, http: httpx.AsyncClient, due: DueDelivery) -> Outcome:
-        """Send a message once. Whatever it meets is its own: nothing is raised."""
+        """Send a message once. Every failure is in the outcome; nothing is raised."""
         try:
             if due.kind == "email":
                 message = message_of(due, self._base_url, await self._ask(due))
@@ -209,7 +227,7 @@ def _client() -> httpx.AsyncClient:
 
 
 def _why(exc: Exception) -> str:
-    """Return why a message was not sent, without an address: Slack's is a secret."""
+    """Return why a message was not sent, without its address, as that of Slack is a secret."""
     if isinstance(exc, TimeoutError | httpx.TimeoutException):
         return "no answer in time"
     if isinstance(exc, ssl.SSLError) or "CERTIFICATE" in str(exc):

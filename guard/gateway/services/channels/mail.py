@@ -18,10 +18,10 @@ from guard.gateway.services.channels.message import ChannelMessage
 from guard.gateway.services.egress import address_of, check_host
 
 ANSWER_WAIT_S: Final = 10.0
-"""How long the server may take for each answer."""
+"""How long the server may take for each of its replies."""
 
 TOTAL_S: Final = 30.0
-"""How long it may take for all of them."""
+"""How long a whole delivery may take."""
 
 _REASON_MAX: Final = 200
 
@@ -30,8 +30,8 @@ class MailRefusedError(Exception):
     """The server has refused a message.
 
     Attributes:
-        code: its reply; 5xx is for good.
-        reason: what it says.
+        code: of its reply; 5xx is permanent.
+        reason: the text of its reply.
     """
 
     def __init__(self, code: int, reason: str) -> None:
@@ -41,7 +41,10 @@ class MailRefusedError(Exception):
 
 
 class _Pinned(smtplib.SMTP):
-    """Connects to the address that was checked, and names the host in TLS."""
+    """Connects to the address that was checked, and uses the host's name for TLS.
+
+    With the name, ``smtplib`` would resolve it again, perhaps to another address.
+    """
 
     address = ""
     _host: str
@@ -55,7 +58,7 @@ class _PinnedTls(smtplib.SMTP_SSL, _Pinned):
 
 
 def text_of(message: ChannelMessage) -> email.message.EmailMessage:
-    """Return a message as mail: plain text, which no program takes for more."""
+    """Return a message as mail: plain text, in which nothing that an agent wrote is markup."""
     words, question = message.said, message.question
     mail = email.message.EmailMessage(policy=email.policy.SMTP)
     mail["Subject"] = f"[guard] {words.title}"
@@ -103,8 +106,9 @@ async def send(message: ChannelMessage, *, private: bool) -> int:
     check_host(options.host, private=private)
     address = await address_of(options.host, options.port, private=private)
     mail = text_of(message)
-    # smtplib blocks. A daemon thread does not keep the gateway from ending, and closing its socket
-    # ends a server that answers a byte at a time.
+    # ``smtplib`` blocks. A daemon thread does not keep the gateway from ending; and shutting its
+    # socket down ends the thread, also with a server that sends a byte at a time and so never runs
+    # into ``ANSWER_WAIT_S``. The thread adds its connection here before it connects.
     opened: list[smtplib.SMTP] = []
 
     def work() -> int:
@@ -134,7 +138,8 @@ def _connected(
         server = _Pinned(timeout=ANSWER_WAIT_S)
     server.address = address
     opened.append(server)
-    server._host = options.host  # named in TLS; the constructor sets it only if it connects
+    # For TLS; the constructor sets it only if it connects itself.
+    server._host = options.host
     try:
         code, said = server.connect(options.host, options.port)
         if code != 220:
@@ -163,9 +168,11 @@ def _hand_over(
         raise MailRefusedError(502, _reason(str(exc))) from None
     except smtplib.SMTPException as exc:
         raise OSError(type(exc).__name__) from None
+    # The server has accepted the message: whatever fails from here on must not have it sent again.
     with contextlib.suppress(smtplib.SMTPException, OSError):
         server.quit()
-    if refused:  # some have it: sent again, they would have it twice
+    # Permanent, since some recipients have it, and would get it twice.
+    if refused:
         code, said = next(iter(refused.values()))
         why = f"{len(refused)} of the recipients: {_reason(said)}"
         raise MailRefusedError(max(code, 550), why)
@@ -178,9 +185,15 @@ def _reason(said: bytes | str) -> str:
 
 
 async def _in_thread(work: Callable[[], int]) -> int:
+    """Run blocking work in a daemon thread of its own.
+
+    ``asyncio.to_thread`` would use the loop's executor, whose threads the process waits for when it
+    ends.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[int] = loop.create_future()
 
+    # On the loop. The future may have been cancelled by the timeout.
     def finish(result: int | None, exc: BaseException | None) -> None:
         if done.done():
             return

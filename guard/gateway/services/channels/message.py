@@ -1,4 +1,4 @@
-"""A message to a channel: what is sent, from what is known when it is sent. Pure."""
+"""A message to a channel, made from its delivery when it is sent. Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Button(Struct, frozen=True, kw_only=True):
     """One of the answers to a question.
 
     Args:
-        action: ``approve``, ``refuse`` or ``raise``.
-        label: what it says.
-        value: of Slack's button: what is answered, as JSON.
+        action: ``approve`` or ``refuse``.
+        label: its text.
+        value: the question that it answers, as JSON, which Slack sends back.
     """
 
     action: str
@@ -39,13 +39,13 @@ class Button(Struct, frozen=True, kw_only=True):
 
 
 class ShownQuestion(Struct, frozen=True, kw_only=True):
-    """What is known of a question when its message is sent.
+    """The part of a message about its question.
 
     Args:
-        shown: what the agent shows to whoever answers.
-        buttons: the answers in Slack; none when it is answered already, or cannot be there.
-        link: the page that answers it, for mail.
-        state: how it was answered meanwhile.
+        shown: names and values that the agent has written, for the person who answers.
+        buttons: the answers in Slack; none when it is over, or cannot be answered there.
+        link: the page on which it is answered, for mail.
+        state: how it has ended meanwhile; empty while it is open.
     """
 
     shown: list[tuple[str, str]] = []
@@ -55,7 +55,7 @@ class ShownQuestion(Struct, frozen=True, kw_only=True):
 
 
 class ChannelMessage(Struct, frozen=True, kw_only=True):
-    """A message that is due, taken apart."""
+    """A message that is due, with its delivery decoded."""
 
     due: records.DueDelivery
     notice: dict[str, Any]
@@ -83,12 +83,12 @@ class Post(Struct, frozen=True, kw_only=True):
 
 
 def message_of(due: records.DueDelivery, base_url: str, question: ShownQuestion) -> ChannelMessage:
-    """Take a delivery apart.
+    """Decode a delivery.
 
     Raises:
-        ValueError: something is stored that this gateway does not know.
+        ValueError: it was stored in a form that this gateway does not know.
     """
-    if due.kind == "webhook":  # it gets the stored text: nothing of it need be understood
+    if due.kind == "webhook":  # the stored body is sent as it is, so it need not be decoded
         notice: dict[str, Any] = {}
         words = Said(title="")
     else:
@@ -148,7 +148,7 @@ def post_of(message: ChannelMessage, timestamp_s: int) -> Post:
 
 
 def _plain(text: str) -> dict[str, Any]:
-    """Return text that Slack neither formats nor makes links or mentions of."""
+    """Return text that Slack shows as it is, without formatting, links or mentions."""
     if len(text) > _SLACK_TEXT_MAX:
         text = f"{text[:_SLACK_TEXT_MAX]}… (cut: the dashboard shows all of it)"
     return {"type": "plain_text", "text": text or " ", "emoji": False}
