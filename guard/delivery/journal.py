@@ -19,6 +19,7 @@ import os
 import secrets
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,6 +29,10 @@ from guard.delivery.spool_files import prepare_directory
 
 _PREFIX: Final = "open-"
 _SUFFIX: Final = ".journal"
+_UNFINISHED: Final = ".new"
+_UNFINISHED_S: Final = 60.0
+"""A file that is unfinished for so long has lost its process: it takes milliseconds."""
+
 _MAGIC: Final = b"guardj01"
 _HEAD: Final = struct.Struct("<8s16sQ")
 _SLOT: Final = struct.Struct("<36sQQQHBB")
@@ -139,10 +144,11 @@ class Journal:
 
     def __init__(self, directory: Path, owner: bytes, ids: IdFactory) -> None:
         prepare_directory(directory)
+        _remove_unfinished(directory)
         self._path = directory / f"{_PREFIX}{secrets.token_hex(16)}{_SUFFIX}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         # Under another name until it is locked: an unlocked journal counts as a dead process's.
-        fresh = self._path.with_suffix(".new")
+        fresh = self._path.with_suffix(_UNFINISHED)
         self._descriptor = os.open(fresh, flags, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,13 +210,15 @@ class Journal:
 
     def forget(self) -> None:
         """Close the file without changing it; in a forked child, because it is the parent's.
+        Idempotent.
 
         The child shares the mapping, where it would write into the parent's slots, and the lock,
         which would keep the parent's journal locked after the parent's death.
         """
         mapped, self._map = self._map, None
-        if mapped is not None:
-            mapped.close()
+        if mapped is None:
+            return  # closed already: the descriptor's number may belong to another file by now
+        mapped.close()
         os.close(self._descriptor)
 
     def close(self) -> None:
@@ -314,6 +322,17 @@ def _read(path: Path, data: bytes) -> LeftBehind | None:
             )
         )
     return LeftBehind(path, owner, requests)
+
+
+def _remove_unfinished(directory: Path) -> None:
+    """Remove the files of processes that died while they made their journals."""
+    # By age and not by lock: a process that is about to lock its new file must find it unlocked.
+    # One that was suspended in between finds the file gone, and goes on without a journal.
+    since_s = time.time() - _UNFINISHED_S
+    for path in directory.glob(f"{_PREFIX}*{_UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < since_s:
+                path.unlink()
 
 
 def _preallocate(descriptor: int, size: int) -> None:

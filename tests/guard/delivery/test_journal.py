@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,32 @@ class TestFiles:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert live_journals(directory) == 1
         assert len(open_in(directory)) == 1
+
+    def test_are_closed_once(self, directory: Path) -> None:
+        """A child that is forked after the shutdown lets go of its parent's journal as well."""
+        mine = Journal(directory, OWNER, IdFactory())
+        number = mine._descriptor
+        with Path(os.devnull).open("rb") as file:
+            mine.close()
+            other = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, number)
+            try:
+                assert other == number, "the program's next file gets the number"
+                mine.forget()
+                os.fstat(other)
+            finally:
+                os.close(other)
+
+    def test_that_were_never_finished_are_removed(self, directory: Path) -> None:
+        """Their process was killed while it made its journal."""
+        directory.mkdir(mode=0o700)
+        old, new = directory / "open-1.new", directory / "open-2.new"
+        for path in (old, new):
+            path.write_bytes(bytes(10))
+        an_hour_ago = time.time() - 3600
+        os.utime(old, (an_hour_ago, an_hour_ago))
+        mine = Journal(directory, OWNER, IdFactory())
+        assert list(directory.glob("*.new")) == [new], "another process may be making this one"
+        mine.close()
 
 
 PROGRAM = """
