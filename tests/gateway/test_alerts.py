@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services import alert_watch
 from tests.gateway.conftest import Tenant, new_tenant
@@ -342,9 +343,21 @@ def test_a_gateway_whose_store_fails_says_so_and_when_it_works_again(
                             raising=False)  # fmt: skip
         until(lambda: receiver.got)
         assert receiver.got[0].json["payload"]["severity"] == "critical"
+        # The first looks after that fail: the store is there, and gone again.
+        broken: list[str] = []
+        read = type(app.storage).all_alert_rules
+
+        async def fails(storage: Any) -> Any:
+            if len(broken) < 2:
+                broken.append("once more")
+                raise StoreError("gone again")
+            return await read(storage)
+
+        monkeypatch.setattr(type(app.storage), "all_alert_rules", fails)
         monkeypatch.delattr(type(writer), "healthy")
         writer.healthy = True
         until(lambda: len(receiver.got) == 2)
+        assert len(broken) == 2
         event = receiver.got[1].json
         assert event["event_action"] == "resolve"
         assert event["dedup_key"] == receiver.got[0].json["dedup_key"]

@@ -63,6 +63,18 @@ def test_without_a_note_nothing_is_shown(tenant: Tenant) -> None:
     assert (shown(tenant)["message"], shown(tenant)["details"]) == ("", {})
 
 
+def test_a_call_counts_once_however_often_it_asks(tenant: Tenant) -> None:
+    def counted() -> list[tuple[str, int]]:
+        return [(each["workflow_id"], each["calls"]) for each in tenant.admin.workflows()]
+
+    for _ in range(3):
+        ask(tenant)
+    assert counted() == [("w", 0)], "known, so that it can be killed"
+    tenant.admin.answer_approval(shown(tenant)["approval_id"], approved=True)
+    tenant.allowed(call_id="c", tool_name="pay", workflow_id="w")
+    assert counted() == [("w", 1)]
+
+
 def test_a_call_that_needs_no_person_leaves_no_trace_of_its_note(tenant: Tenant) -> None:
     tenant.allowed(tool_name="read", note={"message": "canary-b2c1"})
     ask(tenant, note={"message": "canary-77f0"})

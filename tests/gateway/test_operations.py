@@ -16,22 +16,25 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import psycopg
 import pytest
 
+from guard.core.ids import IdFactory
 from guard.gateway import app as app_module
 from guard.gateway.api import health
 from guard.gateway.api.socket import CLOSE_GOING_AWAY
 from guard.gateway.app import GatewayApp
 from guard.gateway.cli.serve import _serving
+from guard.gateway.domain import records
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import Gateway
 from guard.gateway.ledger.state import ANYTHING, Scopes
 from guard.gateway.server import GatewayServer, bind
 from guard.gateway.services import logs
+from guard.gateway.services.keys import make_key
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.postgres import migrations
 from guard.gateway.storage.postgres.connection import (
@@ -383,3 +386,11 @@ def _accepts(base_url: str) -> bool:
         return httpx.get(f"{base_url}/healthz").status_code == 200
     except httpx.TransportError:
         return False
+
+
+@pytest.mark.parametrize("role", get_args(records.Role))
+def test_no_key_of_any_role_is_in_a_redacted_text(role: records.Role) -> None:
+    made = make_key(IdFactory(), 1, role=role, organisation_id="own", name="name")
+    text = logs.redacted(f"refused: {made.api_key}")
+    assert made.api_key[4:] not in text
+    assert text == f"refused: {made.api_key[:4]}..."

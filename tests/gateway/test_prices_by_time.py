@@ -13,6 +13,7 @@ from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.core.wire import LlmData
 from guard.gateway.domain.records import Rates
+from guard.gateway.services import pricing
 from guard.gateway.services.pricing import PriceBook
 from tests.gateway.conftest import Tenant
 
@@ -60,6 +61,22 @@ def test_a_book_follows_the_clock_across_an_edge() -> None:
         assert held is not None
         assert held[0] >= round(sum(PEAK) * 1_000_000), "an answer may end in the dearest hour"
         assert cost_of(rates, used) == billed(clock.moment), "the SDK settles what is charged"
+
+
+def test_a_book_that_is_full_follows_the_clock_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pricing, "_CACHE_MAX", 2)
+    clock = Clock(DAY + HALF_HOUR)
+    book = PriceBook([], FALLBACK, clock)
+    used = Usage(input_tokens=1000, output_tokens=1000)
+
+    def settled() -> int | None:
+        return cost_of(book.model_rates("deepseek", "deepseek-v4-pro"), used)
+
+    assert settled() == billed(clock.moment)
+    for model in ("a", "b"):  # names are the clients' to choose; these leave no room in the book
+        book.cost(spent(model))
+    clock.moment = DAY + 3 * HALF_HOUR
+    assert settled() == billed(clock.moment)
 
 
 def test_an_event_is_charged_by_its_own_time() -> None:

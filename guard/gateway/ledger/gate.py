@@ -118,15 +118,18 @@ def _answer(
         repeats.allowed(unit, org, command)
         if call.named:  # it was counted in its workflow when it was allowed
             return answer
-    # Refused calls count in their workflow, too, and so does each question that is answered with
-    # pending. Not counted: a top-up, for which no call is made; more money for a request that was
-    # counted when it began; and a call that names a workflow other than its key's, which must not
-    # change that workflow's totals.
+    # Refused calls count in their workflow, too. Not counted: a top-up, for which no call is made;
+    # more money for a request that was counted when it began; and a call that names a workflow
+    # other than its key's, which must not change that workflow's totals.
     if command.is_ahead or call.grows or command.is_foreign:
         return answer
     own = org.organisation_id
     if call.workflow_id is not None:
-        unit.count_workflow(own, call.workflow_id, spent=0, calls=1, events=0)
+        # A call that waits for a person asks again and again, and counts when it is decided. Its
+        # workflow is known from the first question on, so that it can be seen and killed.
+        waits = isinstance(decided, wire.GateReply) and decided.decision == "pending"
+        calls = 0 if waits else 1
+        unit.count_workflow(own, call.workflow_id, spent=0, calls=calls, events=0)
     if call.run_id is not None:
         unit.count_run(own, call.run_id, call.workflow_id, spent=0)
     return answer

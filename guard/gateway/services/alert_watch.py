@@ -88,7 +88,6 @@ class AlertWatch:
             await self._failed()
             return
         recovered = self._failed_since if self._has_told else None
-        self._failed_since, self._has_told = None, False
         rules: dict[str, list[AlertRule]] = {}
         for own, rule in await self._storage.all_alert_rules():
             if rule.enabled:
@@ -103,6 +102,8 @@ class AlertWatch:
             if recovered is not None:
                 facts.append(_recovered(recovered[1]))
             await self._tell(own, facts)
+        # Not before all are told: a look that the store breaks off is made again.
+        self._failed_since, self._has_told = None, False
         wants_loops = (own for own, of_own in rules.items() if any(r.on == "loop" for r in of_own))
         await self._spend_watch.look(wants_loops)
 

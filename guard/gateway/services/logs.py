@@ -14,7 +14,7 @@ _REQUEST_ID_MAX: Final = 128
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 _SECRETS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
-    (re.compile(r"\b(gd[ka]_|whsec_)[\w+/=-]+"), r"\1..."),
+    (re.compile(r"\b(gd[a-z]_|whsec_)[\w+/=-]+"), r"\1..."),
     (re.compile(r"([a-z][a-z0-9+.-]*://[^\s:/@]*):[^\s/@]+@"), r"\1:...@"),
 )
 

@@ -78,8 +78,12 @@ class PriceBook:
         key = (provider, model)
         if key not in self._known:
             if len(self._known) >= _CACHE_MAX:
+                # All three: without its key in `_timed`, what was made from a tariff would keep
+                # the price of this quarter of an hour.
                 self._known.clear()
                 self._timed.clear()
+                self._rates.clear()
+                self._declared.clear()
             found = self._known[key] = self._find(provider, model)
             if found is not None and found.at is not None:
                 self._timed.append(key)

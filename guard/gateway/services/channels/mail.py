@@ -120,9 +120,10 @@ async def send(message: ChannelMessage, *, private: bool) -> int:
             return await _in_thread(work)
     finally:
         for server in opened:
+            connected = server.sock  # read once: the thread may close it at any moment
             with contextlib.suppress(OSError):
-                if server.sock is not None:
-                    server.sock.shutdown(socket.SHUT_RDWR)
+                if connected is not None:
+                    connected.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
