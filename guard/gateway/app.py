@@ -1,4 +1,7 @@
-"""Composition root: builds the gateway's parts and joins them into one ASGI application."""
+"""Composition root: builds the gateway's parts and joins them into one ASGI application.
+
+Everything runs on one event loop, except the threads of the store.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,9 @@ class GatewayApp:
     ) -> None:
         self.settings = settings
         self.storage: Storage = storage or storage_of(settings, clock_ms)
+        # Whether the gateway is ending; ``/readyz`` then fails. It never goes back.
         self.draining = False
+        # Set once by ``open``. Until then, requests wait for it or are refused.
         self._opened = asyncio.Event()
         self.connections: Callable[[], int] = lambda: 0  # the server replaces it
         fallback = Rates(
@@ -126,7 +131,7 @@ class GatewayApp:
         )
         # Elapsed time must not follow a wrong reading of the machine's clock.
         passed_ms = monotonic_clock_ms if clock_ms is wall_clock_ms else clock_ms
-        # A store that replicas share has the time of all of them.
+        # A store that replicas share has one clock for all of them.
         self.clock_ms = clock_ms = self.storage.clock_ms
         self._redis = redis = None if settings.redis is None else _connection(settings.redis)
         shared = None if redis is None else _shared_rates(redis)
@@ -223,6 +228,7 @@ class GatewayApp:
             self.storage, lambda: self.storage.statistics().get("healthy", False),
             self._webhooks.send_unrecorded, clock_ms, time.monotonic,
         )  # fmt: skip
+        # Background tasks, from ``open`` to ``close``.
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- life cycle ----------------------------------------------------------------------------
@@ -238,6 +244,8 @@ class GatewayApp:
         if self._redis is not None:
             await self._redis.open()
         await self.storage.open(self._committed)
+        # Before the sweep: leases whose holders could not renew while there was no gateway must not
+        # expire.
         await self.storage.resume()
         self._tasks = [
             asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),
@@ -261,6 +269,7 @@ class GatewayApp:
 
     async def close(self) -> None:
         """Stop the background tasks and close the store."""
+        # The tasks first: they use the store.
         while self._tasks:
             task = self._tasks.pop()
             task.cancel()
@@ -271,6 +280,10 @@ class GatewayApp:
             await self._redis.close()
 
     def _committed(self, events: Sequence[PostCommitEvent]) -> None:
+        """Handle the events of a commit, on the loop, before its callers get their answers.
+
+        It must not raise, and must not wait: see ``GroupWriter``.
+        """
         for event in events:
             if event.kind == "catalogue":
                 self.keys.forget()
@@ -291,6 +304,7 @@ class GatewayApp:
             elif event.kind == "answered":
                 for lease_id in event.leases.get("", ()):
                     self._recalls.answered_at_peer(lease_id)
+        # Last: a client that is notified of new rules must not find the old ones in a cache.
         self.hub.publish(events)
 
     async def _sweep(self) -> None:
@@ -314,6 +328,7 @@ class GatewayApp:
             await send_answer(scope, send, _STARTING.answer, _STARTING.headers)
             return
         hot = self._hot.get(scope["path"])
+        # The hot paths bypass Starlette, which costs more than a decision.
         if hot is None:
             await self._cold(scope, receive, in_one_write(scope, send))
             return
@@ -336,7 +351,7 @@ class GatewayApp:
         await self.control_socket.serve(socket, scope)
 
     async def _opens_soon(self, scope: Scope) -> bool:
-        """Wait a moment for the store; probes do not, and say what is."""
+        """Return whether the store opens within a moment. Probes do not wait: they report it."""
         if scope["path"] in _PROBES:
             return True
         with contextlib.suppress(TimeoutError):

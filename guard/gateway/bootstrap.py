@@ -1,4 +1,4 @@
-"""What a new gateway starts with: one organisation, a first key, an admin key."""
+"""Sets up a new gateway: one organisation, a first key, an admin key."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
     if await storage.organisations():
         return None
     actor = Actor("first run")
+    # If the process dies between this write and the next ones, the store is not empty any more, and
+    # a later start makes no keys.
     try:
         organisation = await storage.write(
             NOTHING, directory.create_organisation, actor, FIRST_ORGANISATION
@@ -50,11 +52,11 @@ async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
 async def begin_with(storage: Storage, now_ms: int, given: FirstSecrets) -> FirstRun | None:
     """Set up an empty store, with the keys that were given or with keys of its own.
 
-    A key that was given is made where there was never one like it: a second start changes nothing,
-    and a revoked key stays revoked.
+    A given key is made unless it exists in any state: a second start changes nothing, and a revoked
+    key stays revoked.
 
     Returns:
-        The keys that it has made up, to be shown once; ``None``: none.
+        The keys that were generated, to be shown once; ``None`` if there are none.
     """
     if given.admin_key is None:
         return await first_run(storage, now_ms)

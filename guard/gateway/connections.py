@@ -1,4 +1,7 @@
-"""The connections of one server: which are watched, and which one makes room for another."""
+"""The connections of one server: their deadlines, and which one is closed for another.
+
+All of it runs on the server's event loop.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class HttpConnection(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is the gateway that reads no further."""
+        """Whether the gateway itself has paused reading."""
 
     def evict(self) -> None:
         """Close the connection to make room for another."""
 
     def end_stalled(self) -> None:
-        """Answer 408 where an answer is still possible, and close."""
+        """Answer 408 if an answer is still possible, and close."""
 
 
 class HttpConnections:
@@ -42,7 +45,7 @@ class HttpConnections:
 
     Args:
         deadline_s: how long a request may take to arrive.
-        connections_max: how many there are at once.
+        connections_max: how many there may be at once, WebSockets included.
 
     Attributes:
         strangers: connections that have not authenticated yet, oldest first.
@@ -52,25 +55,35 @@ class HttpConnections:
     def __init__(self, deadline_s: float, connections_max: int) -> None:
         self.deadline_s = deadline_s
         self.connections_max = connections_max
-        # All that may stall. Weak, so that a connection that uvicorn has let go of is gone at once.
+        # All HTTP connections. Weak, so that a connection that uvicorn has dropped without
+        # ``forget`` does not stay in memory.
         self.protocols: weakref.WeakSet[HttpConnection] = weakref.WeakSet()
+        # Dictionaries in place of sets, for their order. A connection is in at most one of the two;
+        # ``known`` has no empty groups. Each connection adds, moves and removes itself.
         self.strangers: dict[HttpConnection, None] = {}
         self.known: dict[str, dict[HttpConnection, None]] = {}
+        # Of WebSockets too.
         self.accounts = Accounts()
 
     def make_room(self) -> bool:
-        """Close the oldest stranger, else a connection of the organisation with the most.
+        """Close one connection that is worth less than a new one; return whether there was one.
 
-        An idle one, else one whose request trickles in.
+        A flood of strangers must not end connections with a key, and one organisation must not end
+        those of another.
         """
+        # 1. The oldest stranger: it had the most time to show a key. ``evict`` changes the
+        # dictionary, so the loop ends there.
         for protocol in self.strangers:
             protocol.evict()
             return True
+        # 2. The longest known idle connection of the organisation with the most.
         largest = max(self.known.values(), key=len, default={})
         for protocol in largest:
             if protocol.is_idle:
                 protocol.evict()
                 return True
+        # 3. One of the same organisation whose request arrives slowly. Requests that are being
+        # served are never ended: their effect may be committed already.
         latest = asyncio.get_running_loop().time() - _TRICKLES_S
         for protocol in largest:
             if protocol.waiting_since is not None and protocol.waiting_since < latest:
@@ -79,7 +92,7 @@ class HttpConnections:
         return False
 
     def forget(self, protocol: HttpConnection) -> None:
-        """Stop watching a connection."""
+        """Stop watching a connection. Idempotent."""
         self.protocols.discard(protocol)
         self.strangers.pop(protocol, None)
         owner = protocol.organisation_id
@@ -99,6 +112,7 @@ class HttpConnections:
     def scan(self, now: float) -> None:
         """End connections whose request has not arrived in time."""
         self.accounts.drop_clear()
+        # A request that the gateway itself does not read is not late.
         for protocol in list(self.protocols):
             if (
                 protocol.waiting_since is not None

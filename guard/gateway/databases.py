@@ -1,4 +1,4 @@
-"""What is done with a database: a store opened on it, and the commands that need no gateway.
+"""Operations on a database: opening a store, and the commands that need no gateway.
 
 With :mod:`guard.gateway.app` the only module outside of ``storage`` that names a concrete store.
 """
@@ -97,7 +97,7 @@ def own_schema(
     Args:
         url: of the database; whatever it holds stays as it is.
         prefix: of the schema's name.
-        left: called with what to do when the schema could not be dropped.
+        left: called with instructions if the schema could not be dropped.
 
     Raises:
         StoreError: no schema could be made.
@@ -124,6 +124,7 @@ async def set_password(database: Path | DatabaseUrl, name: str, secret: str) -> 
     if not migrator(database).status().version:
         raise StoreError("no gateway has used this database yet: start one first")
     storage = storage_of(GatewaySettings(database=database), wall_clock_ms)
+    # Fails on SQLite while a gateway has the file. Replicas on PostgreSQL notice the commit.
     await storage.open(lambda _: None)
     try:
         operators = OperatorService(storage, wall_clock_ms, monotonic_clock_ms)
@@ -164,7 +165,7 @@ def storage_of(settings: GatewaySettings, clock_ms: Callable[[], int]) -> Storag
         )
     with _driver():
         from guard.gateway.storage.postgres.store import PostgresStorage
-    # Replicas share the database's clock; a clock of a test's own goes before it.
+    # Replicas share the database's clock, unless a test gives one.
     return PostgresStorage(
         settings.database,
         clock_ms=None if clock_ms is wall_clock_ms else clock_ms,

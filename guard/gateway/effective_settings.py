@@ -18,10 +18,10 @@ class EffectiveSetting(Struct, frozen=True, kw_only=True):
 
     Args:
         name: as in a file.
-        value: as an operator would write it, of a secret only ``set``; empty where there is none.
+        value: as an operator would write it; only ``set`` for a secret; empty if there is none.
         origin: where it was given: the default, the command line, the environment or a file.
         default: as an operator would write it.
-        text: what it is for.
+        text: its purpose.
     """
 
     name: str

@@ -37,6 +37,8 @@ class Gateway:
         self._listening = bind(settings.host, settings.port)
         self._settings = settings
         self._app_options = app_options
+        # Set by the thread once the gateway serves or has failed. The attributes below are written
+        # by the thread before that, and read by the caller's thread after it.
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,6 +79,7 @@ class Gateway:
             self._listening.close()
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+            # Set already, unless the start has failed: then the caller is waiting for it.
             self._started.set()
 
     async def _main(self) -> None:
@@ -96,8 +99,8 @@ class Gateway:
             raise
         self.base_url = server.base_url
         serving = asyncio.create_task(server.serve())
-        # The socket was listening before this thread began, so early requests wait in its
-        # backlog.
+        # Before uvicorn accepts connections: the socket was listening before this thread began, so
+        # early requests wait in its backlog.
         self._started.set()
         await serving
 

@@ -1,4 +1,4 @@
-"""The first keys and password, where the operator gives them: from the environment or a file."""
+"""The first keys and password, if the operator gives them: in the environment or in files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE_MAX: Final = 4096
 
 
 class FirstSecrets(Struct, frozen=True):
-    """What the gateway is to begin with; ``None``: it was not given.
+    """The given secrets; ``None`` for each that was not given.
 
     Attributes:
         admin_key: for the whole gateway.
@@ -34,7 +34,7 @@ class FirstSecrets(Struct, frozen=True):
 
 
 def first_secrets(settings: GatewaySettings) -> FirstSecrets:
-    """Read what the settings give, or name files of.
+    """Read the secrets from the settings, or from the files that they name.
 
     Raises:
         SettingError: a file cannot be read, or a value is none that it takes; the value is not

@@ -1,7 +1,11 @@
 """The local gateway's process: started by the first program that needs it, ends after the last.
 
-``guard.local_gateway`` starts it as ``python -m guard.gateway.local DIRECTORY``; its first line on
-standard output says that it serves, or why not.
+``guard.local_gateway`` starts it as ``python -m guard.gateway.local DIRECTORY``. Its first line on
+standard output reports that it serves, or why not.
+
+Two locks on files decide everything: one is held by the gateway's process, so that there is one;
+the other is shared by all users, so that the gateway notices when there is none. A killed process
+loses its locks.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ class _StartError(Exception):
 
 def main() -> None:
     """Serve in the background until the gateway is no longer used."""
-    if os.fork():  # the starter waits for this process only, and keeps no zombie of the gateway
+    if os.fork():  # the starter waits for this process, and the gateway becomes no zombie of it
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starter may have blocked some
     from guard.gateway.services.logs import configure
@@ -57,11 +61,12 @@ def main() -> None:
 
 
 def _report(error: str | None) -> None:
-    """Tell the starter how it went, then let go of its pipe."""
+    """Report success or an error to the starter, then close its pipe."""
     try:
         print(json.dumps({"error": error}), flush=True)  # noqa: T201  # the protocol
     except OSError:
         logger.warning("the program that started this gateway is gone")
+    # The starter reads to the end of the pipe, so this process must not keep it open.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)
@@ -106,8 +111,8 @@ async def _serve(files: Files, held: int) -> None:
     await app.open()
     try:
         identity = await _with_keys(app, identity, listening.getsockname()[1])
-        # The keys first: a program that finds the address must find those that it can use. If this
-        # process is killed between the two, the next one reads the same keys and goes on.
+        # The keys first: a program that finds the address must find keys that work. If this process
+        # is killed between the two, the next one reads the same keys and writes the address.
         write_json(files.identity, _fields(identity))
         write_json(files.address, {"url": server.base_url, "pid": os.getpid()})
     except BaseException:
@@ -175,7 +180,8 @@ async def _stop_when_unused(files: Files, held: int, server: GatewayServer) -> N
         now_s = time.monotonic()
         free_since_s = now_s if free_since_s is None else free_since_s
         if now_s - free_since_s >= LINGER_S:
-            # Kept until this process has ended: a newcomer waits for that, and starts another.
+            # The users' lock is kept until this process has ended: a new user waits for it, and
+            # then starts another gateway.
             files.address.unlink(missing_ok=True)
             break
         os.close(alone)
@@ -183,7 +189,7 @@ async def _stop_when_unused(files: Files, held: int, server: GatewayServer) -> N
 
 
 async def _remove_abandoned_runs(files: Files, app: GatewayApp) -> None:
-    """Cut off what a killed ``guard run`` has left: its key, then its budget and policy."""
+    """Remove the remains of killed ``guard run`` processes: the key, the budget and the policy."""
     import asyncio
 
     while True:

@@ -1,7 +1,7 @@
-"""What reading may cost: bytes held and time on the loop, by address and by organisation.
+"""Limits on the cost of reading: bytes held and time on the loop, by address and by organisation.
 
-The connections of a stranger share the account of their address. One that has shown a key is on its
-organisation's account, and what it cost before is taken off the address.
+Connections that have not shown a key share the account of their address. One that has shown a key
+uses its organisation's account, and the address gets its charges back.
 
 All of it runs on the server's event loop.
 """
@@ -16,16 +16,17 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 SLICE_BYTES: Final = 4096
-"""Read in one turn of the loop: at most a millisecond, whatever the bytes are."""
+"""Bytes that are parsed in one turn of the loop: at most a millisecond, whatever they are."""
 
 _SHARE: Final = 0.25
-"""Of the loop's time, what one account may use for long."""
+"""The share of the loop's time that one account may use in the long run."""
 _BURST_S: Final = 0.05
-"""What it may use at once."""
+"""Time that it may use at once."""
 READ_S: Final = 0.000_005
-"""What a read costs besides its parsing."""
+"""The cost of a read besides its parsing."""
 ANSWER_S: Final = 0.000_5
-"""What answering a stranger's request costs, about. It happens later, among other work."""
+"""The cost of answering a stranger's request, about: it is not measured, because the answer is
+made later, among other work."""
 _HELD_BY_STRANGERS_MAX: Final = 8 << 20
 _HELD_MAX: Final = 64 << 20
 """Bytes that have been received for one account and wait for their turn: 256 reads of uvloop."""
@@ -39,10 +40,12 @@ class Reader(Protocol):
 
 
 class Account:
-    """What the connections of one address or of one organisation use.
+    """The use of the connections of one address or of one organisation.
+
+    Time is a leaky bucket: each second that is used is paid back over ``1 / _SHARE`` seconds.
 
     Attributes:
-        held: bytes that wait for their turn.
+        held: bytes in the backlogs of its connections, which add and subtract them.
     """
 
     __slots__ = (
@@ -53,10 +56,11 @@ class Account:
         self.held = 0
         self._held_max = held_max
         self._clock_s = clock_s
-        # When all that was used is paid for, at the pace of the share.
+        # When all used time will be paid back, by ``clock_s``.
         self._clear_at_s = 0.0
-        # Who waits for a turn, in order.
+        # The connections that wait for a turn, in order; a dictionary for the order.
         self._waiting: dict[Reader, None] = {}
+        # The next turn. Runs exactly while a connection waits.
         self._timer: asyncio.Handle | None = None
 
     @property
@@ -66,11 +70,12 @@ class Account:
 
     @property
     def is_clear(self) -> bool:
-        """Whether all that was used is paid for."""
+        """Whether all used time is paid back."""
         return self._clear_at_s <= self._clock_s()
 
     def charge(self, used_s: float) -> None:
-        """Add time on the loop; what is negative is given back."""
+        """Add used time; a negative time is given back."""
+        # Time that is paid back does not add up to a credit: it counts from now at the earliest.
         self._clear_at_s = max(self._clear_at_s, self._clock_s()) + used_s / _SHARE
 
     def may_hold(self, size: int) -> bool:
@@ -78,18 +83,20 @@ class Account:
         return self.held + size <= self._held_max
 
     def wait_turn(self, reader: Reader) -> None:
-        """Let a connection read on once those before it have, and the share allows."""
+        """Call a connection's ``read_on`` after those before it, as soon as the share allows."""
         self._waiting[reader] = None
         self._schedule()
 
     def forget(self, reader: Reader) -> None:
-        """Let a connection wait no longer."""
+        """Remove a connection from those that wait. Idempotent."""
         self._waiting.pop(reader, None)
         if not self._waiting and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _schedule(self) -> None:
+        # Through the loop even if there is nothing to wait for, so that other connections are read
+        # in between.
         if self._timer is None and self._waiting:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, self.wait_s), self._run)
 
@@ -97,20 +104,22 @@ class Account:
         self._timer = None
         reader = next(iter(self._waiting))
         del self._waiting[reader]
+        # With more in its backlog it goes to the end, so that all of them advance.
         reader.read_on()
         self._schedule()
 
 
 class Accounts:
-    """The accounts of one server, by whom they are of."""
+    """The accounts of one server, by address or organisation."""
 
     def __init__(self) -> None:
+        # Weak: an account lives as long as a connection that uses it.
         self._accounts: weakref.WeakValueDictionary[str, Account] = weakref.WeakValueDictionary()
-        # An account that owes outlives its connections: to connect again is no way out.
+        # Or as long as it owes time: otherwise a client could connect anew to be free of it.
         self._owing: set[Account] = set()
 
     def of_address(self, host: str) -> Account:
-        """Return the account of a stranger's address.
+        """Return the account of an address, for a connection that has not shown a key.
 
         >>> accounts = Accounts()
         >>> accounts.of_address("2001:db8::1") is accounts.of_address("2001:db8::2")
@@ -139,9 +148,9 @@ class Accounts:
 
 
 def network_of(host: str) -> str:
-    """Return what one client is sure to own alone: an IPv4 address, or 64 bits of IPv6.
+    """Return the smallest range that belongs to one client: an IPv4 address, or 64 bits of IPv6.
 
-    What is no IPv6 address stays as it is.
+    Text that is not an IPv6 address is returned unchanged.
     """
     try:
         address = ipaddress.IPv6Address(host.partition("%")[0])

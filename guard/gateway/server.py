@@ -55,13 +55,13 @@ def base_url(listening: socket.socket, scheme: str = "http") -> str:
 def config_of(
     app: Any, *, http: Any, ws: Any, tls: tuple[Path, Path] | None, drain_s: int, **more: Any
 ) -> Config:
-    """Return how uvicorn serves an application of guard's, without logs and headers of its own.
+    """Return uvicorn's configuration for an application of guard, without logs and headers.
 
     Args:
         app, http, ws: the application, and the protocols of its connections.
         tls: files of the certificate chain and of its key; None serves plain HTTP.
-        drain_s: how long open requests may take at the end, in seconds.
-        more: further settings of uvicorn's.
+        drain_s: how long open requests may take when the server ends, in seconds.
+        more: further settings of uvicorn.
     """
     return Config(
         app,
@@ -94,6 +94,7 @@ class GatewayServer:
         self, app: GatewayApp, listening: socket.socket, tls: tuple[Path, Path] | None = None
     ) -> None:
         self.app = app
+        # Whether ``stop`` was called. Used on the loop only.
         self._stopping = False
         self.base_url = base_url(listening, "http" if tls is None else "https")
         self._tls = tls
@@ -101,6 +102,7 @@ class GatewayServer:
         self._connections = HttpConnections(
             app.settings.request_deadline_ms / 1000, app.settings.connections_max
         )
+        # uvicorn makes the protocols itself, so this server's objects are attributes of subclasses.
         protocol = type("BoundHttpProtocol", (GuardedHttpProtocol,), {"watch": self._connections})
         sockets = type(
             "BoundSocketProtocol",
@@ -127,13 +129,15 @@ class GatewayServer:
     async def serve(self) -> None:
         """Serve until :meth:`stop`, and close the application at the end.
 
-        Until that is open, probes are answered and other requests wait a moment.
+        Until the application is open, probes are answered and other requests wait a moment.
         """
         watching = asyncio.create_task(self._connections.run(), name="guard-gateway-watch")
         try:
             await self._server.serve(sockets=[self._listening])
         finally:
             watching.cancel()
+            # The second call, unless the server has ended without ``stop``: ends all channels that
+            # are left.
             self.app.drain()
             await self.app.close()
             logger.info("closed")
@@ -144,6 +148,8 @@ class GatewayServer:
         if self._tls is None or context is None:
             return
         try:
+            # Into a context of its own first: if the two files do not fit, a failure half-way would
+            # leave the live context with the new certificate and the old key.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._tls)  # both fit?
             context.load_cert_chain(*self._tls)
         except OSError as exc:
@@ -154,12 +160,15 @@ class GatewayServer:
     def stop(self) -> None:
         """End serving, letting open requests finish. Call on the server's loop.
 
-        A second call does not wait for them any longer.
+        A second call ends them as well.
         """
+        # 1. The operator does not want to wait.
         if self._stopping:
             self._server.force_exit = True
             self._end()
             return
+        # 2. ``/readyz`` fails from here on. For the delay the server still accepts requests, until
+        # load balancers have noticed.
         self._stopping = self.app.draining = True
         logger.info("draining: %d connections", self.app.connections())
         delay_s = self.app.settings.drain_delay_ms / 1000
@@ -177,7 +186,7 @@ class GatewayServer:
 def tune_process() -> None:
     """Run the garbage collector less often; for a process that is only a gateway.
 
-    Requests make no cycles, so each pass over many open reservations finds nothing.
+    Requests make no reference cycles, so a pass over many open reservations finds nothing.
     """
     gc.collect()
     gc.freeze()

@@ -27,11 +27,11 @@ _OTHER_HEADERS: Final = {"host", "cookie", "origin", "referer", "user-agent", "x
 
 
 class SettingError(ValueError):
-    """A value that a setting does not take.
+    """A value that a setting does not accept.
 
     Attributes:
         name: of the setting, as in a file.
-        takes: what it takes.
+        takes: describes the accepted values.
     """
 
     def __init__(self, name: str, takes: str) -> None:
@@ -128,11 +128,11 @@ def _setting(
     """Define a setting.
 
     Args:
-        text: says what it is for; one or two sentences.
-        default: its value where it is not set.
-        check: raises ValueError with what the setting takes.
-        served: the default of ``guard gateway serve``, where it is another one.
-        option: of the command line, where it is not the field's name.
+        text: its purpose, in one or two sentences.
+        default: its value if it is not set.
+        check: raises ValueError with a description of the accepted values.
+        served: the default of ``guard gateway serve``, if that is another one.
+        option: of the command line, if it is not the field's name.
         secret: whether the value is left out of the settings' repr.
         converter: of a value.
     """

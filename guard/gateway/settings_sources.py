@@ -41,7 +41,7 @@ _OF_AN_ORCHESTRATOR: Final = re.compile(r"GUARD_GATEWAY_(SERVICE_|PORT_\d)")
 
 
 class SettingsError(ValueError):
-    """A setting cannot be read; the text names where it was given and what it takes."""
+    """A setting cannot be read; the text names its source and describes the accepted values."""
 
 
 @attrs.frozen
@@ -51,8 +51,8 @@ class Setting:
     Attributes:
         field: of :class:`GatewaySettings`.
         name: in a file.
-        kind: what its text means.
-        text: what it is for.
+        kind: how its text is read.
+        text: its purpose.
         default: of ``guard gateway serve``.
         option: of the command line.
         old: an older name of a file, for a plain number of milliseconds or nano-dollars.
@@ -86,7 +86,7 @@ class Setting:
     def show(self, value: Any) -> str:
         """Return a value as an operator would write it; empty when there is none.
 
-        Of a secret it says only that there is one, and of a database's address not the password.
+        For a secret this is only ``set``; a database's address is shown without the password.
         """
         if value is None or value == ():
             return ""
@@ -106,7 +106,7 @@ class Setting:
         """Return a value for :class:`GatewaySettings`.
 
         Raises:
-            ValueError: what the setting takes.
+            ValueError: with a description of the accepted values.
         """
         match self.kind:
             case "flag":
@@ -217,7 +217,7 @@ def _given(
     setting: Setting, options: Mapping[str, Any], environ: Mapping[str, str],
     written: Mapping[str, Any], config: Path | None,
 ) -> tuple[Any, str, Setting] | None:  # fmt: skip
-    """Return a setting's value, where it was given, and by which of its names."""
+    """Return a setting's value, its source, and the name that was used for it."""
     sources: tuple[Callable[[Setting], tuple[Any, str]], ...] = (
         lambda each: (options.get(each.name), each.option),
         lambda each: (environ.get(each.variable) or None, each.variable),
@@ -232,7 +232,7 @@ def _given(
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each ``GUARD_GATEWAY_*`` variable that is no setting."""
+    """Return a sentence for each ``GUARD_GATEWAY_*`` variable that is not a setting."""
     known = {CONFIG_VARIABLE, *(each.variable for each in _all_names())}
     return [
         f"{name} is not a setting{_meant(name, known)}"

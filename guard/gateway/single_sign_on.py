@@ -11,7 +11,7 @@ from guard.version import installs
 
 
 def provider_of(settings: GatewaySettings) -> OpenIdProvider | None:
-    """Return the provider, or ``None`` where the settings name none.
+    """Return the provider, or ``None`` if the settings name none.
 
     Raises:
         SettingError: the settings contradict one another, or a package is missing.

@@ -64,12 +64,15 @@ def _make(target: Path, host: str) -> None:
     program = shutil.which("openssl")
     if program is None:
         raise TlsError("a self-signed certificate is made by the program openssl: install it")
+    # Under another name until it is complete: two gateways may start at the same time, and a killed
+    # one must not leave half a file.
     fresh = target.with_name(f"{target.name}.{os.getpid()}")
     names = ["DNS:localhost", "IP:127.0.0.1", "IP:::1"]
     if host not in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::"):  # noqa: S104  # compared
         is_address = ":" in host or host.replace(".", "").isdigit()
         names.append(f"{'IP' if is_address else 'DNS'}:{host}")
     try:
+        # Made here, not by openssl, for its mode: it holds the private key.
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
         done = subprocess.run(  # noqa: S603  # arguments are passed one by one
             [

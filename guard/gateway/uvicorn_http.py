@@ -1,8 +1,8 @@
 """HTTP connections on uvicorn, with the deadlines and caps that it lacks.
 
-This is the one file of guard that relies on how uvicorn works inside: which of its methods call
-which, and what they keep on themselves. Those names are not promised to stay. ``pyproject.toml``
-therefore has an upper bound, and a test that fails where one of them is gone says what to do.
+This is the one file of guard that relies on uvicorn's internals: which of its methods call which,
+and the attributes that they set. uvicorn does not promise to keep them. ``pyproject.toml``
+therefore has an upper bound, and a test fails, with instructions, if one of them is gone.
 
 All of it runs on the server's event loop.
 """
@@ -38,26 +38,39 @@ __all__ = [
 ]  # fmt: skip
 
 _HEAD_MAX: Final = 32_768
+"""Bytes of one request that are not its body."""
+
 _FIELDS_MAX: Final = 128
 _UPGRADE_LINE_MAX: Final = 8_000
+"""A longer line would exceed a limit of the WebSocket library."""
+
 _DRAINED_MAX: Final = 64 * 1024
 """A body up to this size is read to its end although its request is answered already."""
 
 _PIPELINE_MAX: Final = 64
+"""Requests that may wait behind the one that is served."""
+
 _LINGER_S: Final = 5.0
+"""How long a connection stays open after its last answer."""
+
 _DROPPED_MAX: Final = 2 << 20
+"""Bytes that are read and dropped in that time."""
 
 
 class _Flow(FlowControl):
-    """Lets its owner decide how reading goes on."""
+    """Lets the connection decide what happens when uvicorn wants to read again.
+
+    uvicorn's own class would resume the transport, also while the connection has a backlog.
+    """
 
     def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
         super().__init__(transport)
-        # Refers to the connection; without it, once that has ended.
+        # A method of the connection. Cleared when the connection ends: the two refer to each other,
+        # and without cycles memory is free at once.
         self.resumed: Callable[[], None] | None = resumed
 
     def resume_reading(self) -> None:
-        """Read on, once uvicorn takes more."""
+        """Called by uvicorn when it accepts more of the body, or the next request."""
         if self.read_paused:
             self.read_paused = False
             if self.resumed is not None:
@@ -65,7 +78,10 @@ class _Flow(FlowControl):
 
 
 class _Dropped(list[tuple[bytes, bytes]]):
-    """Takes the fields of trailers, which are no headers, and keeps none."""
+    """Drops the fields of trailers.
+
+    uvicorn's parser appends them to the list of headers, which the request's scope shares.
+    """
 
     def append(self, field: tuple[bytes, bytes], /) -> None:
         """Drop a field."""
@@ -75,17 +91,20 @@ _DROPPED: Final = _Dropped()
 
 
 class GuardedHttpProtocol(HttpToolsProtocol):
-    """Bounds what a connection may send in any phase of its messages, and how long it may take.
+    """Bounds the size and the duration of every phase of a connection's messages.
 
-    - All that is no body counts against one budget, from the end of a message to the end of the
-      next: empty lines, head, framing of chunks, trailer.
-    - What is received is read in slices, a slice of each account in a turn of the loop.
-    - An answer that comes before the end of its request ends the connection, unless it has not
-      said so and what is left to come is little.
+    - All bytes that are not body count against one budget, from the end of a message to the end of
+      the next: empty lines, head, framing of chunks, trailer.
+    - Received data is parsed in slices, one slice of each account in a turn of the loop.
+    - An answer that comes before the end of its request ends the connection, unless it was sent
+      without ``connection: close`` and the rest of the request is small.
 
-    ``waiting_since`` is when the connection, or the request now arriving, began; ``None`` while
-    the gateway waits for nothing. One scan per quarter second reads it, so that a request costs
-    a few attribute writes and no timer.
+    ``waiting_since`` is when the connection, or the request that is arriving, began; ``None``
+    while the gateway waits for nothing. One scan per quarter second reads it, so that a request
+    costs a few attribute writes and no timer.
+
+    Its states: open; deaf (``_is_deaf``: nothing more is parsed, earlier requests are still
+    answered); refused (``_refused``: deaf, and the last answer is written). It never goes back.
     """
 
     watch: HttpConnections
@@ -95,37 +114,44 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self._resumed)
         self.waiting_since: float | None = self.loop.time()
-        # Bytes since the last message that were no body, less those that were.
+        # Bytes since the end of the last message that were not body, less those that were: a client
+        # that sends its body in many small chunks is paid back for their framing.
         self._overhead = 0
-        # Of the slice that is being read: bytes of bodies, and whether a message ended in it.
+        # Of the slice that is being parsed: bytes of bodies, and whether a message ended in it.
         self._body_bytes = 0
         self._message_ended = False
-        # Received, and not read yet; reading from the transport is paused meanwhile.
+        # Received and not parsed yet; counted in the account's ``held``. While there is some, the
+        # transport is paused.
         self._backlog = b""
-        # Whether nothing is read any more; what still arrives is counted and dropped.
+        # Whether nothing is parsed any more; further data is counted here and dropped.
         self._is_deaf = False
         self._dropped = 0
         # Whether the last answer is written.
         self._refused = False
-        # Whose key the connection has carried; ``None`` until then.
+        # The organisation whose key the connection has carried; ``None`` until then. Set once.
         self.organisation_id: str | None = None
+        # Of the address, then of the organisation.
         host = self.client[0] if self.client else ""
         self.account = self.watch.accounts.of_address(host)
-        # What the account of the address was charged for this connection.
+        # Seconds that the account of the address was charged for this connection; given back when
+        # it shows a key.
         self._used_s = 0.0
         self.watch.protocols.add(self)
         if len(self.connections) > self.watch.connections_max and not self.watch.make_room():
             self._refuse(503, "GD-B002", "Too many connections")
+        # Also if it is refused: its last answer lingers, and it may be evicted for another one.
         self.watch.strangers[self] = None
 
     def identified(self, organisation_id: str) -> None:
-        """Note that the connection carries a key of this organisation."""
+        """Move the connection to the organisation whose key it carries."""
+        # Identified before, or evicted while the key was looked up.
         if self.organisation_id is not None or self not in self.watch.strangers:
             return
         self.organisation_id = organisation_id
         del self.watch.strangers[self]
         self.watch.known.setdefault(organisation_id, {})[self] = None
         self.account.charge(-self._used_s)
+        # The backlog moves too: its bytes are counted in the account that it waits in.
         backlog = self._take_backlog()
         self.account = self.watch.accounts.of_organisation(organisation_id)
         if backlog:
@@ -139,11 +165,13 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is the gateway that reads no further."""
+        """Whether the gateway itself has paused reading."""
         return bool(self._backlog) or self.flow.read_paused
 
     def evict(self) -> None:
         """Close the connection to make room for another."""
+        # At once, not in ``connection_lost``, which the loop calls later: further connections of
+        # this turn of the loop must find the room.
         self.watch.forget(self)
         self.connections.discard(self)
         self.transport.abort()
@@ -151,15 +179,20 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     # -- reading -------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Read it now if it is little, else in its turn."""
+        """Parse a small read at once, and a large one in slices, in turn with other connections."""
+        # 1. The last answer is decided.
         if self._is_deaf:
             self._drop(len(data))
+        # 2. Behind other data, too large for one turn of the loop, or the account has used its
+        # share of the loop's time.
         elif self._backlog or len(data) > SLICE_BYTES or self.account.wait_s > 0:
             self._hold(data)
+        # 3. At once: nearly every request.
         else:
             self._read(data)
 
     def _hold(self, data: bytes) -> None:
+        """Add data to the backlog, and wait for a turn unless uvicorn has paused reading."""
         if not self.account.may_hold(len(data)):
             self.evict()
             return
@@ -170,13 +203,14 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             self.account.wait_turn(self)
 
     def _take_backlog(self) -> bytes:
+        """Remove the backlog from the connection and from its account."""
         backlog, self._backlog = self._backlog, b""
         self.account.held -= len(backlog)
         self.account.forget(self)
         return backlog
 
     def read_on(self) -> None:
-        """Read the next slice of what is held."""
+        """Parse the next slice of the backlog."""
         data, self._backlog = self._backlog[:SLICE_BYTES], self._backlog[SLICE_BYTES:]
         self.account.held -= len(data)
         self._read(data)
@@ -184,20 +218,25 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             self._resumed()
 
     def _resumed(self) -> None:
-        """Go on with what is held, then with the transport."""
+        """Read again: the backlog first, then from the transport."""
         if self._backlog:
             self.account.wait_turn(self)
         elif not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
+        """Parse data, and charge its account for the time.
+
+        The parser calls the ``on_...`` methods below.
+        """
         began_s = time.perf_counter()
         if self.waiting_since is None:
             self.waiting_since = self.loop.time()
         self._body_bytes = 0
         self._message_ended = False
         super().data_received(data)
-        # A slice in which a message ends may begin the next; how far, the parser does not say.
+        # A slice in which a message ends may also hold the beginning of the next, which is not
+        # counted: the parser does not report where it begins.
         self._overhead = 0 if self._message_ended else (
             max(0, self._overhead + len(data) - 2 * self._body_bytes)
         )  # fmt: skip
@@ -211,6 +250,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             self.account.charge(used_s)
 
     def _drop(self, size: int) -> None:
+        """Count and drop data that arrives after the last answer."""
         self._dropped += size
         self.account.charge(READ_S)
         if self._dropped > _DROPPED_MAX or self.account.wait_s > 0:
@@ -226,7 +266,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             self._listen_no_more()
 
     def on_headers_complete(self) -> None:
-        """Refuse what is too much; offer the ASGI extensions to the request."""
+        """Refuse a head that is too large; offer the ASGI extensions to the request."""
+        # Deaf since an earlier message of the same slice: the parser does not stop in its middle.
         if self._is_deaf:
             return
         if len(self.headers) > _FIELDS_MAX:
@@ -239,6 +280,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.scope is not self.scope:  # a WebSocket
             return
+        # The scope has the list of headers; from here on the parser reports trailers.
         self.headers = _DROPPED
         # Bound to this request: with pipelining, ``self.cycle`` may be a later one's by then. Weak,
         # because the cycle refers to the scope: a reference cycle would need the collector.
@@ -249,7 +291,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = extensions
 
     def _check_upgrade(self) -> None:
-        """Answer what the parser of WebSockets would not."""
+        """Refuse an upgrade that the WebSocket library could not read, with the right status."""
+        # Behind a request that is still served: its answer would be lost.
         if not self.is_answered:
             self._listen_no_more()
         elif any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
@@ -262,11 +305,11 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_answered(self) -> bool:
-        """Whether all requests so far are."""
+        """Whether all requests so far are answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def on_body(self, body: bytes) -> None:
-        """Count what is body."""
+        """Count the bytes of the body, for the overhead of the slice."""
         self._body_bytes += len(body)
         if not self._is_deaf:
             super().on_body(body)
@@ -278,12 +321,13 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._message_ended = True
         self.waiting_since = None
+        # In advance, and about: the answer is given later, among other work of the loop.
         if self.organisation_id is None:
             self.account.charge(ANSWER_S)
             self._used_s += ANSWER_S
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer data that is not HTTP."""
         if self.is_answered or not self.cycle.response_started:
             self._refuse(400, "GD-P002", "Bad request")
         elif not self.transport.is_closing():
@@ -300,7 +344,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         cycle = cycle_ref()
         if cycle is None:
             return
-        # Set even if the client has gone: uvicorn must not report a missing answer.
+        # Set even if the client is gone: uvicorn must not report a missing answer.
         cycle.response_started = cycle.response_complete = True
         if cycle.disconnected or self._refused or self.transport.is_closing():
             return
@@ -313,41 +357,48 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             parts.append(b"connection: close\r\n")
         parts += (b"\r\n", b"" if cycle.scope["method"] == "HEAD" else body)
         self.transport.write(b"".join(parts))
+        # Wakes an application that waits for more of the body.
         cycle.message_event.set()
+        # With more of the body to come, ``on_response_complete`` closes in its own way.
         if closes and not cycle.more_body:
             self.transport.close()
         cycle.on_response()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request; end the connection if this one has not arrived yet."""
+        """Serve the next request; end the connection if this one has not arrived completely."""
         cycle = self.cycle
         is_early = cycle is not None and cycle.response_complete and cycle.more_body
+        # 1. Answered early, with much still to come: not worth reading.
         if is_early and not (cycle.keep_alive and self._is_little()):
             self.server_state.total_requests += 1
             self._linger()
             return
+        # 2. Answered. uvicorn begins the next request of the pipeline, or waits for one.
         super().on_response_complete()
-        if self.waiting_since is not None:  # it was not read meanwhile
+        # The next request has begun to arrive: its deadline starts here, because uvicorn did not
+        # read it while this one was served.
+        if self.waiting_since is not None:
             self.waiting_since = self.loop.time()
 
     def _is_little(self) -> bool:
-        """Whether the body that is still coming is small: it is read and dropped.
+        """Whether the body that is still coming is small enough to be read and dropped.
 
-        The client has not been told that the connection ends, and may use it again.
+        The answer had no ``connection: close``, so the client may use the connection again.
         """
         length = next((v for n, v in self.scope["headers"] if n == b"content-length"), b"")
         return length.isdigit() and int(length) <= _DRAINED_MAX
 
     def handle_websocket_upgrade(self) -> None:
-        """End the deadline: the WebSocket has its own."""
+        """Hand the connection over; the WebSocket has deadlines of its own."""
         if self._is_deaf:
             return
         self.waiting_since = None
         self.watch.forget(self)
+        # Data behind the handshake's request is dropped: a client has to wait for the answer.
         self._take_backlog()
         self.transport.resume_reading()
         super().handle_websocket_upgrade()
-        # Both refer to this connection; uvicorn forgets only where no WebSocket takes over.
+        # Both refer to this connection, and ``connection_lost`` is the WebSocket's from here on.
         self.parser = None  # type: ignore[assignment]  # as uvicorn does at the end
         self.flow.resumed = None  # type: ignore[attr-defined]  # ours
 
@@ -361,30 +412,34 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self.watch.accounts.keep(self.account)
         self.flow.resumed = None  # type: ignore[attr-defined]  # ours
         super().connection_lost(exc)
-        # uvicorn leaves the timer where the connection was reset: it would hold everything of the
-        # connection for as long as an idle one is kept.
+        # uvicorn leaves its timer running if the connection was reset. The timer refers to the
+        # connection, whose memory would stay in use until it ends.
         self._unset_keepalive_if_required()
         # Both refer to this connection; a request that is still served has its own references.
         self.cycle = self.scope = None  # type: ignore[assignment]  # uvicorn never asks again
 
     def end_stalled(self) -> None:
-        """Answer 408 where an answer is still possible, and close."""
+        """Answer 408 if an answer is still possible, and close."""
         cycle = self.cycle
+        # 1. The stalled request is the next to be answered, and has no answer yet.
         if self.is_answered or (cycle.more_body and not cycle.response_started):
             self._refuse(408, "GD-P006", "Request timed out")
+        # 2. Its answer has begun: a second one cannot be written.
         elif cycle.more_body:
             self.transport.close()
+        # 3. An earlier request is still being served.
         else:
             self._listen_no_more()
 
     def _listen_no_more(self) -> None:
-        """Answer what has arrived, then close."""
+        """Answer the requests that have arrived completely, then close."""
         self.waiting_since = None
         self._is_deaf = True
         self._take_backlog()
         self.cycle.keep_alive = False
 
     def _refuse(self, status: int, error_code: str, title: str) -> None:
+        """Write a problem document as the last answer, and close in a moment."""
         if self.transport.is_closing() or self._refused:
             return
         self._refused = True
@@ -397,10 +452,10 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Close in a moment: the last answer is written.
+        """Close in a moment, after the last answer.
 
-        Closing with unread data would reset the connection and may lose the answer, so further
-        data is dropped unparsed for a moment, up to a limit.
+        To close with unread data would reset the connection, and the client might lose the answer.
+        So further data is dropped unparsed for a moment, up to a limit.
         """
         if self.transport.is_closing():
             return
@@ -408,6 +463,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._is_deaf = True
         self._take_backlog()
         self.pipeline.clear()
+        # The client sees the end of the answers, and ends its side. TLS has no half-close.
         with contextlib.suppress(OSError, NotImplementedError):
             self.transport.write_eof()
         self.transport.resume_reading()
@@ -426,6 +482,7 @@ class UvicornServer(Server):
         if config.ssl is None:
             await super().startup(sockets)
             return
+        # Everything but listening.
         await super().startup([])
 
         make: Any = config.http_protocol_class

@@ -3,6 +3,8 @@
 ASGI hands over one message at a time, each through a queue and a turn of the loop. Requests on the
 control socket come many to a read, and many are answered by one commit; so frames go straight from
 the read to their reader, and answers straight to the transport.
+
+All of it runs on the server's event loop.
 """
 
 from __future__ import annotations
@@ -38,12 +40,23 @@ from guard.gateway.uvicorn_http import Config, ServerState
 PING_INTERVAL_S: Final = 20.0
 PING_TIMEOUT_S: Final = 20.0
 _CLOSE_TIMEOUT_S: Final = 5.0
+"""How long the client may take to answer a close frame and read what is written."""
+
 _LINGER_S: Final = 1.0
+"""The same for a client that has answered no ping."""
+
 _SHUTDOWN_LINGER_S: Final = 0.5
+"""How long a socket without an endpoint, or with a slow client, stays open when the server ends."""
+
 _SLICE_BYTES: Final = 16_384
+"""Bytes that are parsed in one turn of the loop."""
+
 _FRAGMENT_MIN: Final = 256
+"""A smaller fragment of a message counts as a frame without a message."""
+
 _IDLE_FRAMES_MAX: Final = 1000
-"""Frames without a message of their own, such as pings and small fragments, between two pings."""
+"""Frames without a message, such as pings and small fragments, that may come between two pings of
+the server: they cost time and ask for nothing."""
 
 # At debug level the library logs the handshake's headers, and one of them is the key.
 _quiet = logging.getLogger("guard.gateway.websocket.frames")
@@ -56,7 +69,11 @@ Endpoint = Callable[[Socket, Scope], Coroutine[Any, Any, None]]
 class SocketProtocol(asyncio.Protocol):
     """One WebSocket connection; implements :class:`guard.gateway.api.socket.Socket`.
 
-    uvicorn makes one for each upgrade, and tells it when the server ends.
+    uvicorn makes one for each upgrade, hands it the request's head as received data, and calls
+    :meth:`shutdown` when the server ends.
+
+    Its life: an upgrade (``_begin``), the endpoint accepts or refuses, frames until either side
+    closes (``_end``), ``connection_lost``.
 
     Attributes:
         endpoint: serves the connection, from its handshake on; set by the server.
@@ -75,52 +92,61 @@ class SocketProtocol(asyncio.Protocol):
         # uvicorn's own sets: it waits for both when the server ends.
         self._connections: set[Any] = server_state.connections
         self._tasks = server_state.tasks
+        # How long requests may take to finish when the server ends.
         self._drain_s = float(config.timeout_graceful_shutdown or 0)
-        # Parses and frames, without input or output of its own.
+        # Parses and frames, without input or output of its own. It limits the sizes of the head and
+        # of a message; all other limits of time and memory are this class's part.
         self._conn = ServerProtocol(max_size=self.bytes_max, logger=_quiet)
         # The handshake's answer, from its request until it is accepted or refused.
         self._response: Response | None = None
         # Takes the frames, from the accepted handshake until the connection is lost.
         self._reader: FrameReader | None = None
-        # Runs the endpoint.
+        # Runs the endpoint, from the handshake's request on. Dropped when the connection is lost.
         self._task: asyncio.Task[None] | None = None
-        # Of a message that comes in several frames.
+        # The frames so far of a message that comes in several. The library adds up their sizes and
+        # ends a connection whose message is too large.
         self._parts: list[bytes] = []
-        # Received, and not read yet.
+        # Received and not parsed yet; counted in the account's ``held``. While there is some, the
+        # transport is paused and the connection waits for its turn, or for ``_may_read``.
         self._backlog = b""
-        # Frames since the last ping that were no whole message.
+        # Frames since the server's last ping that were no whole message.
         self._idle_frames = 0
-        # Cleared by the transport while its buffer is full.
+        # Cleared while the transport's write buffer is full: the client reads too slowly.
         self._writable = asyncio.Event()
         self._writable.set()
-        # Whether the reader has asked not to be given more, and whether the transport reads: it
-        # does unless that, or a full buffer, forbids it.
+        # Whether the reader (or the handshake) has asked for a pause, and whether the transport is
+        # reading. ``_set_reading`` derives the second from the first, the buffer and the backlog.
         self._held = False
         self._is_reading = True
-        # The one timer: of the next ping, of its answer, or of the end.
+        # The one timer: of the next ping, of its answer, or of the end. A new one replaces it.
         self._timer: asyncio.TimerHandle | None = None
-        # What the last ping carried, until it is answered.
+        # The payload of the last ping, until it is answered.
         self._ping: bytes | None = None
-        # Whether the end has begun: nothing is sent any more, and the timer may abort.
+        # Whether the end has begun. It never goes back: nothing is sent any more, and the timer is
+        # the one that aborts.
         self._is_ending = False
 
     # -- connection ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over the connection of an upgrade."""
+        """Take over the connection of an upgrade; uvicorn may call :meth:`shutdown` from now on."""
         self._transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
         peer = transport.get_extra_info("peername")
         self._account = self.accounts.of_address(peer[0] if peer else "")
 
     def identified(self, organisation_id: str) -> None:
-        """Note whose key the handshake carried; nothing has been read since."""
+        """Use the account of the organisation whose key the handshake carried.
+
+        The backlog is empty, because nothing was read since the handshake's request.
+        """
         self._account = self.accounts.of_organisation(organisation_id)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End serving."""
         self._connections.discard(self)
         self._is_ending = True
+        # The bytes of the backlog stop counting with the connection.
         self._account.held -= len(self._backlog)
         self._account.forget(self)
         if self._timer is not None:
@@ -135,18 +161,21 @@ class SocketProtocol(asyncio.Protocol):
             self._reader = None
 
     def data_received(self, data: bytes) -> None:
-        """Read it now if it is little, else in its turn."""
+        """Parse a small read at once, and a large one in slices, in turn with other connections."""
+        # 1. Small, and nothing before it.
         if not self._backlog and len(data) <= _SLICE_BYTES:
             self._read(data)
+        # 2. Too large for one turn of the loop, or behind something that is.
         elif self._account.may_hold(len(data)):
             self._account.held += len(data)
             self._backlog += data
             self._set_reading()
+        # 3. The organisation's connections together have sent too much at once.
         else:
             self._transport.abort()
 
     def read_on(self) -> None:
-        """Read the next slice of what is held."""
+        """Parse the next slice of the backlog."""
         if self._may_read:
             data, self._backlog = self._backlog[:_SLICE_BYTES], self._backlog[_SLICE_BYTES:]
             self._account.held -= len(data)
@@ -154,7 +183,7 @@ class SocketProtocol(asyncio.Protocol):
             self._set_reading()
 
     def _read(self, data: bytes) -> None:
-        """Parse what has been read, and hand its text frames over together."""
+        """Parse data, and pass its text frames on together: they become one group of requests."""
         conn = self._conn
         conn.receive_data(data)
         frames: list[bytes] = []
@@ -164,21 +193,31 @@ class SocketProtocol(asyncio.Protocol):
             else:
                 assert isinstance(event, Request)
                 self._begin(event)
+        # The library answers other bad handshakes itself; on data that is not HTTP it only closes.
         if isinstance(conn.handshake_exc, InvalidMessage) and not self._is_ending:
             self._transport.write(_bad_handshake())
         if self._idle_frames > _IDLE_FRAMES_MAX:
             conn.fail(CLOSE_POLICY, "too many frames without a message")
         self._write_out()
+        # Last: the reader may close the connection. After a close frame or a failure no request of
+        # the same read is begun: its answer could not be sent.
         if frames and self._reader is not None and conn.state is OPEN:
             self._reader.received(frames)
 
     def _take(self, frame: Frame, frames: list[bytes]) -> None:
+        """Handle one frame; append each complete message to ``frames``.
+
+        The library answers pings and close frames itself.
+        """
         opcode = frame.opcode
+        # 1. A message in one frame: all that guard's clients send.
         if opcode is Opcode.TEXT and frame.fin:
             frames.append(bytes(frame.data))
             return
+        # 2. Anything else costs time and may ask for nothing; ``_read`` limits its number.
         if len(frame.data) < _FRAGMENT_MIN:
             self._idle_frames += 1
+        # 3. A message in several frames.
         if opcode is Opcode.TEXT or opcode is Opcode.CONT:
             self._parts.append(bytes(frame.data))
             if frame.fin:
@@ -186,12 +225,13 @@ class SocketProtocol(asyncio.Protocol):
                 self._parts.clear()
         elif opcode is Opcode.BINARY:
             self.close(CLOSE_WRONG_TYPE, "text frames only")
+        # 4. The answer to the last ping; unsolicited ones prove nothing.
         elif opcode is Opcode.PONG and self._ping == bytes(frame.data):
             self._ping = None
             self._later(PING_INTERVAL_S, self._send_ping)
 
     def _write_out(self) -> None:
-        """Write what the protocol has to say, and close when it says so."""
+        """Write the output of the library, and close the connection when the library expects it."""
         data = b"".join(self._conn.data_to_send())
         if data:
             self._transport.write(data)
@@ -199,10 +239,14 @@ class SocketProtocol(asyncio.Protocol):
             self._end(_CLOSE_TIMEOUT_S)
 
     def _end(self, within_s: float) -> None:
-        """Close once everything is written; abort if the client does not read it in time."""
+        """Close once everything is written; abort if the client does not read it in time.
+
+        May be called again, when more of the closing handshake has arrived.
+        """
         if not self._is_ending:
             self._is_ending = True
             self._later(within_s, self._transport.abort)
+        # The library has sent all it had to: ``close`` flushes the transport's buffer first.
         if self._conn.eof_sent:
             self._transport.close()
 
@@ -214,12 +258,14 @@ class SocketProtocol(asyncio.Protocol):
     # -- handshake -----------------------------------------------------------------------------
 
     def _begin(self, request: Request) -> None:
+        # Checks the request and makes the answer, without sending it.
         response = self._conn.accept(request)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             self._conn.send_response(response)
             return
+        # The answer is sent by ``accept``, once the endpoint has checked the key.
         self._response = response
-        self._held = True  # nothing is due before the handshake's answer
+        self._held = True  # a client may send nothing before the handshake's answer
         self._set_reading()
         path, _, query = request.path.partition("?")
         names = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
@@ -251,6 +297,7 @@ class SocketProtocol(asyncio.Protocol):
     def accept(self, subprotocol: str | None, reader: FrameReader) -> None:
         """Complete the handshake."""
         response, self._response = self._response, None
+        # The connection was lost while the key was checked, so ``connection_lost`` had no reader.
         if response is None or self._is_ending:
             reader.lost()
             return
@@ -279,6 +326,7 @@ class SocketProtocol(asyncio.Protocol):
     def send(self, payloads: Sequence[bytes]) -> None:
         """Write text frames, in one write."""
         conn = self._conn
+        # The client repeats unanswered requests on its next connection.
         if conn.state is not OPEN or self._is_ending:
             return
         for payload in payloads:
@@ -299,15 +347,22 @@ class SocketProtocol(asyncio.Protocol):
         return not self._writable.is_set()
 
     def pause_writing(self) -> None:
-        """Read nothing more from a client that does not read: its answers would pile up."""
+        """Read nothing more from a client that does not read: its answers would fill the memory.
+
+        Called by the transport when its write buffer is full.
+        """
         self._writable.clear()
         self._set_reading()
 
     def resume_writing(self) -> None:
-        """Go on, with the messages that wait before the answers that do."""
+        """Read again, and send the messages that wait, then the answers that wait.
+
+        Called by the transport when its write buffer has room.
+        """
         self._writable.set()
         self._set_reading()
-        # The task that pushes messages runs in the next turn of the loop, this in the one after.
+        # Messages first: a kill may be among them. The task that pushes them runs in the next turn
+        # of the loop, this call in the one after.
         self._loop.call_soon(self._loop.call_soon, self._tell_writable)
 
     def _tell_writable(self) -> None:
@@ -319,7 +374,7 @@ class SocketProtocol(asyncio.Protocol):
         await self._writable.wait()
 
     def hold_reading(self, held: bool) -> None:
-        """Stop reading from the client, or go on."""
+        """Stop reading from the client, or read again."""
         self._held = held
         self._set_reading()
 
@@ -328,6 +383,10 @@ class SocketProtocol(asyncio.Protocol):
         return self._writable.is_set() and not self._held
 
     def _set_reading(self) -> None:
+        """Bring the transport and the turn in line with the state. Idempotent.
+
+        The backlog comes before new data, so the transport is paused while there is some.
+        """
         if self._may_read and self._backlog:
             self._account.wait_turn(self)
         wanted = self._may_read and not self._backlog
@@ -345,6 +404,7 @@ class SocketProtocol(asyncio.Protocol):
         if self._is_ending:
             return
         self._idle_frames = 0
+        # Random, so that a client cannot answer a ping before it is sent.
         self._ping = secrets.token_bytes(4)
         self._conn.send_ping(self._ping)
         self._write_out()
@@ -359,14 +419,21 @@ class SocketProtocol(asyncio.Protocol):
         self._end(_LINGER_S)
 
     def shutdown(self) -> None:
-        """The server ends: the endpoint closes the socket once its requests are answered."""
+        """Let the endpoint close the socket once its requests are answered; then abort.
+
+        Called by uvicorn when the server ends. The hub ends the endpoint's channel, now or within
+        the time over which it spreads all of them.
+        """
         if self._conn.state is not OPEN:
             self._transport.close()
         self._loop.call_later(_SHUTDOWN_LINGER_S, self._give_up)
 
     def _give_up(self) -> None:
+        # 1. Nothing is left to answer, or the client reads no answers.
         if self._task is None or self._task.done() or self.is_paused:
             self._transport.abort()
+        # 2. Requests are being decided, or the channel has not ended yet: as long as uvicorn waits
+        # for requests over HTTP.
         else:
             self._loop.call_later(self._drain_s, self._transport.abort)
 

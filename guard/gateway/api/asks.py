@@ -1,4 +1,8 @@
-"""Requests over the control socket: many in flight, answered in any order."""
+"""Requests over the control socket: many in flight, answered in any order.
+
+If the connection is lost, its answers are dropped. The client repeats the requests on its next
+connection, under the same ids, and gets the stored answers of those that were committed.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ class SocketAsks:
         socket: the connection.
         identity: whose key it was opened with.
         headers: of its handshake, which hold the key.
-        authenticator: tells whether the key is still valid.
+        authenticator: checks whether the key is still valid.
         decisions: the operations.
         load: counts the bytes of requests in flight, those over HTTP included.
         clock_ms: the gateway's clock.
@@ -88,38 +92,49 @@ class SocketAsks:
         }
         self._counted = decisions.counted
         self._loop = asyncio.get_running_loop()
-        # Of the keys: another one means that some key has changed, and this one is looked up again.
+        # All state belongs to the loop.
+        # The keys' generation at the last check of this one. If the authenticator's is another,
+        # some key has changed, and this one is checked again.
         self._generation = authenticator.generation
+        # The number of the last signed frame: it rises by one, so a frame cannot be replayed.
         self._number = 0
-        # Requests that were begun and not answered.
+        # Requests that were begun and have no answer yet.
         self._in_flight = 0
         # Whether frames are being read: answers that come meanwhile are sent after them, together.
         self._is_reading = False
-        # Looks the key up again, while nothing is read from the client.
+        # Checks the key again; reading from the client is paused meanwhile. Kept here because the
+        # loop refers to its tasks weakly.
         self._checking: asyncio.Task[None] | None = None
-        # Answers that are not sent yet, and their bytes, which count as the organisation's load.
+        # Answers that are not sent yet, and the bytes of their requests. Those count as the
+        # organisation's load until then, so that a client that does not read gets no more memory.
         self._waiting: list[wire.Told] = []
         self._waiting_bytes = 0
-        # Whether a turn of the loop is booked that sends them.
+        # Whether a call of ``_flush`` is booked for the end of this turn of the loop.
         self._flush_is_due = False
-        # Nothing more is begun; nothing more can be sent.
+        # Whether no more requests are begun; and whether no more answers can be sent. The second
+        # implies the first, and neither goes back.
         self._ended = self._is_lost = False
-        # Set while nothing is in flight and nothing waits.
+        # Cleared and awaited by ``finish``; set when nothing is in flight and nothing waits.
         self._idle = asyncio.Event()
         self._idle.set()
 
     # -- from the socket -----------------------------------------------------------------------
 
     def received(self, frames: list[bytes]) -> None:
-        """Begin what the frames ask for."""
+        """Begin the requests of some frames."""
+        # 1. The gateway is ending, or the connection is: the client asks again elsewhere.
         if self._ended:
             return
         expires_at_ms = self._identity.expires_at_ms
+        # 2. The key has expired since the handshake.
         if expires_at_ms is not None and expires_at_ms <= self._clock_ms():
             self._close(CLOSE_REVOKED, "the key has expired")
+        # 3. Some key has changed, perhaps this one. The frames wait for the check, and nothing is
+        # read before it ends, which would overtake them.
         elif self._generation != self._authenticator.generation:
             self._socket.hold_reading(True)
             self._checking = self._loop.create_task(self._check_key(frames))
+        # 4. Nearly always.
         else:
             self._read(frames)
 
@@ -142,8 +157,9 @@ class SocketAsks:
     # -- requests ------------------------------------------------------------------------------
 
     async def _check_key(self, frames: list[bytes]) -> None:
-        """Some key has changed since the last read; it may be this one."""
+        """Check the key again, then begin the requests of the frames."""
         try:
+            # Before the check: if a key changes meanwhile, ``received`` checks again.
             generation = self._authenticator.generation
             if not await self._authenticator.still_valid(self._identity, self._headers):
                 self._close(CLOSE_REVOKED, "the key was revoked")
@@ -171,7 +187,7 @@ class SocketAsks:
         """Return the requests in a frame; other frames of the protocol have none.
 
         Raises:
-            BadFrameError: it is no frame of this protocol, or not signed as it must be.
+            BadFrameError: it is not a frame of this protocol, or its signature is missing or wrong.
         """
         secret = self._identity.hmac_secret
         try:
@@ -201,6 +217,10 @@ class SocketAsks:
         return payload
 
     def _begin(self, ask: wire.Ask) -> None:
+        """Begin one request, or refuse it if the gateway is overloaded.
+
+        It has no task of its own (see ``Stepping``), so it ends even if the connection is lost.
+        """
         size = len(ask.body) + REQUEST_BYTES
         if self._load.take(self._identity.organisation_id, size):
             self._in_flight += 1
@@ -218,6 +238,8 @@ class SocketAsks:
             answer = exc.answer
         except StoreError as exc:
             answer = store_failed(exc).answer
+        # ``Stepping`` needs a result in any case: otherwise the request would count as in flight
+        # for ever. A future that the coroutine waits for may have been cancelled.
         except (Exception, asyncio.CancelledError):
             known = {"organisation_id": self._identity.organisation_id, "request_id": ask.id}
             logger.exception("a request over the control socket failed", extra=known)
@@ -238,7 +260,7 @@ class SocketAsks:
         Args:
             ask_id: of the request.
             answer: to it.
-            size: bytes counted for it; the load is relieved of them once the answer is sent.
+            size: bytes counted for the request; released once the answer is sent.
         """
         self._waiting.append(wire.Told(ask_id, answer.status, msgspec.Raw(answer.body)))
         self._waiting_bytes += size
@@ -248,10 +270,13 @@ class SocketAsks:
 
     def _flush(self) -> None:
         self._flush_is_due = False
+        # 1. Too late: they only have to be subtracted from the load.
         if self._is_lost:
             self._drop_answers()
+        # 2. Nothing to send, or not now: ``writable`` flushes again.
         if not self._waiting or self._socket.is_paused:
             return
+        # 3. In frames of a limited size, all in one write.
         frames: list[bytes] = []
         answers: list[wire.Told] = []
         size = 0
@@ -270,7 +295,7 @@ class SocketAsks:
         return sealed(self._identity, wire.encode(wire.Answers(answers)))
 
     def _drop_answers(self) -> None:
-        """Forget the answers that are sent, or that can no longer be."""
+        """Drop the answers that are sent, or that cannot be sent any more."""
         self._waiting.clear()
         if self._waiting_bytes:
             self._load.release(self._identity.organisation_id, self._waiting_bytes)
@@ -287,7 +312,7 @@ def _asks(frame: bytes) -> list[wire.Ask]:
     """Return the requests in a frame.
 
     Raises:
-        WireError: it is no JSON object with a type, or its requests cannot be read.
+        WireError: it is not a JSON object with a type, or its requests cannot be read.
     """
     try:
         return wire.decode(frame, wire.Asks).asks

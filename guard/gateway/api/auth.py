@@ -25,14 +25,14 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class KeyIdentity(Struct):
-    """For whom a request is made: the owner of its key, or the caller whom a proxy's key names.
+    """The party that a request is made for: its key's owner, or the caller named by a proxy's key.
 
     Attributes:
-        organisation_id, key_id, workflow_id: whose requests these are. A proxy that names nobody is
-            of no organisation, or of its own.
-        hmac_secret, nonce, signer_id: of the key that signs: the proxy's, where there is one.
-        expires_at_ms: when one of the keys ends.
-        role: ``proxy`` where nobody is named.
+        organisation_id, key_id, workflow_id: of that party. For a proxy's key that names no caller,
+            the organisation is the key's own, or the key's id if it belongs to none.
+        hmac_secret, nonce, signer_id: of the key that signs: the proxy's, if there is one.
+        expires_at_ms: when the first of the keys ends.
+        role: ``proxy`` if a proxy's key names no caller.
     """
 
     organisation_id: str
@@ -83,7 +83,7 @@ class Authenticator:
 
     @property
     def generation(self) -> int:
-        """A number that rises whenever some key may have changed."""
+        """A number that changes whenever some key may have changed."""
         return self._keys.generation
 
     def check_protocol(self, headers: dict[bytes, bytes]) -> None:
@@ -105,7 +105,7 @@ class Authenticator:
             )
 
     async def identify(self, headers: dict[bytes, bytes], *, alone: bool = False) -> KeyIdentity:
-        """Return for whom a request is made, before its body is read.
+        """Return the party that a request is made for, before its body is read.
 
         A key with a secret also needs :meth:`check_signature`.
 
@@ -118,6 +118,7 @@ class Authenticator:
                 has to, name one (GD-A005).
         """
         identity = await self._identity(headers, alone=alone)
+        # For the log lines of this request.
         note_request(identity.organisation_id, headers.get(b"x-request-id"))
         return identity
 
@@ -145,7 +146,7 @@ class Authenticator:
         )
 
     async def _caller(self, proxy: Key, caller: str) -> Key:
-        """Return the key that a proxy's key names by its hash.
+        """Return the caller's key, which a proxy names by its hash.
 
         Raises:
             ProblemError: 401 (GD-A004).
@@ -162,7 +163,7 @@ class Authenticator:
     async def authenticate(
         self, scope: Scope, headers: dict[bytes, bytes], body: bytes, *, alone: bool = False
     ) -> KeyIdentity:
-        """Check key and signature, and return for whom a request is made.
+        """Check key and signature, and return the party that a request is made for.
 
         Args:
             scope, headers, body: of the request.
@@ -178,7 +179,7 @@ class Authenticator:
         return identity
 
     async def still_valid(self, identity: KeyIdentity, headers: dict[bytes, bytes]) -> bool:
-        """Tell whether the keys of an open channel are still valid, and update their expiry."""
+        """Return whether the keys of an open channel are still valid, and update their expiry."""
         try:
             found = await self._identity(headers, alone=False)
         except ProblemError:
@@ -209,6 +210,7 @@ class Authenticator:
             )
         except signing.SignatureError as exc:
             raise self._bad_signature(str(exc)) from None
+        # Last, once the signature is known to be right: only the key's holder can use up nonces.
         nonce = parameters.nonce
         if not await self._storage.write(
             NOTHING, directory.use_nonce, identity.signer_id, nonce, _NONCE_KEEP_MS

@@ -1,4 +1,4 @@
-"""The control channel by long poll: a snapshot and its tail."""
+"""The control channel by long poll: a snapshot, then the messages after it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from guard.gateway.storage.port import Storage
 
 PAGE: Final = 500
 POLL_SNAPSHOT_MAX: Final = 1000
-"""A larger snapshot is not sent in one reply; such a client reads the record page by page."""
+"""A larger snapshot is not sent in one reply; the client gets the messages page by page."""
 
 
 @attrs.frozen(eq=False)
@@ -74,8 +74,10 @@ class ControlRoutes:
         wait_ms: int,
         receive: Receive,
     ) -> wire.ControlReply:
-        # Others need connections too. One that does not wait is gone at once.
+        # A limit for each organisation, so that others have connections too. A poll that does not
+        # have to wait is answered in any case.
         may_wait = self._hub.has_room(identity.organisation_id)
+        # Before the queries: a message that is committed after them wakes ``next``.
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id, pushes=False)
         deadline = time.monotonic() + min(wait_ms / 1000, seconds_left(identity, self._clock_ms()))
         gone: asyncio.Task[None] | None = None
@@ -86,11 +88,14 @@ class ControlRoutes:
                 snapshot = await self._storage.control_snapshot(
                     identity.organisation_id, identity.key_id
                 )
+            # 1. A new client gets the current state.
             if 0 < len(snapshot) <= POLL_SNAPSHOT_MAX:
                 seq = snapshot[-1].seq
                 if rules := await tools.news(identity):
                     snapshot.append(tools_message(rules, self._clock_ms()))
                 return wire.ControlReply(snapshot, seq, epoch)
+            # 2. Others get the messages after their own number. A message that comes while the poll
+            # waits is not taken from the subscription, but read by the next round of the loop.
             while True:
                 page = await self._storage.control_after(identity.organisation_id, after, PAGE)
                 own = [m.message for m in page if m.key_id in (None, identity.key_id)]
@@ -132,14 +137,14 @@ class KnownTools:
 
     Args:
         catalogue: has those of all keys.
-        known: the version that the client named; None: it does not know of any.
+        known: the version that the client named; None: the client does not support tool rules.
     """
 
     _catalogue: CatalogueCache
     _known: str | None
 
     async def news(self, identity: KeyIdentity) -> wire.ToolRules | None:
-        """Return the key's rules if the client has others; from then on it has these."""
+        """Return the key's rules if the client has others, and remember that it has these."""
         if self._known is None:
             return None
         rules = await self._catalogue.tool_rules(
@@ -186,7 +191,7 @@ def number_in(scope: Scope, name: str, default: int) -> int:
     """Return a number of the query.
 
     Raises:
-        ProblemError: 400, it is none.
+        ProblemError: 400, it is not a number.
     """
     text = text_in(scope, name)
     if text is None:

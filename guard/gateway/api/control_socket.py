@@ -72,6 +72,8 @@ class ControlSocketRoute:
             socket, identity, headers, self._authenticator, self._decisions, self._load,
             self._clock_ms,
         )  # fmt: skip
+        # Before the replay reads the stored messages: one that is committed meanwhile is queued
+        # here, and ``_push`` drops it if the replay has sent it too.
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id)
         try:
             socket.accept(chosen, asks)
@@ -81,6 +83,7 @@ class ControlSocketRoute:
                 code = await self._push(channel, after)
             except StoreError:
                 code = CLOSE_ERROR
+            # The gateway ends: the requests in flight still get their answers.
             if code == CLOSE_GOING_AWAY:
                 await asks.finish()
             socket.close(code)
@@ -113,29 +116,35 @@ class ControlSocketRoute:
         identity, own = channel.identity, channel.identity.organisation_id
         interval_s = self._settings.control_ping_interval_ms / 1000
         while not channel.subscription.ended:
+            # 1. The client was too slow, and messages were dropped: it connects again and gets
+            # them from the record.
             if channel.subscription.overrun:
                 return CLOSE_OVERRUN
             left_s = seconds_left(identity, self._clock_ms())
             try:
                 message = await channel.subscription.next(min(interval_s, left_s))
+            # 2. Nothing to send for a while, or the key has expired.
             except TimeoutError:
                 if not seconds_left(identity, self._clock_ms()):
                     return CLOSE_REVOKED
                 newest = await self._storage.control_seq(own)
                 await channel.send(self._heartbeat("ping", newest))
                 continue
+            # 3. Keys or rules have changed.
             if message is None:
                 if not await self._authenticator.still_valid(identity, channel.headers):
                     return CLOSE_REVOKED
                 if rules := await channel.tools.news(identity):
                     await channel.send(tools_message(rules, self._clock_ms()))
-            elif message.seq > sent or not message.seq:  # without a number: never stored
+            # 4. A message. Those that the replay has sent are skipped; those without a number were
+            # never stored, so the replay has not sent them.
+            elif message.seq > sent or not message.seq:
                 sent = max(sent, message.seq)
                 await channel.send(message)
         return CLOSE_GOING_AWAY
 
     async def _replay(self, channel: _Channel, after: int) -> int:
-        """Send the hello, the snapshot and what came after; return the newest number."""
+        """Send the hello, the snapshot and the messages after it; return the newest number."""
         own, key_id = channel.identity.organisation_id, channel.identity.key_id
         hello = self._heartbeat("hello", await self._storage.control_seq(own))
         hello.epoch = await epoch_of(self._storage, own, after)
@@ -171,6 +180,6 @@ class _Channel:
     tools: KnownTools
 
     async def send(self, message: wire.ControlMessage) -> None:
-        """Send a message, once the client has read what was sent before."""
+        """Send a message, once the client has read enough of the earlier ones."""
         await self._socket.wait_writable()
         self._socket.send([sealed(self.identity, wire.encode(message))])

@@ -1,4 +1,4 @@
-"""The hot operations, whichever way a request comes: checked, decided, counted."""
+"""The hot operations, for requests over HTTP and over the control socket."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class DecisionHandlers:
         """Decide one call.
 
         Args:
-            request: who asks.
-            body: the question.
-            leases: whether a lease may be granted: its holder can be reached.
+            request: the caller.
+            body: of the request.
+            leases: whether a lease may be granted: only to a client that a recall can reach.
 
         Raises:
             ProblemError: the body is not a gate request, or the store failed (GD-R002).
@@ -62,8 +62,10 @@ class DecisionHandlers:
             _check_note(call.note)
         try:
             answer = await self._gatekeeper.gate(request, call, leases=leases)
+        # The store works; the request is at fault.
         except UnstorableError as exc:
             raise store_failed(exc) from None
+        # Its own code: without a decision the SDK must not make the call.
         except StoreError as exc:
             reason = str(exc) if isinstance(exc, StoreFullError) else "RATE_LIMIT_STORE"
             raise fail(
@@ -110,7 +112,7 @@ class DecisionHandlers:
         return self.counted(wire.EVENTS_PATH, answer)
 
     def counted(self, path: str, answer: EncodedAnswer) -> EncodedAnswer:
-        """Count an answer of an operation, or in its place, and return it."""
+        """Count an answer of an operation, or an error in its place, and return it."""
         self._counts.answered(path, answer.status)
         return answer
 
@@ -119,7 +121,7 @@ class DecisionHandlers:
 
 
 def request_of(identity: KeyIdentity, path: str, key: str | None, body: bytes) -> RequestOrigin:
-    """Return who asks, and how a repeat of the request is recognised.
+    """Return the caller, with the key and fingerprint by which a repeat is recognised.
 
     Args:
         identity: the caller.
@@ -151,7 +153,7 @@ def request_of(identity: KeyIdentity, path: str, key: str | None, body: bytes) -
 
 @functools.lru_cache(maxsize=16)
 def _hash_of(path: str) -> hashlib.blake2b:
-    """Return the empty hash of an operation's bodies, to copy."""
+    """Return a hash without data for an operation, to copy: copying is faster than making one."""
     return hashlib.blake2b(digest_size=16, person=path.encode()[:_PERSON_BYTES])
 
 
@@ -187,5 +189,5 @@ def _check_note(note: wire.ApprovalNote) -> None:
 
 
 def overloaded() -> ProblemError:
-    """Return the refusal of a request for which there is no room."""
+    """Return the refusal of a request that exceeds the limit on requests in flight."""
     return fail(429, "GD-R001", "Gateway overloaded", "too much is waiting; try again")

@@ -38,7 +38,7 @@ class DocumentRoutes:
         return Response(self._document, media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
-        """Answer who asks the gateway itself: not every proxy can keep one path from the world."""
+        """Answer direct requests only: not every proxy can hide a path from the public."""
         if FORWARDED in request.headers:
             return Response("not for who comes by a proxy", 403, media_type="text/plain")
         return Response(exposition(self._collector), headers={"content-type": CONTENT_TYPE})

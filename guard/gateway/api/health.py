@@ -65,6 +65,7 @@ class HealthRoutes:
         if self._draining():
             raise fail(503, "GD-B002", "Not ready", "draining")
         ready = False
+        # A store that does not answer must not make the probe itself time out.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_WAIT_S):
                 ready = await self._storage.ready()

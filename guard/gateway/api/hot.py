@@ -90,10 +90,12 @@ class HotRoutes:
         Args:
             decide: the operation.
             is_signed: whether the answer grants something, and so carries a signature.
-            is_events: whether requests are batches of events, which wait where decisions need room.
+            is_events: whether requests are batches of events, which are refused before decisions
+                when there is little room.
         """
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            # The key before the body: strangers get no memory.
             headers, identity = await self._identify(scope)
             with _Held(self._load, identity.organisation_id, is_events) as held:
                 request, body = await self._enter(scope, receive, headers, identity, held)
@@ -122,10 +124,12 @@ class HotRoutes:
         held: _Held,
     ) -> tuple[RequestOrigin, bytes]:
         bytes_max = self._settings.max_batch_bytes
+        # The signature covers the body as sent, so it is checked before the body is unpacked.
         raw = await read_body(headers, receive, bytes_max, held.grow)
         if identity.hmac_secret is not None:
             await self._authenticator.check_signature(identity, scope, headers, raw)
         body = decoded(headers, raw, bytes_max)
+        # Unpacked: counted at its larger size.
         if body is not raw:
             held.grow(len(body))
         key = headers.get(b"idempotency-key")

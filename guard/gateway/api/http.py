@@ -18,7 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FORWARDED: Final = "x-forwarded-for"
-"""Set by every proxy in front; who asks a process itself, such as Prometheus, does not send it."""
+"""Set by every proxy in front; a direct client, such as Prometheus, does not send it."""
 JSON: Final = b"application/json"
 PROBLEM_JSON: Final = b"application/problem+json"
 _RETRY_AFTER_MS: Final = 1000
@@ -27,12 +27,12 @@ ONE_WRITE: Final = "guard.one_write"
 whole answer and writes them at once. Headers must not contain client input."""
 
 IDENTIFIED: Final = "guard.identified"
-"""ASGI extension of the gateway's own server: a callable that takes the organisation that the
-connection's key belongs to, or who else owns the key."""
+"""ASGI extension of the gateway's own server: a callable that takes the owner of the connection's
+key, which is an organisation, or a proxy's key without one."""
 
 
 def note_owner(scope: Scope, owner: str) -> None:
-    """Tell the server whose key the connection has carried: it is no stranger any more."""
+    """Report the owner of the key that the connection carries to the server."""
     identified = scope.get("extensions", {}).get(IDENTIFIED)
     if identified is not None:
         identified(owner)
@@ -65,7 +65,7 @@ def fail(
 
 
 def store_failed(exc: StoreError) -> ProblemError:
-    """Return an exception that answers that the store has failed, and what to do about it."""
+    """Return the exception that answers a request with the failure of the store."""
     if isinstance(exc, StoreFullError):
         return fail(503, "GD-B002", "Disk full", str(exc))
     if isinstance(exc, UnstorableError):  # 400: it would fail again
@@ -108,6 +108,7 @@ async def read_body(
     Raises:
         ProblemError: too large, or the client went away.
     """
+    # An announced size is refused before anything is read.
     length = headers.get(b"content-length")
     if length is not None and (not length.isdigit() or int(length[:20]) > bytes_max):
         raise _too_large(bytes_max)
@@ -117,6 +118,7 @@ async def read_body(
     body: bytes = message.get("body", b"")
     if count is not None:
         count(len(body))
+    # Nearly every body comes in one message, and need not be joined.
     if not message.get("more_body"):
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
@@ -151,6 +153,7 @@ def decoded(headers: dict[bytes, bytes], body: bytes, bytes_max: int) -> bytes:
     if coding != b"gzip":
         raise fail(415, "GD-P004", "Unsupported media type", "the only content coding is gzip")
     unpacker = zlib.decompressobj(wbits=31)
+    # One byte more than is allowed: a small body can unpack to gigabytes.
     try:
         unpacked = unpacker.decompress(body, bytes_max + 1)
     except zlib.error:
@@ -172,7 +175,7 @@ async def send_answer(
     answer: EncodedAnswer,
     headers: list[tuple[bytes, bytes]] | None = None,
 ) -> None:
-    """Send a finished reply: in one write where the server offers it, else by ASGI messages."""
+    """Send a finished reply: in one write if the server offers it, else by ASGI messages."""
     status = answer.status
     out = [
         (b"content-type", JSON if status < 400 else PROBLEM_JSON),
@@ -190,10 +193,10 @@ async def send_answer(
 async def send_whole(
     scope: Scope, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
 ) -> None:
-    """Send a whole answer: in one write where the server offers it, else by ASGI messages.
+    """Send a whole answer: in one write if the server offers it, else by ASGI messages.
 
-    An answer may come before its request has arrived. In one write the server tells the client
-    then that the connection ends, and the client does not use it again.
+    An answer may come before its request has arrived completely. In one write the server then adds
+    ``connection: close``, and the client does not use the connection again.
     """
     extensions = scope.get("extensions")
     if extensions is not None and ONE_WRITE in extensions:
@@ -208,6 +211,7 @@ def in_one_write(scope: Scope, send: Send) -> Send:
     one_write = (scope.get("extensions") or {}).get(ONE_WRITE)
     if one_write is None:
         return send
+    # The head, kept back until it is known whether the body is one message.
     start: Message | None = None
 
     async def joining(message: Message) -> None:

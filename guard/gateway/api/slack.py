@@ -1,4 +1,4 @@
-"""Answers from Slack: its signed requests when somebody presses a button."""
+"""Answers from Slack: its signed requests when a user presses a button."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Action(Struct):
 
 
 class _Pressed(Struct):
-    """What of Slack's ``block_actions`` is used."""
+    """The fields of Slack's ``block_actions`` that are used."""
 
     type: str
     user: _User
@@ -80,6 +80,8 @@ class SlackRoute:
         own = channel.organisation_id
         name = visible(pressed.user.username or pressed.user.name)[:64]
         actor = Actor(f"slack {name} ({visible(pressed.user.id)[:64]})", own)
+        # Slack may send a request again, and so may an attacker: each signature counts once, for as
+        # long as its time stamp is accepted.
         once = request.headers.get("x-slack-signature", "")
         until_ms = self._clock_ms() + 2 * SLACK_SKEW_S * 1000
         verdict: answers.Verdict = "approve" if action.action_id == "approve" else "refuse"

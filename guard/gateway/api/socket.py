@@ -1,4 +1,4 @@
-"""What the control channel needs of a WebSocket; the server implements it."""
+"""The interface between the control channel and a WebSocket, which the server implements."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ CLOSE_REVOKED = 4401
 
 
 class FrameReader(Protocol):
-    """Takes what arrives on an accepted socket. Nothing here may wait."""
+    """Receives the frames of an accepted socket. Called on the loop; it must not block."""
 
     def received(self, frames: list[bytes]) -> None:
         """Take the text frames of one read, in order."""
 
     def writable(self) -> None:
-        """The client has read enough to be sent more."""
+        """Called when the client has read enough to be sent more."""
 
     def lost(self) -> None:
-        """The connection has ended."""
+        """Called when the connection has ended, perhaps while requests are in flight."""
 
 
 class Socket(Protocol):
@@ -50,7 +50,7 @@ class Socket(Protocol):
         """Wait while the client reads too slowly."""
 
     def hold_reading(self, held: bool) -> None:
-        """Stop reading from the client, or go on."""
+        """Stop reading from the client, or read again."""
 
     def close(self, code: int, reason: str = "") -> None:
         """Begin the closing handshake; a client that does not answer is cut off."""

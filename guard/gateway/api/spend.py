@@ -1,4 +1,4 @@
-"""What a workflow has spent, for the programs that run it."""
+"""The spend of a workflow, for the programs that run it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SpendRoute:
     _settings: GatewaySettings
 
     async def get(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with what ``workflow``, and ``run`` if it is given, have spent.
+        """Answer with the spend of ``workflow``, and of ``run`` if it is given.
 
         ``agent``, ``chain`` and ``user`` name further scopes whose budgets are to be shown, and
         ``tags`` those that are ``name=value``, separated by newlines.

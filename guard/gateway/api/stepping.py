@@ -10,12 +10,14 @@ T = TypeVar("T")
 
 
 class Stepping(Generic[T]):
-    """Runs a coroutine at once, up to its first wait, and goes on when that is over.
+    """Runs a coroutine at once, up to its first wait, and resumes it when that is over.
 
-    A task costs its registration, a turn of the loop to begin and another to tell that it is done:
-    a tenth of a decision. In return the coroutine has no task: it cannot be cancelled, and must not
-    use what needs one (``asyncio.timeout``). It may wait for futures, also through other
-    coroutines, and for tasks.
+    A task costs its registration, a turn of the loop to begin and another to report its end: a
+    tenth of a decision. The price of doing without is that the coroutine cannot be cancelled, and
+    must not use anything that needs a current task, such as ``asyncio.timeout``. It may wait for
+    futures, also through other coroutines, and for tasks.
+
+    The future that it waits for refers to this object, so no other reference is needed.
 
     Args:
         work: the coroutine; it must not raise.
@@ -30,14 +32,19 @@ class Stepping(Generic[T]):
         self._step()
 
     def _step(self, _: asyncio.Future[Any] | None = None) -> None:
+        # The result of the future is not passed in: ``await`` reads it from the future, or raises
+        # the future's exception inside of the coroutine.
         try:
             waits_for = self._work.send(None)
+        # 1. Finished.
         except StopIteration as stop:
             self._done(stop.value)
             return
-        if waits_for is None:  # ``asyncio.sleep(0)``
+        # 2. ``asyncio.sleep(0)`` yields nothing to wait for.
+        if waits_for is None:
             asyncio.get_running_loop().call_soon(self._step)
+        # 3. A future. ``await`` has set its mark, and the code that drives the coroutine has to
+        # clear it, as a task does.
         else:
-            # What a task does too: the mark says that the future was waited for by ``await``.
             waits_for._asyncio_future_blocking = False
             waits_for.add_done_callback(self._step)

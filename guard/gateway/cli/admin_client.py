@@ -280,7 +280,7 @@ class AdminClient:
     def refuse_raise(
         self, budget_id: str, call_id: str | None = None, *, reason: str = ""
     ) -> list[_Json]:
-        """Refuse a call that waits for a raise of a budget, or all that do; the calls are told why.
+        """Refuse a call that waits for a raise of a budget, or all of them, with a reason.
 
         Returns:
             What was refused.
@@ -334,7 +334,7 @@ class AdminClient:
     def reconcile(
         self, rows: list[_Json], *, source: str, provider: str | None, dry_run: bool
     ) -> list[_Json]:
-        """Book what a vendor has billed; returns the difference for each model and time."""
+        """Book a vendor's bill; returns the difference for each model and time."""
         body = {"rows": rows, "source": source, "provider": provider, "dry_run": dry_run}
         return list(self.request("POST", "/reconcile", body))
 
@@ -393,7 +393,7 @@ class AdminClient:
     # -- control -------------------------------------------------------------------------------
 
     def is_known(self, target: str, run_id: str | None = None) -> bool:
-        """Tell whether the target of a directive names anything."""
+        """Return whether the target of a directive names anything."""
         known = self.request(
             "GET", "/control/known", workflow_id=target, run_id=run_id, wait_s=_KNOWN_S
         )

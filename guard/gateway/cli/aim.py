@@ -61,7 +61,7 @@ class Aim:
         }
 
     def _named(self) -> dict[str, Any] | None:
-        """Count what was named; None where the gateway is older, or cannot say now."""
+        """Count the named runs and workflows; None if the gateway is too old or cannot answer."""
         with contextlib.suppress(AdminError):
             return self._client.named(self._name)
         return None
@@ -69,7 +69,7 @@ class Aim:
     # -- before ----------------------------------------------------------------------------------
 
     def mistake(self) -> str | None:
-        """Return what is wrong with the target, if it names nothing that is known."""
+        """Return an error if the target names nothing that is known."""
         if self._is_known():
             return None
         if self._run_id is not None:

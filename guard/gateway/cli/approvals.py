@@ -57,7 +57,7 @@ def approvals_show(client: AdminClient, approval_id: str) -> None:
 
 
 def _described(approval: dict[str, Any]) -> str:
-    """Return an approval as lines, what the agent says indented below its heading."""
+    """Return an approval as lines, with the agent's text indented below its heading."""
     names = ("status", "reason", "tool_name", "function", "workflow_id", "run_id", "agent", "user",
              "arguments", "answered_by")  # fmt: skip
     lines = [f"{name.replace('_', ' ')}: {approval[name]}" for name in names if approval.get(name)]

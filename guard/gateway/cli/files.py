@@ -61,7 +61,7 @@ def read_rules(path: Path) -> dict[str, Any]:
 
 
 def _checked(value: Any) -> Any:
-    """Return what was read; it can be sent as JSON.
+    """Return the content of a file; it can be sent as JSON.
 
     Raises:
         ValueError: it holds itself, too many values, or one that JSON has not.

@@ -185,7 +185,7 @@ def local_gateway() -> Iterator[LocalGateway]:
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """Have a database's errors in the block become one line."""
+    """Turn a database's errors in the block into one line."""
     from guard.gateway.domain.errors import StoreError
 
     try:
@@ -204,7 +204,7 @@ def safe(value: Any) -> str:
 
 
 def wants_json() -> bool:
-    """Tell whether the command that runs was asked for JSON."""
+    """Return whether the running command was asked for JSON."""
     return bool(click.get_current_context().params["as_json"])
 
 

@@ -150,7 +150,7 @@ def _failed(settings: GatewaySettings, text: str) -> Exception:
 
 
 def is_in_the_clear(settings: GatewaySettings) -> bool:
-    """Tell whether keys can be read on the network, as far as the settings say."""
+    """Return whether keys can be read on the network, as far as the settings show."""
     if settings.has_tls or settings.trusted_proxies:
         return False
     if settings.public_url is not None and settings.public_url.startswith("https:"):

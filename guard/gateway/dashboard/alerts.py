@@ -1,4 +1,4 @@
-"""The page of alerts: what is told, where, and how it went."""
+"""The page of alerts: rules, channels and deliveries."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _GONE: Final = "no such question: the link is not complete, or its channel was r
 
 
 class Answering:
-    """Serves ``/answer``, for whoever has a link."""
+    """Serves ``/answer``. The signed token of the link is the only credential."""
 
     def __init__(self, site: Site, questions: Questions) -> None:
         self._site = site
@@ -71,10 +71,10 @@ class Answering:
             return self._site.problem(request, exc)
 
     async def _link(self, token: str) -> tuple[alerts.Channel, AnswerLink]:
-        """Return what a token says, and the channel whose key has signed it.
+        """Return the content of a token, and the channel whose key has signed it.
 
         Raises:
-            NotFoundError: none has.
+            NotFoundError: the token was not signed by a channel that takes answers.
         """
         link = answer_links.claimed(token)
         found = None

@@ -239,7 +239,7 @@ def _new_budget(context: RequestContext, *, limit_nanousd: int) -> BudgetRule:
 
 
 def _suggested(budget: BudgetRule, asks: Sequence[BudgetAsk] = ()) -> int:
-    """Return a raise to offer, in the budget's unit: half of the limit, or what a call lacks."""
+    """Return a raise to offer, in the budget's unit: half of the limit, or a call's shortfall."""
     lacking = max((ask.lacking_nanousd for ask in asks), default=0)
     return max(budget.limit_nanousd // 2, lacking, 1)
 

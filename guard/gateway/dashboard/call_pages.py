@@ -41,7 +41,7 @@ _REFUSERS: Final = (
 
 
 class CallPages:
-    """Pages over what the store knows of one event, or of one refusal."""
+    """Pages of one event, or of one refusal."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -56,7 +56,7 @@ class CallPages:
         ]
 
     async def event(self, context: RequestContext) -> Response:
-        """Show one event: its call, trace, tokens, cost, what it held and what refused it."""
+        """Show one event: its call, trace, tokens, cost, reservation and refusal."""
         found = await self._storage.event_details(context.org(), context.number("id", 0))
         event = found.event
         return await self._site.render(

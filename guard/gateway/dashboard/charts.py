@@ -94,7 +94,7 @@ def steps(since_ms: int, until_ms: int, step_ms: int) -> list[int]:
 def spend_bars(
     points: Sequence[UsagePoint], chosen: Range, now_ms: int, uncertain_nanousd: int = 0
 ) -> Chart:
-    """Return spend per step over a range that ends now, and what of it was charged in doubt."""
+    """Return spend per step over a range that ends now, and the part charged in doubt."""
     by_start: Mapping[int, UsagePoint] = {point.start_ms: point for point in points}
     starts = steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
     top, parts = nice_ceiling(max((p.cost_nanousd for p in points), default=0) / 1e9)

@@ -19,7 +19,7 @@ TYPES: Final = {
     "sdk.observed": "refusals in observe mode",
     "adjustment": "corrections by a vendor's bill",
 }  # fmt: skip
-"""The types that the project's own programs send, and what they are called."""
+"""The types that the project's own programs send, and their labels."""
 
 
 class EventFilter(Struct, kw_only=True):
@@ -45,11 +45,11 @@ class EventFilter(Struct, kw_only=True):
 
     @property
     def is_newest(self) -> bool:
-        """Tell whether they begin with the newest."""
+        """Return whether they begin with the newest."""
         return self.before == NEWEST
 
     def query(self) -> dict[str, str]:
-        """Return what a link needs to ask for the same, but for where they begin."""
+        """Return the query of a link to the same events, without the position."""
         found = {
             "show": "refused" if self.show == "refused" else "", "workflow": self.workflow_id,
             "type": self.kind, "run": self.run_id, "call": self.call_id, "event": self.event_id,
@@ -75,7 +75,7 @@ class EventFilter(Struct, kw_only=True):
 
 
 def event_filter(context: RequestContext) -> EventFilter:
-    """Return what a page's query asks for."""
+    """Read the filter from a page's query."""
     return EventFilter(
         show="refused" if context.query("show") == "refused" else "events",
         workflow_id=context.query("workflow"), kind=context.query("type"),

@@ -220,7 +220,7 @@ def _row(record: Struct, **values: Any) -> dict[str, Any]:
 
 
 def _event(event: StoredEvent) -> dict[str, Any]:
-    """Return what the page shows of an event: of its data, nothing that a program has put in."""
+    """Return the fields of an event that its page shows, without data from programs."""
     data = event.data
     name = data.get("tool_name" if event.type == "tool" else "name")
     return _row(

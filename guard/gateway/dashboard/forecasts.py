@@ -12,7 +12,7 @@ from guard.gateway.domain.usage import DAY_MS, HOUR_MS, UsedLately
 
 LEAST_HOUR_MS: Final = 10 * 60_000
 LEAST_DAY_MS: Final = HOUR_MS
-"""Less time than this with usage tells nothing of a pace by the hour, or by the day."""
+"""With less time of usage than this there is no forecast by the hour, or by the day."""
 
 HORIZON_MS: Final = 366 * DAY_MS
 """What is used up later than this is not worth a date."""
@@ -21,11 +21,11 @@ Pace = Literal["last hour", "last day", "window so far"]
 
 
 class Forecast(Struct):
-    """What a budget heads for.
+    """The forecast for a budget.
 
     Args:
         at_ms: when it will be used up; ``None``: it lasts until its window ends.
-        pace: by what that is reckoned.
+        pace: the usage that the forecast extends.
     """
 
     at_ms: int | None
@@ -33,15 +33,14 @@ class Forecast(Struct):
 
 
 def forecast(balance: BalanceView, lately: Sequence[UsedLately], now_ms: int) -> Forecast | None:
-    """Return what a budget heads for; ``None`` where there is too little to tell.
+    """Return the forecast for a budget; ``None`` if there is too little usage for one.
 
-    A budget by the hour goes by what the window has used so far, others by what was used in the
-    last day. Where that is not summed (tags, keys, calls of some tools only), it is the window so
-    far.
+    For a budget by the hour it extends the usage of the window so far, for others that of the last
+    day. If that is not summed (tags, keys, calls of some tools only), it is the window so far.
 
     Args:
-        balance: of the budget, in its present window.
-        lately: what its scope has used in each hour of the last day, oldest first.
+        balance: of the budget, in its current window.
+        lately: the usage of its scope in each hour of the last day, oldest first.
         now_ms: the time.
     """
     left = balance.limit_nanousd - balance.committed_nanousd
@@ -64,7 +63,7 @@ def _of_day(
     hours = [each for each in lately if _used(balance, each)]
     if not hours:
         return None
-    # A program that began an hour ago goes on at the pace of that hour.
+    # The pace of a program that began an hour ago is that of its hour, not of the whole day.
     passed_ms = now_ms - max(hours[0].since_ms, now_ms - DAY_MS)
     if passed_ms < LEAST_DAY_MS:
         return None

@@ -52,7 +52,7 @@ def exact(nanousd: int) -> str:
 
 
 def shows(number: int, unit: str = "usd") -> bool:
-    """Tell whether an amount is worth being shown: the dust of a call that costs nothing is not.
+    """Return whether an amount is worth showing: the rounding of a call without a cost is not.
 
     >>> shows(1), shows(1_000_000), shows(1, "calls"), shows(0, "calls")
     (False, True, True, False)

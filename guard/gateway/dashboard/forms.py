@@ -185,7 +185,7 @@ def settings(form: Form) -> dict[str, bool | int | str]:
 
 
 def price(form: Form) -> bodies.PriceBody:
-    """Read a price in dollars per million tokens; what is empty follows from input and output."""
+    """Read a price in dollars per million tokens; empty fields follow from input and output."""
     rates = {}
     for name in ("input", "output", "cache_read", "cache_write", "reasoning", "audio"):
         text = form.text(name)
@@ -201,7 +201,7 @@ def named(form: Form) -> str:
 
 
 def new_key(form: Form) -> bodies.NewKeyBody:
-    """Read what a new key is for."""
+    """Read the role and scope of a new key."""
     role = form.text("role", "sdk")
     return checked(
         {

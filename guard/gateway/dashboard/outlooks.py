@@ -17,7 +17,7 @@ SCOPES_MAX: Final = 30
 async def outlooks(
     storage: Storage, organisation_id: str, balances: Iterable[BalanceView], now_ms: int
 ) -> dict[int, Forecast]:
-    """Return forecasts by balance, of those for which there is enough to tell."""
+    """Return forecasts by balance, for those with enough usage."""
     lately: dict[tuple[str, str], list[UsedLately]] = {}
     found = {}
     for balance in balances:

@@ -247,7 +247,7 @@ class Pages:
         return {"events": events[:PAGE], "has_more": len(events) > PAGE}
 
     async def users(self, context: RequestContext) -> Response:
-        """Show what was spent for each user, most expensive first."""
+        """Show the spend of each user, most expensive first."""
         found = await self._storage.usage(context.org(), "user", 0, 2**53, PAGE + 1)
         return await self._site.render(
             context, "users.html", users=found[:PAGE], is_cut=len(found) > PAGE
@@ -302,7 +302,7 @@ class Pages:
 
 
 def is_error(event: StoredEvent) -> bool:
-    """Tell whether an event says that something went wrong."""
+    """Return whether an event reports a failure."""
     data = event.data
     return (
         event.type == "sdk.loss"

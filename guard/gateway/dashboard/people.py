@@ -78,7 +78,7 @@ class People:
         raise NotFoundError("no such operator")
 
     async def confirm_change(self, context: RequestContext) -> Response:
-        """Ask for what is changed, or before somebody is removed."""
+        """Ask for the change, or for a confirmation before an operator is removed."""
         change = context.query("change")
         if change not in CHANGES:
             raise NotFoundError("no such change")
@@ -142,5 +142,5 @@ class People:
 
 
 def _wide(call: AdminCall) -> AdminCall:
-    """Return a call about everybody whom the actor may see."""
+    """Return a call about all operators that the actor may see."""
     return replace(call, organisation_id=None)

@@ -38,7 +38,7 @@ class PricedModel(Struct, kw_only=True):
         is_known: whether anything prices it.
         more: how many other rows its price list has (tiers, long prompts).
         fallback: whether it was charged at fallback prices lately.
-        cost_nanousd: what it has cost lately.
+        cost_nanousd: its recent cost.
         calls: how often it was called lately.
     """
 
@@ -54,7 +54,7 @@ class PricedModel(Struct, kw_only=True):
 
 
 class PricesAndSettings:
-    """What models cost and by whose word, and what the gateway was started with."""
+    """Pages of the models' prices and their sources, and of the gateway's settings."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -75,7 +75,7 @@ class PricesAndSettings:
     # -- the gateway's settings ----------------------------------------------------------------
 
     async def gateway(self, context: RequestContext) -> Response:
-        """Show what the gateway runs with; for operators of the whole gateway."""
+        """Show the settings in effect; for operators of the whole gateway."""
         if context.session.operator.organisation_id is not None:
             raise NotFoundError("no such page for operators of one organisation")
         parts = self._site.parts

@@ -95,7 +95,7 @@ def _id(context: RequestContext) -> str:
 
 
 def _summed(events: ScopeEvents, field: str) -> list[Use]:
-    """Sum what the events were for by workflow or by model, the dearest first."""
+    """Sum the events' costs by workflow or by model, the dearest first."""
     found: dict[str, Use] = {}
     for use in events.uses:
         name = getattr(use, field)

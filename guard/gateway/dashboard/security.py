@@ -47,7 +47,7 @@ def csrf_of(token: str) -> str:
 
 
 def is_csrf_of(claimed: str, token: str) -> bool:
-    """Tell whether a form's token belongs to the cookie."""
+    """Return whether a form's token belongs to the cookie."""
     return hmac.compare_digest(claimed.encode("utf-8", "replace"), csrf_of(token).encode())
 
 
@@ -81,12 +81,12 @@ class OriginChecks:
 
     @property
     def device_cookie(self) -> str:
-        """Name of the cookie that says that the browser is known."""
+        """Name of the cookie of a browser that an operator has signed in with before."""
         return "__Host-guard_device" if self.is_https else "guard_device"
 
     @property
     def openid_cookie(self) -> str:
-        """Name of the cookie of a sign-in that goes on at the OpenID provider."""
+        """Name of the cookie of a sign-in that continues at the OpenID provider."""
         return "__Host-guard_openid" if self.is_https else "guard_openid"
 
     def check_host(self, request: Request) -> None:
@@ -160,7 +160,7 @@ class Form:
         return [line.strip() for line in self.text(name).splitlines() if line.strip()]
 
     def has(self, name: str) -> bool:
-        """Tell whether a box is ticked."""
+        """Return whether a box is ticked."""
         return name in self._fields
 
     def rows(self, name: str) -> list[str]:
@@ -204,11 +204,11 @@ def local_path(path: str, default: str = "/") -> str:
 
 
 class ClientAddresses:
-    """Finds a client's address, and who it is, behind the operator's own proxies.
+    """Finds a client's address and user name behind the operator's own proxies.
 
     Args:
         trusted: addresses and networks of the trusted proxies.
-        user_header: in which they name who has signed in there; ``None``: they name nobody.
+        user_header: in which they name the signed-in user; ``None``: they name none.
     """
 
     def __init__(self, trusted: Sequence[str], user_header: str | None = None) -> None:
@@ -216,10 +216,10 @@ class ClientAddresses:
         self._user_header = user_header
 
     def user_of(self, request: Request) -> str | None:
-        """Return whom a trusted proxy names; ``None`` without a proxy, or a name.
+        """Return the user that a trusted proxy names; ``None`` without a proxy, or a name.
 
         Raises:
-            ForbiddenError: it names several, or none that an operator can have.
+            ForbiddenError: it names several, or a name that no operator can have.
         """
         peer = request.client.host if request.client else ""
         if self._user_header is None or not self._is_trusted(peer):
@@ -236,7 +236,10 @@ class ClientAddresses:
         return name
 
     def of(self, request: Request) -> str:
-        """Return a client's address: the last one that is not a trusted proxy's."""
+        """Return a client's address: the last one that is not a trusted proxy's.
+
+        Read from the end, because only the trusted proxies' own entries can be believed.
+        """
         address = request.client.host if request.client else ""
         forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
         for hop in reversed(forwarded):

@@ -72,7 +72,7 @@ class SignIn:
             return self._site.problem(request, exc)
 
     async def _sign_on(self, request: Request, person: str) -> Response:
-        """Sign in whom a trusted proxy names."""
+        """Sign in the user whom a trusted proxy has authenticated."""
         return_to = security.local_path(request.query_params.get("return_to", "/"))
         try:
             token = await self._operators.signed_on(
@@ -107,7 +107,7 @@ class SignIn:
         return response
 
     async def _end_openid(self, request: Request) -> Response:
-        """Sign in whom the provider names."""
+        """Sign in the user whom the provider has authenticated."""
         try:
             self._site.origin_checks.check_host(request)
             provider = self._provider()
@@ -119,7 +119,8 @@ class SignIn:
                 return response
         except (ForbiddenError, NotFoundError, StoreError) as exc:
             return self._site.problem(request, exc)
-        # A page, and no redirect: browsers send a strict cookie only where this site leads.
+        # A page, not a redirect: after one that began on another site, browsers would not send the
+        # strict session cookie.
         back = security.local_path(flow.return_to)
         response = self._site.html(request, "signed_on.html", 200, return_to=back)
         cookies = self._site.origin_checks
@@ -150,12 +151,12 @@ class SignIn:
         return base_url.rstrip("/") + CALLBACK_PATH
 
     async def _show_linked(self, request: Request) -> Response:
-        """Make the browser known that has opened a link, and take the token out of its address."""
+        """Remember the browser that has opened a link, and remove the token from its address."""
         name, device = (request.query_params.get(each, "") for each in ("name", "device"))
         is_known = wire.flaw_in_text(name) is None and await self._operators.knows(name, device)
         query = urllib.parse.urlencode({"name": name}) if is_known else "expired"
         response = self._site.redirect(f"{SIGN_IN}?{query}")
-        if is_known:  # any other link leaves what the browser has
+        if is_known:  # otherwise the browser keeps its cookie
             self._set_cookie(response, self._site.origin_checks.device_cookie, device)
         return response
 

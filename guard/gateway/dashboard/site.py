@@ -114,7 +114,7 @@ class RequestContext(Struct):
         return AdminCall(actor, self.org(), path, query=None, body=body)
 
     def may(self, needed: OperatorRole) -> bool:
-        """Tell whether the operator's role is at least this."""
+        """Return whether the operator's role is at least this."""
         return allows(self.session.operator.role, needed)
 
     def link(self, path: str, **query: Any) -> str:
@@ -197,12 +197,14 @@ class Site:
         """Return the endpoint of a posted form that needs a session, its token and its origin.
 
         Args:
-            view: what the form does.
+            view: handles the form.
             needed: the least role that may send it.
         """
 
         async def endpoint(request: Request) -> Response:
             try:
+                # Each of the checks stops another attack: a rebound host name, a page of another
+                # site, and a form that another session was shown.
                 self.origin_checks.check_host(request)
                 self.origin_checks.check_origin(request)
                 form = await security.read_form(request)
@@ -235,13 +237,13 @@ class Site:
 
         Raises:
             NotFoundError: the operator may see no such organisation.
-        ForbiddenError: a trusted proxy does not say clearly who it is.
+            ForbiddenError: a trusted proxy does not name the user clearly.
         """
         token = request.cookies.get(self.origin_checks.session_cookie, "")
         session = await self.parts.operators.session(token) if token else None
         if session is None:
             return None
-        # Who signs in at the proxy as somebody else is somebody else here too.
+        # The proxy names another user than the session's: the session is not used.
         if self.addresses.user_of(request) not in (None, session.operator.name):
             return None
         bound_to = session.operator.organisation_id
@@ -325,7 +327,7 @@ class Site:
         )  # fmt: skip
 
     def health(self) -> tuple[bool, str]:
-        """Tell whether the gateway is healthy, and if not, why."""
+        """Return whether the gateway is healthy, and if not, why."""
         if self.parts.is_draining():
             return False, "The gateway is shutting down; it takes no new calls."
         if not self.parts.storage.statistics().get("healthy", False):

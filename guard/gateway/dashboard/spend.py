@@ -35,7 +35,7 @@ class SpendQuery(Struct):
         return {"by": self.group_by, **self.shown.query()}
 
     async def spend(self, storage: Storage, organisation_id: str) -> SpendOverTime:
-        """Read what was spent."""
+        """Read the spend."""
         return await storage.spend_by(organisation_id, self.group_by, self.shown.edges(), SHOWN_MAX)
 
 
@@ -48,7 +48,7 @@ def asked_range(context: RequestContext, now_ms: int, default: str = "7d") -> Ti
 
 
 def asked(context: RequestContext, now_ms: int) -> SpendQuery:
-    """Return what a query asks for: models of the last seven days, if it does not say."""
+    """Read a query; by default, models of the last seven days."""
     group_by = context.query("by", "model")
     if group_by not in GROUPS and not (group_by.startswith(TAG) and group_by != TAG):
         group_by = "model"
@@ -85,7 +85,7 @@ class SpendPages:
         ]
 
     async def spend(self, context: RequestContext) -> Response:
-        """Show what was spent in a range of time."""
+        """Show the spend in a range of time."""
         now_ms, own = self._site.parts.clock_ms(), context.org()
         wanted = asked(context, now_ms)
         found = await wanted.spend(self._storage, own)

@@ -50,7 +50,7 @@ class Layer(Struct, kw_only=True):
         cost_nanousd: of all steps.
         share: of the total, in percent.
         llm_calls: of all steps.
-        uncertain_nanousd: of the cost, what was charged in doubt.
+        uncertain_nanousd: the part of the cost that was charged in doubt.
     """
 
     scope_id: str | None
@@ -84,7 +84,7 @@ def stacked(spend: SpendOverTime, shown: TimeRange, others: str, only: str = "")
     """Return bars of spend, each divided by the series.
 
     Args:
-        spend: what was spent; it has the steps of ``shown``.
+        spend: the spend, with the steps of ``shown``.
         shown: the range.
         others: how all that is not named is called.
         only: the name of the single series, if it is not divided.
@@ -131,7 +131,7 @@ def _stack(
         height = 100 * cost / 1e9 / top
         y -= height
         parts.append(Part(round(y, 3), round(height, 3), layer.colour))
-    if parts and 100 - y < least:  # so little that nobody would see it
+    if parts and 100 - y < least:  # too little to be visible
         parts = [Part(100 - least, least, max(parts, key=lambda part: part.height).colour)]
         y = 100 - least
     dear = sorted((each for each in layers if each.amounts[at]), key=lambda e: -e.amounts[at])

@@ -49,7 +49,7 @@ class TimeRange(Struct, kw_only=True):
         last: its last day.
         zone: whose days they are.
         steps: without a gap.
-        notes: what the viewer has to know of it.
+        notes: remarks for the viewer.
         error: why it is not the one that was asked for.
     """
 
@@ -67,7 +67,7 @@ class TimeRange(Struct, kw_only=True):
         return [*(step.start_ms for step in self.steps), self.steps[-1].end_ms]
 
     def query(self) -> dict[str, str]:
-        """Return what a link needs to lead to the same range."""
+        """Return the query of a link to the same range."""
         return {"range": self.preset} if self.preset else {"from": self.first, "to": self.last}
 
 

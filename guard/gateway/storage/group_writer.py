@@ -1,9 +1,9 @@
 """One writer with group commit, on the loop while that is quick and on a thread when it is not.
 
-Work submitted from the event loop is collected for one tick, run in one unit of work, committed
+Work submitted from the event loop is collected for a few ticks, run in one unit of work, committed
 once, and only then answered, so every answer is committed. Each piece of work runs behind a
 savepoint: a failing one undoes only its own changes. If the commit fails, the group is halved until
-what is to blame stands alone, so that one piece costs the others a few commits and not one each.
+the piece at fault is alone, so that one piece costs the others a few commits and not one each.
 
 Where a commit does not wait for the disk, a small group runs on the loop itself: handing 32 small
 decisions to a thread and back costs more than deciding them, because both sides need the
@@ -11,9 +11,9 @@ interpreter lock. Durable commits, heavy work and groups behind them go to the w
 does everything for a while after a slow commit on the loop. The two never run at the same time: the
 loop hands over to the idle thread, and waits until it is idle again before running a group itself.
 
-A store in a process of its own works while the loop reads what comes next, but only if something
-is left to come: callers that are all answered at once all ask again at once. So its groups are
-smaller, and heavy work does not wait for more.
+A remote store commits one group while the loop reads the requests of the next. That overlap exists
+only if some requests are still to come: callers that are all answered at once all ask again at
+once. So groups for a remote store are smaller, and heavy work does not wait for more.
 """
 
 from __future__ import annotations
@@ -49,9 +49,16 @@ REMOTE_WEIGHT_MAX: Final = 256
 """The same for a store in a process of its own."""
 
 GATHER_MAX: Final = 64
+"""A group that has so many pieces (by weight for a remote store) does not wait for more."""
+
 INLINE_WEIGHT_MAX: Final = 256
+"""A heavier queue runs on the thread: it would hold up the loop for too long."""
+
 SLOW_COMMIT_S: Final = 0.05
+"""If a group takes longer on the loop, the following ones go to the thread for a while."""
+
 SLOW_PENALTY_S: Final = 0.2
+"""How long they do."""
 
 
 UnitT = TypeVar("UnitT", bound=Transaction)
@@ -73,7 +80,9 @@ class _Item(Generic[UnitT]):
         self.future = future
         self.weight = weight
         self.outside = outside
-        # Set where the work runs; the future is set from them on the loop, after the commit.
+        # Set where the work runs; the future is set from them on the loop, after the commit. They
+        # cannot be set on the future directly: futures are not thread-safe, and the work may run
+        # again when its group is halved.
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -83,7 +92,8 @@ class GroupWriter(Generic[UnitT]):
 
     Args:
         unit: the unit of work that the work runs on; used for one transaction after another.
-        deliver: called on the loop with a commit's events, before any answer.
+        deliver: called on the loop with a commit's events, before any answer. It must not raise:
+            the answers of the commit would never be set.
         inline: whether commits are fast enough to run on the loop.
         remote: whether the store works in a process of its own.
         failures: exceptions of a failed store, of which callers get :class:`StoreError`.
@@ -98,7 +108,8 @@ class GroupWriter(Generic[UnitT]):
         remote: bool = False,
         failures: tuple[type[Exception], ...] = (),
     ) -> None:
-        # Used by the thread while ``_busy``, and by the loop otherwise; never by both.
+        # Used by the thread while ``_busy``, and by the loop otherwise; never by both, so it needs
+        # no lock. The semaphore and ``call_soon_threadsafe`` order the two sides' accesses.
         self._unit = unit
         self._deliver_events = deliver
         self._failures = failures
@@ -113,22 +124,25 @@ class GroupWriter(Generic[UnitT]):
         # Whether the thread has a group. Set by the loop when it hands one over, and cleared by the
         # loop when the thread has called back, so it needs no lock.
         self._busy = False
-        # Until then (the loop's time) everything goes to the thread: a commit was slow.
+        # Until this time of the loop's clock everything goes to the thread: a commit was slow.
         self._slow_until = 0.0
-        # At most one group at a time, and ``None`` at the end; the semaphore counts them.
+        # From the loop to the thread: at most one group at a time, and ``None`` to end it. The
+        # semaphore counts the entries.
         self._jobs: collections.deque[list[_Item[UnitT]] | None] = collections.deque()
         self._wake = threading.Semaphore(0)
         # Set once by the loop: nothing more is accepted.
         self._closing = False
-        # Counters for metrics. Written by whichever of the two runs a group; one that reads them
-        # meanwhile may see a number that is a moment old.
+        # Counters for metrics. Written by the side that runs a group, the thread or the loop; a
+        # reader on the loop may see a number that is a moment old.
         self.groups = 0
         self.items = 0
-        # Whether the last commit succeeded, for ``/readyz``.
+        # Whether the store worked last time, for metrics and alerts. Written like the counters.
         self.healthy = True
-        # Whether the disk was full. Small commits may find room then: that it has some again is
-        # shown by whoever clears this (``SqlEngine.has_room``).
+        # Whether the disk was full. Set by the side that runs a group. A later commit does not
+        # clear it, because small ones may still find room; ``SqlEngine.has_room`` does, on the
+        # loop, once it has written a larger piece.
         self.is_full = False
+        # Durations of commits and lock waits, group sizes. Written like the counters.
         self.statistics = WriterStatistics()
         self._thread = threading.Thread(target=self._run, name="guard-gateway-writer", daemon=True)
         self._thread.start()
@@ -155,6 +169,8 @@ class GroupWriter(Generic[UnitT]):
         if self._closing:
             raise StoreError("the store is closed")
         item = _Item(work, self._loop.create_future(), scopes, weight, outside_transaction)
+        # One chain of ``_gather`` calls is enough. If something is collected already, one is
+        # running; if the thread is busy, ``_deliver`` starts one when it is done.
         if not self._collected and not self._busy:
             self._loop.call_soon(self._gather, 0)
         self._collected.append(item)
@@ -169,18 +185,21 @@ class GroupWriter(Generic[UnitT]):
     async def close(self) -> None:
         """Finish queued work, then end the thread."""
         self._closing = True
+        # The sleep lets the thread's callbacks run, which clear ``_busy`` and answer the callers.
         while self._collected or self._busy:
             if not self._busy:
                 self._start()
             await asyncio.sleep(0.001)
         self._jobs.append(None)
         self._wake.release()
+        # Not on the loop: joining would block it.
         await asyncio.to_thread(self._thread.join, 30.0)
 
     # -- on the loop ---------------------------------------------------------------------------
 
     def _gather(self, seen: int) -> None:
-        # Requests arrive over a few ticks; while more come, the group waits for them.
+        # Requests arrive over a few ticks; while more come, the group waits for them. ``seen`` is
+        # how many there were in the tick before.
         count = len(self._collected)
         gathered = self._weight if self._remote else count
         if seen < count and gathered < GATHER_MAX and not self._closing:
@@ -189,23 +208,33 @@ class GroupWriter(Generic[UnitT]):
             self._start()
 
     def _start(self) -> None:
+        # 1. The thread has the unit: ``_deliver`` calls ``_gather`` again when it is done.
         if self._busy or not self._collected:
             return
         group = self._take()
+        # The weight of the whole queue, not of the group: behind a long queue the loop is better
+        # left free to read.
         light = self._inline and self._weight <= INLINE_WEIGHT_MAX and not group[0].outside
         self._weight = sum(item.weight for item in self._collected)
+        # 2. Quick work: here, without a change of threads.
         if light and self._loop.time() >= self._slow_until:
             started = time.perf_counter()
             events = self._run_group(group)
             if time.perf_counter() - started > SLOW_COMMIT_S:
                 self._slow_until = self._loop.time() + SLOW_PENALTY_S
             self._deliver(group, events)
+        # 3. Anything else: on the thread. Set before the hand-over, while the unit is still ours.
         else:
             self._busy = True
             self._jobs.append(group)
             self._wake.release()
 
     def _take(self) -> list[_Item[UnitT]]:
+        """Remove the next group from the queue: in order, as much as one commit may hold.
+
+        The first item is always in it, however heavy. Work outside of a transaction is a group by
+        itself, and ends the group before it, so that the order of submission is kept.
+        """
         collected = self._collected
         weight = collected[0].weight
         count = 1
@@ -219,18 +248,17 @@ class GroupWriter(Generic[UnitT]):
         return group
 
     def _finished(self, group: list[_Item[UnitT]], events: list[PostCommitEvent]) -> None:
+        # On the loop: the thread touches the unit no more, so the loop may from here on.
         self._busy = False
         self._deliver(group, events)
 
     def _deliver(self, group: list[_Item[UnitT]], events: list[PostCommitEvent]) -> None:
-        # Before any answer: an operator whose kill is confirmed may rely on it being on its way.
+        # Before any answer: when an operator's kill is confirmed, it is already being delivered.
         if events:
             self._deliver_events(events)
         for item in group:
             future = item.future
-            if (
-                future.done()
-            ):  # its caller has given up; what it asked for is committed all the same
+            if future.done():  # its caller was cancelled; the work is committed all the same
                 continue
             if item.error is not None:
                 future.set_exception(item.error)
@@ -248,35 +276,51 @@ class GroupWriter(Generic[UnitT]):
             if group is None:
                 return
             events = self._run_group(group)
+            # If the process dies here, the work is committed and unanswered: callers repeat it
+            # under its idempotency key and get the stored answer.
             try:
                 self._loop.call_soon_threadsafe(self._finished, group, events)
-            except RuntimeError:  # the loop is gone; what was committed stays committed
+            except RuntimeError:  # the loop is closed; the commit stands
                 return
 
     # -- on either -----------------------------------------------------------------------------
 
     def _run_group(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
+        """Run and commit a group, in halves if it fails; return the events of what was committed.
+
+        Never raises an ``Exception``: results and errors are on the items. Runs on the thread or on
+        the loop.
+        """
         self.groups += 1
         self.items += len(group)
         if group[0].outside:
             return self._run_outside(group[0])
         try:
+            # 1. Committed.
             return self._attempt(group)
         except StoreLostError:
-            # Perhaps it was committed. Running it again here could do it twice; callers repeat it
-            # under its idempotency key.
+            # 2. Perhaps committed. Running it again here could do it twice; callers repeat it under
+            # its idempotency key.
             return []
         except Exception:  # noqa: BLE001  # the item carries it to its caller
+            # 3. Rolled back, and the one item is at fault.
             if len(group) == 1:
                 return []
-        # Nothing was committed, and which item is to blame is not known.
+        # 4. Rolled back, and the item at fault is not known. Halves are committed in order, so a
+        # later item never sees a state without an earlier one that succeeds. The errors of this
+        # attempt are forgotten: each item gets a new one if it fails again.
         for item in group:
             item.error = None
         middle = len(group) // 2
         return [*self._run_group(group[:middle]), *self._run_group(group[middle:])]
 
     def _attempt(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
-        """Run a group in one transaction; an item's own failure is its own."""
+        """Run a group in one transaction; an item that fails does not fail the others.
+
+        Raises:
+            StoreLostError: whether it was committed is not known.
+            Exception: nothing was committed; every item has an error.
+        """
         unit = self._unit
         clock, found = time.perf_counter, self.statistics
         started = clock()
@@ -289,16 +333,19 @@ class GroupWriter(Generic[UnitT]):
             events = unit.commit()
         except Exception as exc:
             error = self._noted(exc)
+            # Also after a failed ``begin``: it may have opened the transaction before it failed.
             try:
                 unit.rollback()
             except Exception as second:  # noqa: BLE001  # callers get the first one
                 self._noted(second)
+            # An item that failed by itself keeps its own error, which says more.
             for item in group:
                 item.error = item.error or error
             raise
         found.commits.add(clock() - done)
         found.lock_waits.add(begun - started)
         found.sizes.add(len(group))
+        # A commit alone does not show that a full disk has room again; ``has_room`` does.
         if not self.healthy and not self.is_full:
             self.healthy = not any(isinstance(item.error, StoreError) for item in group)
         return events
@@ -311,7 +358,9 @@ class GroupWriter(Generic[UnitT]):
             item.result = item.work(unit)
         except Exception as exc:  # noqa: BLE001  # carried to its caller
             item.error = self._noted(exc)
+            # If this raises, the transaction is lost as a whole: ``_attempt`` rolls back.
             unit.undo()
+        # Time is accounted to an organisation only if the work is for exactly one.
         whose = item.scopes.organisations
         own = whose[0] if whose is not None and len(whose) == 1 else ""
         self.statistics.organisations.add(own, time.perf_counter() - started)
@@ -324,13 +373,17 @@ class GroupWriter(Generic[UnitT]):
         return []
 
     def _noted(self, exc: Exception) -> Exception:
+        """Record a failure of the store; return the exception that callers get in its place.
+
+        A rule's own exception, such as a conflict, is not the store's and passes unchanged.
+        """
         if isinstance(exc, StoreLostError):
             self.healthy = False
             return exc
         if not isinstance(exc, self._failures):
             return exc
         error = store_error(exc)
-        if not isinstance(error, UnstorableError):  # that says nothing of the store
+        if not isinstance(error, UnstorableError):  # the request is at fault, the store works
             self.healthy = False
         self.is_full = self.is_full or isinstance(error, StoreFullError)
         logger.error("the store failed: %s", summary(exc))

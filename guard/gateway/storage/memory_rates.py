@@ -1,4 +1,10 @@
-"""Rate caps of one process: an exact sliding window for each bucket."""
+"""Rate caps of one process: an exact sliding window for each bucket.
+
+A cap allows so many calls in any time of a given length. Its bucket keeps the times of the calls
+within that time. Holders of leases make calls without asking: they get a loan of calls, all of
+which count from the moment of the loan until it is settled, or until the last of them is certain to
+have left the window. So the cap holds even if the holder dies without settling.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from guard.gateway.domain.policy import CapUse
 BUCKETS_MAX: Final = 10_000
 """Maximum counters of one organisation, whose agents choose some of the names."""
 FULL_WAIT_MS: Final = 1000
-"""The longest wait that is named where it is not known."""
+"""The wait that a refusal names at most if it is not known when there will be room."""
 
 
 class Bucket:
@@ -21,25 +27,32 @@ class Bucket:
 
     def __init__(self, name: str, per_ms: int) -> None:
         self.name = name
+        # Times of calls in milliseconds, oldest first, except that the calls of a settled loan may
+        # be a little older than those before them: they then count for a little longer.
         self.window: collections.deque[int] = collections.deque()
+        # The length of the window.
         self.per_ms = per_ms
+        # The sum of the calls of all loans that name this bucket.
         self.lent = 0
 
     def drop_old(self, now_ms: int) -> None:
-        """Forget calls that count no longer."""
+        """Drop the calls that have left the window."""
         while self.window and self.window[0] <= now_ms - self.per_ms:
             self.window.popleft()
 
 
 class Loan:
-    """Calls that a lease may make without asking: counted until they are certain to be over."""
+    """Calls that a lease may make without asking."""
 
     __slots__ = ("buckets", "calls", "first_name", "until_ms")
 
     def __init__(self, first_name: str, buckets: list[Bucket], calls: int, until_ms: int) -> None:
+        # The name that it was made under; ``RateCounters.extend`` renames it.
         self.first_name = first_name
+        # Never empty. Each call counts in every one of them.
         self.buckets = buckets
         self.calls = calls
+        # When the last of the calls may be made.
         self.until_ms = until_ms
 
 
@@ -47,12 +60,17 @@ class Windows:
     """The counters of one organisation."""
 
     def __init__(self) -> None:
+        # By name. At most ``BUCKETS_MAX`` of each.
         self.buckets: dict[str, Bucket] = {}
         self.loans: dict[str, Loan] = {}
+        # When expired ones were last dropped.
         self.cleaned_ms = 0
 
     def clean(self, now_ms: int) -> None:
-        """Drop expired counters and loans, at most once a second."""
+        """Drop expired counters and loans, at most once a second.
+
+        Also if the clock has been set back since the last time.
+        """
         if not 0 <= now_ms - self.cleaned_ms < FULL_WAIT_MS:
             self.cleaned_ms = now_ms
             self.end_loans(now_ms)
@@ -63,7 +81,7 @@ class Windows:
             }
 
     def end_loans(self, now_ms: int) -> None:
-        """Drop loans whose calls, made at the last moment, count no longer."""
+        """Drop loans whose calls count no longer, even if all were made at the last moment."""
         for name, loan in list(self.loans.items()):
             if loan.until_ms + max(bucket.per_ms for bucket in loan.buckets) <= now_ms:
                 self.end_loan(name)
@@ -78,10 +96,10 @@ class Windows:
 
 
 class RateCounters:
-    """Counts calls, and lends them; where the counters are stored is up to a subclass.
+    """Counts calls, and lends them; a subclass decides where the counters are stored.
 
-    A live counter is never dropped: an organisation with too many of them is refused, and never
-    another.
+    A counter in use is never dropped: if an organisation has too many of them, its calls are
+    refused, and no other organisation notices.
 
     Args:
         clock_ms: a clock in milliseconds.
@@ -101,16 +119,20 @@ class RateCounters:
         own = self.windows(organisation_id, uses, now)
         wait_ms = 0
         buckets = []
+        # Every cap is checked before any is counted: a refused call must use up nothing.
         for use in uses:
             bucket = self.bucket(own, use, now)
             if bucket is None:
                 return FULL_WAIT_MS
             count = len(bucket.window)
+            # Loans are ended only where they matter: a scan of all of them for each call is slow.
             if bucket.lent and count + bucket.lent >= use.calls:
                 own.end_loans(now)
             over = count + bucket.lent - use.calls
-            if over >= count:  # what is lent may come back at any time
+            # 1. Loans fill the cap by themselves, and may be settled at any time.
+            if over >= count:
                 wait_ms = max(wait_ms, min(use.per_ms, FULL_WAIT_MS))
+            # 2. There is room once ``over + 1`` of the oldest calls have left the window.
             elif over >= 0:
                 wait_ms = max(wait_ms, bucket.window[over] + use.per_ms - now)
             buckets.append(bucket)
@@ -128,8 +150,8 @@ class RateCounters:
         Args:
             organisation_id: whose caps.
             uses: the caps.
-            name: names the loan.
-            wanted: how many calls at most; fewer where that leaves too little to other holders.
+            name: of the loan; one of this name that exists is replaced.
+            wanted: how many calls at most; fewer if that left too little to other holders.
             ttl_ms: how long the calls may be made.
 
         Returns:
@@ -145,9 +167,11 @@ class RateCounters:
             use.calls - len(bucket.window) - bucket.lent
             for use, bucket in zip(uses, known, strict=True)
         ]
+        # An equal share for each loan, for this one and for the calls without a loan.
         calls = min(wanted, min(rooms) // (len(own.loans) + 2))
         if calls < 1:
             return 0
+        # The question was repeated: its first answer was lost, and with it the loan.
         own.end_loan(name)
         own.loans[name] = Loan(name, known, calls, now + ttl_ms)
         for bucket in known:
@@ -157,7 +181,9 @@ class RateCounters:
     def settle(
         self, organisation_id: str, name: str, unused: int, *, unless: str | None = None
     ) -> None:
-        """End a loan: what is unused is free again, the rest counts as made now, if not before.
+        """End a loan: unused calls are free again, the others count as made now.
+
+        If the loan's time is over, they count as made at its end.
 
         Args:
             organisation_id: whose caps.
@@ -172,6 +198,8 @@ class RateCounters:
         loan = own.end_loan(name)
         assert loan is not None
         now = self.clock_ms()
+        # When each call was made is not known. The latest possible time is safe: a call never
+        # leaves the window too early.
         used = loan.calls - min(unused, loan.calls)
         for bucket in loan.buckets:
             bucket.window.extend([min(now, loan.until_ms)] * used)
@@ -181,7 +209,8 @@ class RateCounters:
     ) -> None:
         """Give the holder of a loan more time, and the loan another name.
 
-        When that name has a loan, the question was repeated: what the repeat was lent is freed.
+        If a loan of that name exists, the question was repeated: the loan under the new name gets
+        the time, and the one under the old name, which the repeat was lent, is ended.
         """
         own = self.organisations.get(organisation_id)
         if own is None:

@@ -1,4 +1,4 @@
-"""The port of schema migrations: what a store has, and what this gateway knows.
+"""The port of schema migrations: the version of a store, and the one that this gateway knows.
 
 Each store numbers its migrations from 1 and never changes one that was released. A step is whole
 or not at all.
@@ -17,7 +17,7 @@ class MigrationStep(Struct, frozen=True):
 
     Attributes:
         number: the version that the schema has afterwards.
-        name: says what it is for; may be empty.
+        name: its purpose; may be empty.
     """
 
     number: int
@@ -28,8 +28,8 @@ class SchemaStatus(Struct, frozen=True):
     """Where a database is.
 
     Attributes:
-        version: of its schema; 0: it has none yet. More than ``newest`` where a newer gateway has
-            changed it in a way that this one can bear.
+        version: of its schema; 0: it has none yet. More than ``newest`` if a newer gateway has
+            changed it in a way that is compatible with this one.
         newest: the version that this gateway knows.
         pending: the steps between the two, in order.
         oldest: the version that a gateway must know to run on it.
@@ -55,7 +55,7 @@ class Migrator(Protocol):
         """Apply the pending steps and return them.
 
         Args:
-            dry_run: take everything back in the end.
+            dry_run: roll everything back in the end.
 
         Raises:
             StoreError: in use, or a step failed; what was applied before stays, except when dry.

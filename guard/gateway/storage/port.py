@@ -1,7 +1,7 @@
-"""The storage port: what the gateway asks of a storage, and the guarantees of one.
+"""The storage port: the interface of a storage, and its guarantees.
 
-A use case of :mod:`guard.gateway.ledger` is written with :meth:`Writer.write`, and what it returns
-has been committed. The ledger's property (see :mod:`guard.gateway.domain.ledger`) is kept under any
+A use case of :mod:`guard.gateway.ledger` is run with :meth:`Writer.write`; when that returns, it is
+committed. The ledger's property (see :mod:`guard.gateway.domain.ledger`) is kept under any
 interleaving, crash and retry. One conformance suite runs against every implementation.
 """
 
@@ -34,10 +34,10 @@ class Writer(Protocol):
     ) -> Awaitable[T]:
         """Run a use case in the next unit of work; its result comes after the commit.
 
-        It may run twice, when the group that it was committed with has failed: so it must not
-        change its arguments. What is returned is awaited without a task
-        (:mod:`guard.gateway.api.stepping`): a store whose commit needs one, such as for
-        ``asyncio.timeout``, returns the task.
+        It may run twice, if the group that it belongs to could not be committed as a whole: so it
+        must not change its arguments. The caller may await the result outside of any task
+        (:mod:`guard.gateway.api.stepping`): a store whose commit needs a task, such as for
+        ``asyncio.timeout``, returns one.
 
         Args:
             scopes: what the use case touches.
@@ -50,20 +50,20 @@ class Writer(Protocol):
 class Storage(SqlQueries, SqlReports, Writer):
     """The complete storage, with its life cycle.
 
-    What is read is the same on every engine, and written once in the SQL that they share.
+    Queries are the same on every engine, written once in the SQL that the engines share.
     """
 
     @abc.abstractmethod
     async def open(self, listener: Callable[[Sequence[PostCommitEvent]], None]) -> None:
-        """Begin to serve; the listener is told what each commit means for others."""
+        """Begin to serve; the listener gets the events of each commit, on the loop."""
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Finish what was begun, and let go of the database."""
+        """Commit queued work, and release the database."""
 
     @abc.abstractmethod
     async def ready(self) -> bool:
-        """Tell whether requests can be served."""
+        """Return whether requests can be served."""
 
     @abc.abstractmethod
     def statistics(self) -> StoreStatistics:

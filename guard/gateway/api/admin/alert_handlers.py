@@ -149,7 +149,7 @@ def named(name: str) -> str:
 
 
 def fresh_secrets(kind: alerts.ChannelKind) -> alerts.ChannelSecrets:
-    """Return what the gateway makes itself where a channel has none."""
+    """Generate the secrets of a channel that the gateway makes itself."""
     made = _WEBHOOK_SECRET + base64.b64encode(secrets.token_bytes(32)).decode()
     return alerts.ChannelSecrets(
         secret=made if kind == "webhook" else "", link_key=secrets.token_hex(32)

@@ -40,7 +40,7 @@ class AdminApp:
     """Turns operations into routes.
 
     Args:
-        operations: what can be done.
+        operations: the table of operations.
         keys: looks admin keys up.
         storage: knows the organisations.
     """
@@ -65,6 +65,7 @@ class AdminApp:
             method = "GET" if request.method == "HEAD" else request.method
             operation = methods[method]
             headers = headers_of(request.scope)
+            # Before the body is read: a client without a key costs a look-up only.
             actor, organisation_id = await self._caller(headers, request, wide=operation.wide)
             raw = await read_body(headers, request.receive, BODY_MAX)
             body = None
@@ -89,7 +90,7 @@ class AdminApp:
     async def _caller(
         self, headers: dict[bytes, bytes], request: Request, *, wide: bool
     ) -> tuple[Actor, str | None]:
-        """Return who makes the request, and the organisation that it is about."""
+        """Return the actor, and the organisation that the request is about."""
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         found = None
         if scheme.lower() == "bearer" and token.strip():

@@ -42,10 +42,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _OWNERS_ONLY: Final = {directory.create_key, directory.rotate_key, directory.revoke_key}
-"""What a person does who decides who may."""
+"""Use cases that decide on access: for owners only."""
 
 ASKS_MAX: Final = 1000
-"""Calls that wait for a raise, as many as are looked at."""
+"""How many calls that wait for a raise are read."""
 
 
 @attrs.frozen(eq=False)

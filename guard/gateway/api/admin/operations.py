@@ -14,7 +14,7 @@ from guard.gateway.storage.port import Storage
 
 
 class AdminCall(Struct):
-    """One checked admin request: who makes it, its parameters, the decoded body.
+    """One checked admin request: the actor, its parameters, the decoded body.
 
     The actor's organisation is the only one that the actor may act on; ``organisation_id`` is the
     one that the request is about. Either is None for all of them.
@@ -27,10 +27,10 @@ class AdminCall(Struct):
     body: Any
 
     def require(self, needed: OperatorRole) -> None:
-        """Refuse what the actor's role does not allow.
+        """Check the actor's role.
 
         Raises:
-            RoleError: it takes a higher one.
+            RoleError: a higher one is needed.
         """
         require_role(self.actor.role, needed)
 

@@ -1,4 +1,4 @@
-"""Which rows of an organisation are cached, so that dropping them looks at no other one's."""
+"""The keys of one organisation's cached rows, so that dropping them need not scan the caches."""
 
 from __future__ import annotations
 

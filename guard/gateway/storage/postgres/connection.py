@@ -31,16 +31,20 @@ STATEMENT_TIMEOUT_MS: Final = 12_000
 """No statement of a writer may take longer."""
 
 ANSWER_WAIT_S: Final = 15.0
-"""A server that is silent for so long when a unit of work begins or ends is away.
+"""If the server is silent for so long when a unit of work begins or ends, it counts as lost.
 
-Longer than a statement may take, and than a unit may wait for a lock.
+Longer than a statement may take, and than a unit may wait for a lock: those end with an error of
+their own, after which the connection can still be used.
 """
 
 LOCK_TIMEOUT_MS: Final = 10_000
+"""A unit that waits longer for its organisations fails, and its callers repeat their requests."""
+
 IDLE_TIMEOUT_MS: Final = 5000
 """The server ends a transaction whose client is silent for so long, and frees its locks.
 
-Shorter than others wait for a lock, so that a frozen replica makes no other one fail.
+Shorter than ``LOCK_TIMEOUT_MS``: the locks of a frozen replica are freed before the units of other
+replicas give up.
 """
 
 _DEFAULTS: Final = {
@@ -79,7 +83,7 @@ _TYPES: Final = (
 
 
 class _BoolDumper(Dumper):
-    """Booleans are numbers in the store."""
+    """Sends booleans as numbers: the columns are the same as SQLite's, which has no booleans."""
 
     oid = psycopg.adapters.types["int8"].oid
 
@@ -88,18 +92,18 @@ class _BoolDumper(Dumper):
 
 
 _NUL: Final = "\ufdd0"
-"""Stands for the NUL character, which PostgreSQL does not store; no text has this one."""
+"""Replaces the NUL character, which PostgreSQL does not store; a noncharacter of Unicode."""
 
 
 class _TextDumper(StrDumper):
-    """Text in which NUL is spelled."""
+    """Replaces NUL in text that is sent."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace("\0", _NUL) if "\0" in obj else obj)
 
 
 class _TextLoader(Loader):
-    """Text in which NUL was spelled."""
+    """Puts NUL back into text that is received."""
 
     def load(self, data: Buffer) -> str:
         text = bytes(data).decode()
@@ -107,14 +111,14 @@ class _TextLoader(Loader):
 
 
 class _WholeLoader(Loader):
-    """Sums of whole numbers are numeric, and whole."""
+    """Reads ``numeric`` as ``int``: PostgreSQL sums bigints as numeric, and these are whole."""
 
     def load(self, data: Buffer) -> int:
         return int(bytes(data))
 
 
 def connect(dsn: str, name: str) -> psycopg.Connection[Any]:
-    """Open a connection that writes, and on which transactions are begun by hand.
+    """Open a connection that writes; transactions are begun with ``BEGIN``, not by psycopg.
 
     Args:
         dsn: a connection URI or string of libpq.
@@ -156,7 +160,7 @@ def _configure(connection: psycopg.Connection[Any], *, reading: bool) -> None:
 
 
 class _Connection:
-    """A connection whose server has to answer in time.
+    """A connection that is ended if the server does not answer in time.
 
     Args:
         dsn: a connection URI or string of libpq.
@@ -167,7 +171,7 @@ class _Connection:
 
     def __init__(self, dsn: str, name: str, watch: AnswerWatch, *, reading: bool) -> None:
         # Used by one thread at a time. The watch's thread never touches it: libpq is not safe for
-        # two, so that one has a duplicate of the socket.
+        # two threads, so the watch has a duplicate of the socket instead.
         self.psycopg = _opened(dsn, name)
         self._line = WatchedSocket(self.psycopg.fileno())
         self._watch = watch
@@ -181,7 +185,10 @@ class _Connection:
         self.rest()
 
     def expect(self, within_s: float) -> None:
-        """End the connection if what is asked from now on is not answered within a time."""
+        """End the connection unless everything asked from now on is answered within a time.
+
+        The time runs until :meth:`rest`, or the next call of this, which sets it anew.
+        """
         self._line.expect(within_s)
 
     def rest(self) -> None:
@@ -189,12 +196,13 @@ class _Connection:
         self._line.rest()
 
     def is_broken(self) -> bool:
-        """Tell whether the connection is lost."""
+        """Return whether the connection is lost."""
         return self.psycopg.closed or self.psycopg.broken
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self.psycopg.close()
+        # Closes the duplicate too; until then the server may still see the connection as open.
         self._watch.remove(self._line)
 
 
@@ -202,7 +210,8 @@ def reason_of(exc: BaseException, dsn: str) -> str:
     """Return the first line of an error, unless it quotes a part of the password in ``dsn``."""
     name = type(exc).__name__
     text = (str(exc).strip() or name).splitlines()[0]
-    # All up to the last @: in a URI that libpq cannot read, a password may hold any character.
+    # Everything up to the last @: a URI that libpq cannot parse may have any character in its
+    # password, and the error is likely to quote it.
     user, found, _ = dsn.partition("://")[2].partition("?")[0].rpartition("@")
     _, given, password = user.partition(":")
     if not found or not given:
@@ -227,7 +236,7 @@ class WriteConnection(_Connection):
         super().__init__(dsn, name, watch, reading=False)
         # Types of columns by table, read once when the connection is opened.
         self._types: dict[str, dict[str, str]] = {}
-        # Statements for many rows by the shared text; ``None`` where each row goes by itself.
+        # Statements for many rows by the shared SQL text; ``None`` if each row needs a statement.
         self._bulks: dict[str, Bulk | None] = {}
 
     def learn_types(self) -> None:
@@ -260,7 +269,7 @@ class WriteConnection(_Connection):
 
 
 def _array(kind: str, column: tuple[Any, ...]) -> str | list[Any]:
-    """Return a column as an array; as text, which takes a fifth of what psycopg's lists do."""
+    """Return a column as an array: as text, which takes a fifth of the time of psycopg's lists."""
     write = _ELEMENTS.get(kind)
     if write is None:
         return list(column)
@@ -299,7 +308,7 @@ class PostgresReadConnection(_Connection):
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Have all queries of a block see the same state."""
+        """Let all queries of a block see the same state."""
         self.psycopg.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         try:
             yield
@@ -307,11 +316,11 @@ class PostgresReadConnection(_Connection):
             self.psycopg.execute("ROLLBACK")
 
     def answers(self) -> bool:
-        """Try a connection that was not used for a while."""
+        """Return whether the server still answers on a connection that was idle for a while."""
         self.expect(PING_S)
         try:
             self.psycopg.execute("SELECT 1")
         except psycopg.Error:
-            return False
+            return False  # without ``rest``: the caller closes the connection
         self.rest()
         return True

@@ -1,4 +1,4 @@
-"""A SQLite database becomes a PostgreSQL one: copied and checked in one transaction."""
+"""Copies a SQLite database into a PostgreSQL one, and checks the copy, in one transaction."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _HEAD: Final = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
 
 
 class Copied(Struct, frozen=True):
-    """What was copied.
+    """The result of a copy.
 
     Attributes:
         rows: by table.
@@ -75,16 +75,17 @@ class Inside(PostgresReadConnection):
 def copy(
     source: Path, dsn: str, *, dry_run: bool = False, told: Callable[[str, int], None] | None = None
 ) -> Copied:
-    """Copy everything that a stopped gateway's file holds into an empty database.
+    """Copy the whole file of a stopped gateway into an empty database.
 
     Both are checked: every balance against its entries, the audit log's chain. The copy has the
-    same balances, the same number of rows in each table, and the same audit head, or there is none.
+    same balances, the same number of rows in each table, and the same audit head; otherwise the
+    target stays empty.
 
     Args:
         source: the SQLite file; its schema must be the newest.
         dsn: a connection URI of the target. Its tables are made if needed, and must be empty.
-        dry_run: copy and check, and take it back in the end.
-        told: called with each table and how many rows were copied.
+        dry_run: copy and check, and roll back in the end.
+        told: called with each table and its number of copied rows.
 
     Raises:
         StoreError: what is wrong; nothing was copied.
@@ -109,9 +110,11 @@ def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], No
     try:
         ledger, head = checked(reading, None, "the file")
         with contextlib.closing(connect(dsn, "guard-gateway-copy")) as target:
+            # The only step that stays if the copy fails: empty tables.
             migrate(target)
             if read_version(target).number > schema.newest():
                 raise RuntimeError("the target's schema is newer: copy with the newest gateway")
+            # The checks take minutes, in statements and between them.
             for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
                 target.execute("SELECT set_config(%s, '0', false)", (setting,))
             with target.transaction(force_rollback=dry_run):
@@ -134,7 +137,7 @@ def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], No
 def checked(
     reading: Any, expect: tuple[int, str] | None, whose: str
 ) -> tuple[LedgerReport, tuple[int, str]]:
-    """Return what a store's ledger and audit log hold.
+    """Check a store's ledger and audit log; return the ledger's totals and the audit head.
 
     Args:
         reading: a connection of the store.
@@ -155,13 +158,14 @@ def checked(
 
 
 def _require_empty(target: psycopg.Connection[Any]) -> None:
+    # Held until the commit: no gateway can begin to use the database meanwhile.
     target.execute("LOCK TABLE organisations IN ACCESS EXCLUSIVE MODE")
     if target.execute("SELECT 1 FROM organisations LIMIT 1").fetchone() is not None:
         raise RuntimeError("the target is not empty: copy into a database that no gateway has used")
 
 
 def tables_of(connection: sqlite3.Connection) -> list[str]:
-    """Return the tables of a SQLite file, those first that others refer to."""
+    """Return the tables of a SQLite file, in an order in which foreign keys are satisfied."""
     found = [row[0] for row in connection.execute(_TABLES)]
     return [*_FIRST, *(name for name in found if name not in _FIRST)]
 
@@ -184,7 +188,7 @@ def _copy_table(reading: SqliteReadConnection, target: psycopg.Connection[Any], 
 
 
 def _set_identities(target: psycopg.Connection[Any]) -> None:
-    """Have new rows numbered after the copied ones."""
+    """Let the numbers of new rows follow those of the copied ones."""
     for table, column in target.execute(_IDENTITIES).fetchall():
         query = sql.SQL(
             "SELECT setval(pg_get_serial_sequence({table}, {column}), max({name})) FROM {source}"

@@ -1,4 +1,4 @@
-"""A PostgreSQL database becomes a SQLite file: copied and checked before it takes its place."""
+"""Copies a PostgreSQL database into a SQLite file, which is checked before it gets its name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.migrations import partial, put_in_place
 
 _OWN_FACTS: Final = ("schema", "schema_oldest", "oldest_open")
-"""Facts of one engine; a SQLite store without the last one looks at every reservation."""
+"""Facts of one engine; without the last one, a SQLite store reads every reservation once."""
 
 _SET_FACT: Final = (
     "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
@@ -33,7 +33,7 @@ _ROWS: Final = 1000
 def copy_back(
     dsn: str, target: Path, *, dry_run: bool = False, told: Callable[[str, int], None] | None = None
 ) -> Copied:
-    """Copy everything that a database of stopped gateways holds into a new SQLite file.
+    """Copy the whole database of stopped gateways into a new SQLite file.
 
     Both are checked, as by :func:`guard.gateway.storage.postgres.copying.copy`. Rate caps begin
     anew, as when a gateway on SQLite is started again.
@@ -42,7 +42,7 @@ def copy_back(
         dsn: a connection URI of the source; its schema must be the newest.
         target: the file, which must not be there.
         dry_run: copy and check, and remove the copy.
-        told: called with each table and how many rows were copied.
+        told: called with each table and its number of copied rows.
 
     Raises:
         StoreError: what is wrong; there is no file.
@@ -51,6 +51,8 @@ def copy_back(
         with contextlib.closing(connect(dsn, "guard-gateway-copy")) as source:
             for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
                 source.execute("SELECT set_config(%s, '0', false)", (setting,))
+            # One transaction on the source, so that it cannot change between the copy and the
+            # checks; nothing is written in it.
             with source.transaction(force_rollback=True), file_lock.held(target):
                 return _copied(source, target, dry_run, told or (lambda *_: None))
     except psycopg.Error as exc:
@@ -75,6 +77,7 @@ def _copied(
     with partial(target, "copying") as made:
         with contextlib.closing(sqlite_schema.connect(str(made), durable=True)) as writing:
             sqlite_schema.migrate(writing)
+            # Checked once at the end: checking each row takes longer.
             writing.execute("PRAGMA foreign_keys = OFF")
             writing.execute("BEGIN IMMEDIATE")
             rows = {}
@@ -84,6 +87,7 @@ def _copied(
             if (broken := writing.execute("PRAGMA foreign_key_check").fetchone()) is not None:
                 raise RuntimeError(f"a row of {broken[0]} refers to one that is not there")
             writing.execute("COMMIT")
+            # The file is renamed without its log, so the log must be empty.
             writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.closing(SqliteReadConnection(made)) as reading:
             compare(inside, reading, rows)

@@ -1,4 +1,8 @@
-"""Life cycle of the store over PostgreSQL: the writer, the readers, and what other replicas do."""
+"""Life cycle of the store over PostgreSQL: the writer, the readers, the listener to replicas.
+
+Threads: the writer's, one for rate caps, the readers', the listener's and the watch's. Each has
+connections of its own; the watch ends those whose server does not answer.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +47,16 @@ logger = logging.getLogger(__name__)
 
 LOOKUP_CONNECTIONS: Final = 4
 COUNT_PAUSES: Final = 100
-"""Open reservations are counted again after so many times as long as the count took."""
+"""The pause between two counts of open reservations, in multiples of a count's duration."""
 
 TURN_RETRY_MS: Final = 60_000
-"""How often emptying a table is tried that somebody else reads; jittered."""
+"""The pause between two attempts to empty a table that is in use; jittered."""
 
 RETRY_S: Final = 0.5
-"""After a failure nothing tries to connect for about so long; the time is jittered."""
+"""After a failed attempt to connect, others fail at once for about so long; jittered."""
 
 OUTDATED_RETRY_S: Final = 10.0
-"""How often a gateway looks again whose schema was changed while it had no connection."""
+"""The same for a gateway that finds the schema migrated beyond what it knows."""
 
 
 _OPEN: Final = (
@@ -65,7 +69,7 @@ _OPEN: Final = (
 
 
 class _Open(NamedTuple):
-    """What is open in the whole database, whatever replica opened it, and its size."""
+    """Open reservations and leases of all replicas, and the size of the database."""
 
     reservations: int = 0
     leases: int = 0
@@ -74,7 +78,7 @@ class _Open(NamedTuple):
 
 
 class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
-    """Connects to the database, and hears what other replicas do.
+    """Connects to the database, and listens to the commits of other replicas.
 
     Args:
         dsn: a connection URI or string of libpq; tables are in the first schema of its
@@ -85,7 +89,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
     """
 
     failures = (psycopg.Error,)
-    retention_steps = 10  # few, because what is held expires between sweeps
+    retention_steps = 10  # few: reservations expire in the sweep, which waits for the steps
 
     def __init__(
         self,
@@ -105,12 +109,14 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
             Retention(retention_days, audit_retention_days),
         )
         self._listener: Listener | None = None
-        # What was delivered to this gateway. Changed on the loop only; the writer's and the
-        # listener's thread read single numbers of it, and what they read twice is dropped here.
+        # The numbers of the messages that were delivered to this gateway. Changed on the loop only;
+        # the writer's and the listener's threads read single numbers of it. A message that both of
+        # them read is dropped on the loop the second time.
         self._feed = Feed()
+        # Ends connections whose server does not answer; started first and closed last.
         self._watch = AnswerWatch()
-        # Until then nothing tries to connect. Any thread that connects reads and writes it; where
-        # two fail at once, either value will do.
+        # Monotonic time before which attempts to connect fail at once. Any thread that connects
+        # reads and writes it, without a lock: if two fail at once, either value will do.
         self._next_try_s = 0.0
         self.peers = PostgresPeers(self.look_up, self._sender)
         self.rates = PostgresRates(self._write_connection, clock_ms)
@@ -121,7 +127,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         self._next_count_s = 0.0
 
     def clock_ms(self) -> int:
-        """Return the database's time as far as it is known here, in Unix milliseconds."""
+        """Return the database's time as read by the newest unit, in Unix milliseconds."""
         if self._test_clock_ms is not None:
             return self._test_clock_ms()
         unit = self._unit
@@ -140,13 +146,15 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         try:
             unit = self._unit = await asyncio.to_thread(self._open)
 
+            # On the loop: for the writer's commits and for the listener's messages.
             def deliver(events: list[PostCommitEvent]) -> None:
                 fresh = self._feed.fresh(events)
                 if fresh:
                     listener(fresh)
 
+            # On the listener's thread.
             def hear(events: list[PostCommitEvent]) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is gone
+                with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(deliver, events)
 
             self._listener = Listener(
@@ -156,6 +164,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
             await self.rates.open()
         except (psycopg.Error, RuntimeError, OSError) as exc:
             await asyncio.to_thread(self._close_connections)
+            # ``from None``: the original text may quote the password.
             reason = reason_of(exc, self._dsn)
             raise StoreError(f"cannot open the database: {reason}") from None
         self._writer = GroupWriter(unit, deliver, inline=False, remote=True, failures=self.failures)
@@ -176,7 +185,10 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         )  # fmt: skip
 
     def resume_in(self, unit: PostgresUnitOfWork) -> None:
-        """Do what comes first after the connection was lost, in a unit that has locked all."""
+        """Renew leases after a lost connection, in a unit that has locked all organisations.
+
+        Default: nothing to renew.
+        """
 
     def _sender(self) -> tuple[str, str]:
         return self._channel, self._unit.replica if self._unit is not None else ""
@@ -185,7 +197,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         """Open a connection that writes.
 
         Raises:
-            StoreLostError: there is none, or this gateway is too old for the schema by now.
+            StoreLostError: the database cannot be reached, or its schema is too new.
         """
         try:
             with self._trying():
@@ -201,6 +213,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         connection = WriteConnection(self._dsn, WRITER, self._watch)
         connection.expect(ANSWER_WAIT_S)
         try:
+            # On every new connection: the schema may have been migrated while there was none.
             note_running(connection.psycopg)
             connection.learn_types()
         except BaseException:
@@ -215,7 +228,10 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
 
     @contextlib.contextmanager
     def _trying(self) -> Iterator[None]:
-        """Try to connect, unless an attempt has just failed: each further one would wait as long.
+        """Run an attempt to connect, unless one has just failed.
+
+        Without the pause, each look-up of an unreachable server would wait for the full timeout and
+        occupy its thread meanwhile.
 
         Raises:
             StoreLostError: one has just failed.
@@ -230,6 +246,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
 
     async def close(self) -> None:
         """Commit queued work and close the connections. Idempotent."""
+        # The writer first: its commits need the connections and deliver events.
         if self._writer is not None:
             await self._writer.close()
             self._writer = None
@@ -250,7 +267,10 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
     # -- periodic work -------------------------------------------------------------------------
 
     async def turn_answers(self) -> None:
-        """Do so outside of units of work; what holds the table, such as ``pg_dump``, delays it."""
+        """Empty and use the older table of answers, on a connection of its own.
+
+        Not in a unit of work: another user of the table, such as ``pg_dump``, may delay it.
+        """
         unit = self._unit
         if unit is None or self._monotonic_ms() < self._next_turn_ms:
             return
@@ -261,7 +281,11 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
             turn = await asyncio.to_thread(self._turn, unit.now_ms)
         except psycopg.Error as exc:
             raise store_error(exc) from exc
+        # One assignment, on the loop, while the writer's thread may run a unit. A unit that still
+        # writes into the table of the ended period does no harm: answers are looked up in both
+        # tables, and that one is emptied only at the next turn.
         unit.answers.turn = turn
+        # Turned, by this replica or another one: the next turn is due by the clock again.
         if not turn.is_due(unit.now_ms):
             self._next_turn_ms = 0
 
@@ -275,17 +299,21 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
             connection.close()
 
     async def _step(self, work: Callable[[PostgresUnitOfWork], object]) -> None:
-        """Run a long step, which locks every organisation for all replicas; then rest as long."""
+        """Run a long step, then pause for as long as it took.
+
+        The step locks every organisation, so requests to all replicas wait for it.
+        """
         started_s = time.monotonic()
         await super()._step(work)
         await asyncio.sleep(time.monotonic() - started_s)
 
     async def sample(self) -> bool:
-        """Read the figures for metrics that need a query, if it is time; tell whether it was."""
+        """Run the queries of the metrics if they are due; return whether they were."""
         is_time = await super().sample()
         if is_time and time.monotonic() >= self._next_count_s:
             started_s = time.monotonic()
-            # The sweep waits for it, and must not wait like a report for a server that is away.
+            # With a shorter limit than reports have: the sweep waits for it, and reservations
+            # expire in the sweep.
             rows = await self.report(lambda reading: reading.rows(_OPEN), SAMPLE_WAIT_S)
             self._open_now = _Open(*rows[0])
             ended_s = time.monotonic()
@@ -293,7 +321,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         return is_time
 
     async def ready(self) -> bool:
-        """Tell whether the database answers, and its disk takes what is written."""
+        """Return whether the database answers and its disk has room."""
         try:
             await self.write(NOTHING, lambda unit: unit.now_ms)
             return await self.has_room()

@@ -1,4 +1,8 @@
-"""Hears what other replicas have committed, on a connection and a thread of its own."""
+"""Listens for the commits of other replicas, on a connection and a thread of its own.
+
+Notifications may be lost with a connection. So the listener also queries the newest numbers every
+few seconds, and after each reconnection: a lost notification delays a message by that much at most.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,14 @@ from guard.gateway.storage.postgres.peers import RETURNS
 logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 0.25
+"""How long the thread waits for a notification before it looks whether it has to end."""
+
 ASK_S: Final = 3.0
-"""The listener asks what is new by itself so often: a server that sends nothing has no news, or is
-away."""
+"""How often the listener queries for new messages by itself: a server that sends nothing has no
+news, or is lost."""
 
 ANSWER_WAIT_S: Final = 10.0
-"""A server that does not answer for so long is away."""
+"""A server that does not answer for so long counts as lost."""
 RETRY_S: Final = 1.0
 """A lost connection is opened again after about so long; the time is jittered."""
 
@@ -40,10 +46,11 @@ _END_SILENT: Final = (
     " AND usename = current_user AND application_name = %s AND wait_event = 'ClientRead'"
     " AND xact_start IS NOT NULL AND query_start < clock_timestamp() - %s * interval '1 ms'"
 )
-"""Ends transactions in which the server waits for a replica that has gone silent.
+"""Ends transactions in which the server waits for a silent replica.
 
 The server does so by itself when the replica is silent between two statements. In the middle of a
-pipeline it does not call that idle, and would hold the locks until the connection is found dead.
+pipeline the session does not count as idle, and would hold its locks until the connection is found
+dead.
 """
 
 Deliver = Callable[[list[PostCommitEvent]], None]
@@ -56,8 +63,8 @@ class Listener:
     Args:
         connect: opens a connection.
         channel: of the notifications.
-        feed: what was delivered.
-        deliver: called on the listener's thread.
+        feed: the numbers of the messages that were delivered.
+        deliver: called on the listener's thread, with events that may be known already.
         replica: returns the name under which this replica writes now.
     """
 
@@ -74,20 +81,21 @@ class Listener:
         self._feed = feed
         self._deliver = deliver
         self._replica = replica
-        # Set by the loop's side; the thread looks between two waits.
+        # Set by :meth:`close`; the thread checks it between two waits.
         self._closing = threading.Event()
-        # When the thread last asked what is new; its own.
+        # Monotonic time of the last query for new messages. Used by the thread only.
         self._asked_s = 0.0
-        # Whether other replicas are heard. The thread writes it, ``/readyz`` and metrics read it.
+        # Whether the connection works. Written by the thread only, which logs a loss once.
         self.healthy = True
         self._thread = threading.Thread(target=self._run, name="guard-gateway-notices", daemon=True)
 
     def start(self) -> None:
-        """Listen; returns when whatever is committed from now on is heard."""
+        """Begin to listen; when it returns, every later commit is noticed."""
         connection = self._open()
-        # After LISTEN: what is committed between the two is heard, and known already.
+        # After LISTEN: a commit between the two is notified although it is known. The other way
+        # round it would be missed.
         self._feed.start(newest_of_all(connection.psycopg))
-        # Handed to the thread, which takes it before it looks at anything else.
+        # Handed over to the thread, which takes it before anything else.
         self._first: PostgresReadConnection | None = connection
         self._thread.start()
 
@@ -114,6 +122,7 @@ class Listener:
             try:
                 if connection is None:
                     connection = self._open()
+                    # After LISTEN: commits between the two are notified.
                     self._catch_up(connection)
                 self.healthy = True
                 self._hear(connection)
@@ -129,11 +138,15 @@ class Listener:
             connection.close()
 
     def _catch_up(self, connection: PostgresReadConnection) -> None:
-        """Read what was committed while nothing was heard."""
+        """Deliver the changes that were committed while there was no connection.
+
+        Control messages have numbers; of other changes only a notification shows them, so the
+        catalogue is announced as changed in any case.
+        """
         self._deliver([PostCommitEvent("catalogue", None), *self._unseen(connection)])
 
     def _unseen(self, connection: PostgresReadConnection) -> list[PostCommitEvent]:
-        """Read the messages of all organisations that were not handed on yet."""
+        """Read the messages of all organisations that were not delivered yet."""
         events: list[PostCommitEvent] = []
         connection.expect(ANSWER_WAIT_S)
         for organisation_id, newest in newest_of_all(connection.psycopg).items():
@@ -148,6 +161,7 @@ class Listener:
     def _hear(self, connection: PostgresReadConnection) -> None:
         # All are taken first: those that arrive during a query inside the loop would be lost.
         notices = list(connection.psycopg.notifies(timeout=WAIT_S, stop_after=1))
+        # Equal ones once: a notification without a payload of its own only wakes.
         for payload in dict.fromkeys(notice.payload for notice in notices):
             try:
                 replica, kind, organisation_id, *rest = payload.split(" ", 3)
@@ -206,4 +220,4 @@ def _waits(text: str) -> _Told:
 _TOLD: Final[Mapping[str, Callable[[str], _Told]]] = {
     "recall": _recall, "answered": _answered, "room": _room, "waits": _waits,
 }  # fmt: skip
-"""How the notifications are read that stand for themselves; the others only wake."""
+"""Decoders of the notifications that carry their content; the others only wake."""

@@ -1,8 +1,9 @@
 """Migrations of a PostgreSQL schema, and which gateways may run on it.
 
-The schema records its version and the oldest gateway that can run on it. A gateway that knows less
-than the version, but enough, runs on it as it is. Each connection that writes holds a lock that
-names its gateway's version, so a step that older gateways could not bear is refused while one runs.
+The schema records its version and the oldest gateway that can run on it. A gateway older than the
+schema's version runs on it unchanged, if it is not older than that. Each connection that writes
+holds a lock that names its gateway's version, so a step with which a running older gateway could
+not work is refused.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from guard.gateway.storage.postgres.connection import connect, reason_of
 from guard.gateway.storage.postgres.schema import Migration
 
 LOCK_WAIT_MS: Final = 500
-"""How long a step waits for a lock at a time, because everybody waits behind it.
+"""How long a step waits for a lock at a time, because all requests wait behind it.
 
-Less than the server's ``deadlock_timeout``, so that in a deadlock the step gives way.
+Less than the server's ``deadlock_timeout``, so that in a deadlock the step fails, and not a
+request.
 """
 
 RETRY_S: Final = 1.0
 PATIENCE_S: Final = 600.0
-"""How long a step is tried again while its tables are in use."""
+"""How long a step is repeated while its tables are in use."""
 
 _FACTS: Final = "SELECT name, value FROM facts WHERE name IN ('schema', 'schema_oldest')"
 _SET_FACT: Final = (
@@ -56,7 +58,7 @@ class SchemaError(RuntimeError):
 
 
 class SchemaVersion(NamedTuple):
-    """What a schema says of itself.
+    """The version that a schema records.
 
     Attributes:
         number: of its newest migration; 0: it is empty.
@@ -96,21 +98,22 @@ def read_version(connection: psycopg.Connection[Any]) -> SchemaVersion:
 
 
 def note_running(connection: psycopg.Connection[Any]) -> None:
-    """Lock, for the life of the connection, that a gateway of this version runs.
+    """Hold the lock of gateways of this version until the connection ends.
 
     Raises:
-        SchemaError: it must not, because the schema has changed.
+        SchemaError: the schema has changed, and this gateway cannot run on it.
     """
     connection.execute(_RUN, (schema.RUNS, str(schema.newest())))
+    # After the lock: from here on no migration can make the schema unusable for this version.
     read_version(connection)
 
 
 def migrate(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
-    """Apply the steps that are missing, each whole or not at all, and return them.
+    """Apply the missing steps, each completely or not at all, and return them.
 
-    Gateways that start at once take turns. What an interrupted one has done stays, and the next
-    goes on from there. Other gateways run meanwhile: a step that cannot have its locks at once is
-    tried again.
+    Gateways that start at the same time take turns. The steps of an interrupted one stay, and the
+    next one continues after them. Other gateways run meanwhile: a step that does not get its locks
+    at once is repeated.
 
     Args:
         connection: outside of a transaction.
@@ -119,6 +122,8 @@ def migrate(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
         SchemaError: a newer gateway's schema, a step that older gateways which run now could not
             bear, or tables that stay in use.
     """
+    # Tried and not waited for: a statement that waits would hold a snapshot, and another gateway's
+    # CREATE INDEX CONCURRENTLY would wait for that, in a deadlock.
     while not _is_true(connection.execute(_SOLE, (schema.MIGRATE,))):
         time.sleep(RETRY_S * random.uniform(0.05, 0.2))
     try:
@@ -133,9 +138,9 @@ def migrate(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
 
 
 def rehearse(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
-    """Run every step that is missing in one transaction, take it back, and return the steps.
+    """Run every missing step in one transaction, roll it back, and return the steps.
 
-    Indexes are left out: in a transaction they would keep others from writing.
+    Indexes are left out: in a transaction, building them would block all writes.
 
     Raises:
         SchemaError: as :func:`migrate`, at once.
@@ -158,11 +163,15 @@ def rehearse(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
 
 
 def _apply(connection: psycopg.Connection[Any], number: int, migration: Migration) -> None:
+    # Outside of a transaction, so before the step is recorded: if the process dies in between, the
+    # next one finds the indexes built.
     for index in migration.indexes:
         _build(connection, index)
 
+    # In one transaction: either the script and its record, or one batch of a fill.
     def run() -> bool:
         _require_bearable(connection, number, migration)
+        # Not done yet: the batch is committed without the record, and the next one follows.
         if migration.fill and connection.execute(migration.fill.encode()).rowcount:
             return False
         if migration.script:
@@ -175,13 +184,15 @@ def _apply(connection: psycopg.Connection[Any], number: int, migration: Migratio
 
 
 def _build(connection: psycopg.Connection[Any], index: str) -> None:
-    """Build an index without keeping others from writing; a half built one is no use."""
+    """Build an index without blocking writes. One that was half built is dropped first."""
     name = index.split()[2]
     found = connection.execute(_IS_VALID, (name,)).fetchone()
     if found is not None and found[0]:
         return
+    # The table may be large.
     connection.execute("SET statement_timeout = 0")
     try:
+        # Half built: an earlier attempt was interrupted.
         if found is not None:
             connection.execute(f"DROP INDEX CONCURRENTLY {name}".encode())
         connection.execute(index.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1).encode())
@@ -192,7 +203,7 @@ def _build(connection: psycopg.Connection[Any], index: str) -> None:
 def _until_locked(
     connection: psycopg.Connection[Any], run: Callable[[], bool], failed: Callable[[], Exception]
 ) -> bool:
-    """Run a transaction, again and again while others hold the locks that it needs."""
+    """Run a transaction; repeat it while other sessions hold the locks that it needs."""
     ends_s = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -221,7 +232,7 @@ def _run_script(connection: psycopg.Connection[Any], migration: Migration) -> No
 def _require_bearable(
     connection: psycopg.Connection[Any], number: int, migration: Migration
 ) -> None:
-    """Lock out the gateways that could not run on the result.
+    """Keep gateways that could not run on the result from starting until the transaction ends.
 
     Raises:
         SchemaError: one of them runs.
@@ -236,7 +247,7 @@ def _require_bearable(
 
 
 def require_stopped(connection: psycopg.Connection[Any]) -> None:
-    """Lock out every gateway until the transaction ends.
+    """Keep every gateway from starting until the transaction ends.
 
     Raises:
         SchemaError: one runs.
@@ -282,7 +293,7 @@ class PostgresMigrator:
         return SchemaStatus(found.number, schema.newest(), pending, found.oldest)
 
     def up(self, *, dry_run: bool) -> Sequence[MigrationStep]:
-        """Apply the pending steps; in one transaction, which is taken back, when dry."""
+        """Apply the pending steps; if dry, in one transaction that is rolled back."""
         with self._connected() as connection:
             return rehearse(connection) if dry_run else migrate(connection)
 

@@ -1,4 +1,8 @@
-"""Balances, reservations and estimates over PostgreSQL: what is cached, and what is asked for."""
+"""Balances, reservations and estimates over PostgreSQL: how long rows stay cached, and queries.
+
+Rows of an organisation may be used only while it is locked. Cached rows stay valid until another
+replica writes the organisation; the unit of work then calls :meth:`PostgresMoney.read_again`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,10 @@ from guard.gateway.storage.sql.rows import (
 from guard.gateway.storage.sql.tables import CACHE_MAX
 
 CLAIM_MS: Final = 60_000
-"""How long a webhook message belongs to the replica that sends it."""
+"""How long a webhook message belongs to the replica that sends it.
+
+If that replica dies, another one sends the message afterwards: it is sent at least once.
+"""
 
 _CLAIM_DELIVERIES: Final = (
     f"WITH RECURSIVE {WAITING_OWNERS},"  # noqa: S608 (constant text)
@@ -67,11 +74,15 @@ _BALANCES: Final = (
 
 
 READ_AGAIN_MAX: Final = 256
-"""Of more cached rows of a kind, none is read again after another replica has written."""
+"""If more rows of a kind are cached, they are dropped after another replica's commit, not read."""
 
 
 def _note(known: set[str], key: str) -> None:
-    """Note a cached key. Caches are emptied when they are full, and so is this."""
+    """Note a cached key.
+
+    The set is emptied at twice the size of a cache, which is emptied when it is full: by then at
+    least half of the noted keys are not cached any more.
+    """
     if key not in known:
         if len(known) >= 2 * CACHE_MAX:
             known.clear()
@@ -79,14 +90,14 @@ def _note(known: set[str], key: str) -> None:
 
 
 class AskedReservations(NamedTuple):
-    """Reservations that were asked for, and what the database answers."""
+    """Reservations that were queried, and the cursor of the answer; ``None``: none were."""
 
     ids: list[str]
     rows: Cursor[Any] | None
 
 
 class PostgresMoney(MoneyTables):
-    """Rows of the locked organisations; other replicas may have changed any before.
+    """The rows of the locked organisations.
 
     Attributes:
         locked: the organisations of the unit.
@@ -99,9 +110,14 @@ class PostgresMoney(MoneyTables):
         super().__init__(connection)
         self.locked: list[str] = []
         self.earlier: list[Any] = []
+        # The keys of the cached rows by organisation. May name rows that have left their cache
+        # since. A cached row that is not named here is not read again, or dropped, after another
+        # replica has written the organisation.
         self._cached: dict[str, CachedKeys] = {}
+        # Cached balances of deleted budgets, by number; dropped at the start of the next unit.
         self._transient: list[int] = []
-        # Up to which lease refusals have looked, of balances with many.
+        # By balance, the id of the last lease that a refusal looked at, if there are more than it
+        # looks at. Only decides which leases are recalled first, so it is not undone.
         self._looked_up_to: dict[int, str] = {}
         self.new_events = NewEvents(self)
 
@@ -120,7 +136,10 @@ class PostgresMoney(MoneyTables):
         self.uncertain.forget()
 
     def forget_transient(self) -> None:
-        """Drop the balances of deleted budgets, which nothing tells when they change."""
+        """Drop the balances of deleted budgets.
+
+        They have no organisation, and so no record of which replica wrote them last.
+        """
         while self._transient:
             self.balances.pop(self._transient.pop(), None)
 
@@ -141,10 +160,11 @@ class PostgresMoney(MoneyTables):
     def read_again(self, org: OrganisationState) -> None:
         """Read the cached rows of an organisation again, those of balances in place.
 
-        Of many the caches are emptied: what commands need of them is read when they need it.
+        If they are many, they are dropped instead, and each is read when a command needs it.
         """
         own = org.organisation_id
         known = self.cached(own)
+        # 1. Dropped: most commands name their reservation, and ``_begin`` reads those.
         for key in known.reservations:
             self.reservations.pop(key, None)
             lease = self.leases.pop(key, None)
@@ -155,6 +175,7 @@ class PostgresMoney(MoneyTables):
             self.chains.pop((own, chain_id), None)
         known.chains.clear()
         self.totals.forget_organisation(own)
+        # 2. Read again in one query, or dropped.
         if len(known.balances) > READ_AGAIN_MAX:
             self.forget_accounts(own)
             org.accounts.clear()
@@ -178,11 +199,13 @@ class PostgresMoney(MoneyTables):
         }
         for balance_id in list(known):
             fresh, cached = found.get(balance_id), self.balances.get(balance_id)
-            if fresh is None or cached is None:  # deleted by retention
+            # Deleted by retention, or its insertion was undone. An account may still refer to it.
+            if fresh is None or cached is None:
                 org.accounts.clear()
                 known.discard(balance_id)
                 self.balances.pop(balance_id, None)
                 continue
+            # In place: the cached accounts refer to the object.
             for name in Balance.__struct_fields__:
                 setattr(cached, name, getattr(fresh, name))
 
@@ -208,7 +231,7 @@ class PostgresMoney(MoneyTables):
         super().save_chain(organisation_id, chain_id, chain)
 
     def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
-        """Return what calls of one kind have cost, if any were seen."""
+        """Return the learned cost of calls of one kind, if any were seen."""
         _note(self.cached(organisation_id).estimates, subject)
         return super().estimate(organisation_id, subject)
 
@@ -237,16 +260,16 @@ class PostgresMoney(MoneyTables):
 
     def _own(self, balance: Balance, organisation_id: str | None) -> None:
         self.put(self.balances, balance.balance_id, balance)
-        if organisation_id is None:  # its budget is deleted, so nothing tells when it changes
+        if organisation_id is None:  # its budget is deleted, see ``forget_transient``
             self._transient.append(balance.balance_id)
         else:
             self.cached(organisation_id).balances.add(balance.balance_id)
 
     def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
-        """Remember a balance as exhausted: its row says so."""
+        """Do nothing: :meth:`ended_exhausted` queries the flag of the balance's row."""
 
     def clear_exhausted(self, balance_id: int) -> None:
-        """Forget that a balance was exhausted: its row says so."""
+        """Do nothing: :meth:`ended_exhausted` queries the flag of the balance's row."""
 
     def ended_exhausted(self) -> list[tuple[Balance, str]]:
         """Return exhausted balances whose period has ended, with their organisations."""
@@ -255,12 +278,16 @@ class PostgresMoney(MoneyTables):
             " AND b.ends_ms <= %s", (self.locked, self.now_ms)
         ).fetchall()  # fmt: skip
         found = [(self.balance(row[0]), row[BALANCE_COLUMNS]) for row in rows]
+        # The flag again: the cached balance may have changed in this unit, which the row has not.
         return [(balance, own) for balance, own in found if balance.exhausted]
 
     # -- reservations --------------------------------------------------------------------------
 
     def ask_named(self, reservation_ids: set[str]) -> AskedReservations:
-        """Ask for reservations that commands name; :meth:`take_named` reads the answer."""
+        """Query the reservations that commands name; :meth:`take_named` reads the answer.
+
+        In two steps, so that the query goes out in the same round trip as the locks.
+        """
         unknown = [each for each in reservation_ids if each not in self.reservations]
         if not unknown:
             return AskedReservations(unknown, None)
@@ -277,6 +304,8 @@ class PostgresMoney(MoneyTables):
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""
         found = super().reservation(reservation_id)
+        # A row that was just read is cached like the others, but only under the organisation's
+        # lock, and not if this unit has already changed it.
         if (
             found is not None
             and found.state == "open"
@@ -287,6 +316,7 @@ class PostgresMoney(MoneyTables):
         return found
 
     def _adopt(self, reservation: Reservation) -> None:
+        """Cache an open reservation. There is no queue of expiries: the table has an index."""
         self.reservations[reservation.reservation_id] = reservation
         self.cached(reservation.organisation_id).reservations.add(reservation.reservation_id)
         if reservation.is_lease:
@@ -299,7 +329,7 @@ class PostgresMoney(MoneyTables):
         reservation.expires_at_ms = expires_at_ms
 
     def _current(self, rows: Sequence[tuple[Any, ...]]) -> list[Reservation]:
-        """Return the reservations of rows as this unit has left them."""
+        """Return the reservations of rows with this unit's changes, which the rows have not."""
         found = []
         for row in rows:
             known = self.reservations.get(row[0]) or self._dirty_reservations.get(row[0])
@@ -314,7 +344,8 @@ class PostgresMoney(MoneyTables):
         found = {hold.lease_id: hold for hold in super().lease_holds(balance_ids, limit)}
         for balance_id in balance_ids:
             for hold in self._stored_holds(balance_id, limit):
-                # What is cached is as this unit has left it, and stands in the index above.
+                # A cached lease is newer than its row, and ``super()`` has looked at it. One that
+                # this unit has closed is in ``_dirty_reservations`` only.
                 if hold.lease_id not in self.reservations:
                     closed = self._dirty_reservations.get(hold.lease_id)
                     if hold.held and closed is None:
@@ -322,7 +353,7 @@ class PostgresMoney(MoneyTables):
         return list(found.values())
 
     def _stored_holds(self, balance_id: int, limit: int) -> list[LeaseHold]:
-        """Return the next leases of a balance that other units have written."""
+        """Return the next leases of a balance from the database, beginning again at the end."""
         rows = self.connection.psycopg.execute(
             _LEASE_HOLDS, (balance_id, self._looked_up_to.get(balance_id, ""), limit)
         ).fetchall()
@@ -340,8 +371,8 @@ class PostgresMoney(MoneyTables):
     def leased(self, organisation_id: str, root_id: str, limit: int) -> dict[int, int] | None:
         """Return, by balance, what the open leases of a key and of those below it hold.
 
-        What this unit has changed is not in the database yet. ``None`` where they are more than the
-        limit.
+        Leases that this unit has changed are added from memory: their rows are older. ``None`` if
+        there are more than the limit.
         """
         changed = {**self._dirty_reservations, **self._new_reservations}
         rows = self.connection.psycopg.execute(
@@ -364,6 +395,7 @@ class PostgresMoney(MoneyTables):
             f"{SELECT_RESERVATIONS} WHERE organisation_id = ANY(%s) AND state = 'open'"
             " AND (basis = 'lease' OR renewed = 1)", (self.locked,)
         ).fetchall()  # fmt: skip
+        # Caches every one of them, so that the cache has the answer.
         self._current(rows)
         return super().all_renewed()
 
@@ -403,7 +435,7 @@ class PostgresMoney(MoneyTables):
             if each.state != "open"
         ]
         super().flush()
-        for each in closed:  # an undo brings them back
+        for each in closed:  # a rollback puts them back into the cache, and so into this set
             self.cached(each.organisation_id).reservations.discard(each.reservation_id)
             self.on_undo(self.cached(each.organisation_id).reservations.add, each.reservation_id)
         self.new_events.flush()
@@ -424,9 +456,10 @@ class PostgresMoney(MoneyTables):
     def due_deliveries(
         self, limit: int, each: int, sending: Mapping[str, int]
     ) -> list[records.DueDelivery]:
-        """Return due deliveries, which no other replica gets until their claim ends.
+        """Return due deliveries and claim them: no other replica gets them until the claim ends.
 
-        Those that another replica is just claiming are passed over, so that none waits.
+        Deliveries that another replica is just claiming are skipped, so that no replica waits for
+        another one's lock.
         """
         rows = self.connection.psycopg.execute(
             _CLAIM_DELIVERIES,

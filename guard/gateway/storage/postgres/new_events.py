@@ -1,6 +1,8 @@
 """The events of a unit of work: repeats are looked up, and rows written, for all of them at once.
 
-The organisations of a unit are locked, so no other replica adds to their events meanwhile.
+The organisations of a unit are locked, so no other replica adds to their events meanwhile. An event
+is a repeat if its id is recorded, or if its vendor's answer is: see
+:mod:`guard.gateway.storage.sql.event_table` for the rules.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _REQUEST_ID: Final = 26
 
 
 class _Asked(NamedTuple):
-    """What was asked of some events: their ids, and which of them answer a vendor's request."""
+    """Queries for some events: by their ids, and by the vendor's answers that they report."""
 
     ids: list[tuple[str, str]]
     same: Cursor[Any]
@@ -53,16 +55,23 @@ class NewEvents:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was not written."""
+        """Begin a unit: drop the rows and the look-ups of the one before."""
+        # Whether an event is recorded, in the table or in this unit, by organisation and id. Has
+        # every event that a command of the unit names.
         self._looked_up: dict[tuple[str, str], bool] = {}
+        # Three indexes of the vendors' answers that are recorded. All of them; those whose request
+        # is known, by answer and request; and for each answer one record whose request is not
+        # known: its number in the table, or its row below.
         self._responses: dict[Response, None] = {}
         self._named: dict[tuple[Response, str], None] = {}
         self._unnamed: dict[Response, int | list[Any]] = {}
+        # The rows of this unit, in order; the first ``_written`` of them are in the table. Lists,
+        # because the request of a row may become known before it is written.
         self._rows: list[list[Any]] = []
         self._written = 0
 
     def ask(self, events: Iterable[tuple[str, PricedEvent]]) -> _Asked | None:
-        """Ask which events are recorded already; :meth:`take` reads the answer.
+        """Query which events are recorded already; :meth:`take` reads the answer.
 
         Args:
             events: with their organisations.
@@ -133,14 +142,18 @@ class NewEvents:
         return True
 
     def _is_repeated(self, response: Response, request_id: str | None) -> bool:
-        """Tell whether the answer to the same request is recorded; see ``event_table``."""
+        """Return whether the answer to the same request is recorded; see ``event_table``."""
+        # 1. A report without a request is a repeat of any record of the answer.
         if request_id is None:
             return response in self._responses
+        # 2. The same request is recorded.
         if (response, request_id) in self._named:
             return True
+        # 3. Nothing but other requests: a new event.
         unnamed = self._unnamed.get(response)
         if unnamed is None:
             return False
+        # 4. A record without a request: it is taken for this request's, and gets its id.
         tables = self._tables
         del self._unnamed[response]
         tables.on_undo(self._unnamed.__setitem__, response, unnamed)
@@ -149,6 +162,7 @@ class NewEvents:
             tables.write("UPDATE events SET request_id = ? WHERE event_seq = ?",
                          (request_id, unnamed))  # fmt: skip
             return True
+        # Its row is of this unit, and perhaps not written yet.
         unnamed[_REQUEST_ID] = request_id
         tables.on_undo(unnamed.__setitem__, _REQUEST_ID, None)
         if any(row is unnamed for row in self._rows[: self._written]):
@@ -167,7 +181,7 @@ class NewEvents:
             self._written = len(self._rows)
 
     def flush(self) -> None:
-        """Write the rows that are left."""
+        """Write the rows that are left, at the end of a unit."""
         rows = self._rows[self._written :]
         if rows:
             self._tables.connection.executemany(EVENT_SQL, map(tuple, rows))

@@ -1,7 +1,7 @@
 """Control messages that other replicas have committed, in order and without a gap.
 
-The numbered row is the truth. A notification only wakes: a replica that is woken reads every row
-after the newest one that it has published. So a lost notification delays a message, and loses none.
+The numbered row is authoritative. A notification only wakes a replica, which then reads every row
+after the newest one that it has published. So a lost notification delays messages and loses none.
 """
 
 from __future__ import annotations
@@ -30,27 +30,29 @@ def _event(organisation_id: str, message: str, key_id: str | None) -> PostCommit
 
 
 class Feed:
-    """Hands each message on once, in the order of its number.
+    """Delivers each message once, in the order of its number.
 
-    A replica's own commits and what it reads of others come from different threads, so a message
-    may arrive twice, and late. One that is older than the newest one published is dropped: the
-    thread that published that one had read all before it.
+    The writer's thread and the listener's both deliver messages, so one may arrive twice, and late.
+    A message that is older than the newest one published is dropped: the thread that published the
+    newest one had delivered all before it as well.
     """
 
     def __init__(self) -> None:
-        # The newest number by organisation. Written on the loop, after the start; read by threads.
+        # The newest number by organisation; it only rises. Written on the loop once the listener
+        # has started. The writer's and the listener's threads read it without a lock: from an old
+        # number they read messages that are known, which are dropped on the loop.
         self._newest: dict[str, int] = {}
 
     def start(self, newest: dict[str, int]) -> None:
-        """Note what was stored before the listener began."""
+        """Set the numbers of the messages that were stored before the listener began."""
         self._newest = dict(newest)
 
     def seen(self, organisation_id: str) -> int:
-        """Return the number of the newest message that was handed on."""
+        """Return the number of the newest message that was delivered."""
         return self._newest.get(organisation_id, 0)
 
     def fresh(self, events: list[PostCommitEvent]) -> list[PostCommitEvent]:
-        """Return the events that were not handed on before."""
+        """Return the events that were not delivered before."""
         return [event for event in events if self._is_fresh(event)]
 
     def _is_fresh(self, event: PostCommitEvent) -> bool:

@@ -1,4 +1,4 @@
-"""A schema of its own for one gateway, dropped in the end: whatever else is there stays."""
+"""A schema of its own for one gateway, dropped in the end; the rest of the database stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Questions to other replicas that are stored nowhere: one that is away has nothing to answer."""
+"""Messages to other replicas that are not stored: a replica that misses them loses little.
+
+They make leases give money back sooner, and calls that wait for money ask sooner. If one is lost,
+both happen later by themselves.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ LEASES_MAX: Final = 100
 BALANCES_MAX: Final = 500
 """Balances in one notification."""
 GATHER_S: Final = 0.05
-"""Money that comes back within so long is told of at once: a busy budget settles all the time."""
+"""Balances to which money returns within so long go into one notification: a busy budget settles
+all the time."""
 RETURNS: Final = ""
 """In place of a key: for how long leases are to give back; older replicas know no such key."""
 
@@ -40,15 +45,19 @@ class PostgresPeers:
     def __init__(self, look_up: LookUp, sender: Callable[[], tuple[str, str]]) -> None:
         self._look_up = look_up
         self._sender = sender
+        # All state belongs to the loop.
+        # Notifications that are being sent; the loop itself refers to its tasks weakly.
         self._tasks: set[asyncio.Task[None]] = set()
-        # Balances on which money has come back since other replicas were told last.
+        # Balances to which money has returned since the last notification, by organisation. An
+        # entry exists exactly while a timer runs that sends it.
         self._freed: dict[str, set[int]] = {}
+        # Written by the sweep, from the table of replicas.
         self.are_there = False
 
     def ask_peers(
         self, organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int
     ) -> bool:
-        """Have other replicas recall leases too; ``False`` when there are none."""
+        """Ask other replicas to recall leases too; return ``False`` if there are none."""
         if self.are_there:
             for key_id, lease_ids in leases.items():
                 for start in range(0, len(lease_ids), LEASES_MAX):
@@ -60,16 +69,16 @@ class PostgresPeers:
         return self.are_there
 
     def tell_peers(self, organisation_id: str, lease_id: str) -> None:
-        """Tell them that a lease has given back what it does not use."""
+        """Notify them that a lease has given back its unused money."""
         self._send("answered", organisation_id, {"": [lease_id]})
 
     def tell_waiting(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
-        """Tell them that calls wait here for money of some balances."""
+        """Notify them that calls wait here for money of some balances."""
         if self.are_there:
             self._send("waits", organisation_id, sorted(balance_ids)[:BALANCES_MAX])
 
     def tell_room(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
-        """Tell them soon that money has come back on some balances."""
+        """Notify them, after a moment, that money has returned to some balances."""
         if not self.are_there:
             return
         if organisation_id not in self._freed:

@@ -2,8 +2,8 @@
 
 The counting is that of :class:`guard.gateway.storage.memory_rates.RateCounters`. Calls that arrive
 together are counted in one transaction, on a connection and a thread of their own, so that they do
-not wait for the ledger. As there, a row of the organisation is locked and names the replica that
-wrote last, which tells whether what is cached is still true.
+not wait for the ledger. As in the ledger, a row of each organisation is locked; it names the
+replica that wrote last. If that is this one, the cached counters are still valid.
 """
 
 from __future__ import annotations
@@ -27,20 +27,26 @@ KEEP_MS: Final = 86_400_000
 """Rows of unused counters are deleted after so long."""
 
 _LoanRow = tuple[str, int, int]
+"""First name, calls and end of a loan."""
 
 
 class _Stored(Windows):
-    """Counters of one organisation, and what of them is in the database."""
+    """The cached counters of one organisation, with the state of their rows in the database."""
 
     def __init__(self, organisation_id: str) -> None:
         super().__init__()
         self.organisation_id = organisation_id
+        # Buckets that this unit has used, by name: their rows are written by the commit.
         self.touched: dict[str, Bucket] = {}
+        # The rows of loans by name, and the buckets of each. A commit writes the differences.
         self.stored: dict[str, tuple[_LoanRow, list[Bucket]]] = {}
 
 
 class RateUnit(RateCounters):
     """Implements :class:`guard.gateway.ledger.unit_of_work.Transaction` over the counters.
+
+    Used by the thread of its group writer only. There is no undo log: a failed unit drops the
+    cached counters of its organisations, and the next one reads them again.
 
     Args:
         connect: opens a connection.
@@ -54,9 +60,14 @@ class RateUnit(RateCounters):
         self._connect = connect
         self.connection = connect()
         self._test_clock_ms = clock_ms
+        # The name under which this replica writes; a new one after each lost connection, so that
+        # rows of a commit whose answer was lost are read again.
         self._replica = secrets.token_hex(8)
+        # The database's time when the unit began, in milliseconds. Never runs backwards.
         self.now_ms = 0
+        # The counters of the organisations that the unit has locked.
         self._in_use: list[_Stored] = []
+        # Those of them that another replica wrote last; the commit puts this one's name there.
         self._taken: list[str] = []
 
     # -- transaction ---------------------------------------------------------------------------
@@ -67,6 +78,7 @@ class RateUnit(RateCounters):
             self.connection.close()
             self.connection = self._connect()
             self._forget()
+        # Locked in one order by all replicas, so that no two units deadlock.
         own = sorted({each for scope in scopes for each in scope.organisations or ()})
         found = self.connection.psycopg
         self.connection.expect(ANSWER_WAIT_S)
@@ -138,7 +150,7 @@ class RateUnit(RateCounters):
         return found
 
     def commit(self) -> list[PostCommitEvent]:
-        """Write what has changed, and commit."""
+        """Write the changed rows, and commit."""
         found = self.connection.psycopg
         self.connection.expect(ANSWER_WAIT_S)
         try:
@@ -162,6 +174,7 @@ class RateUnit(RateCounters):
         now = {
             name: (each.first_name, each.calls, each.until_ms) for name, each in own.loans.items()
         }
+        # 1. Loans that have ended. Their buckets have fewer calls lent, so they are written too.
         for name, (_, buckets) in list(own.stored.items()):
             if name not in now:
                 own.touched |= {bucket.name: bucket for bucket in buckets}
@@ -169,6 +182,7 @@ class RateUnit(RateCounters):
                     "DELETE FROM rate_loans WHERE organisation_id = %s AND name = %s", (key, name)
                 )
                 del own.stored[name]
+        # 2. Loans that are new or have changed.
         for name, row in now.items():
             known = own.stored.get(name)
             if known is not None and known[0] == row:
@@ -183,6 +197,7 @@ class RateUnit(RateCounters):
                 " until_ms = excluded.until_ms, buckets = excluded.buckets",
                 (key, name, *row, [bucket.name for bucket in buckets]),
             )
+        # 3. Buckets, after the loans have added theirs.
         for bucket in own.touched.values():
             times = list(bucket.window)
             ends_ms = (times[-1] if times else self.now_ms) + bucket.per_ms
@@ -195,6 +210,7 @@ class RateUnit(RateCounters):
 
     def rollback(self) -> None:
         """Undo everything since :meth:`begin`."""
+        # Read again by the next unit, because nothing is cached for them.
         for own in self._in_use:
             self.organisations.pop(own.organisation_id, None)
         if not self.connection.is_broken():
@@ -203,10 +219,10 @@ class RateUnit(RateCounters):
             self.connection.rest()
 
     def savepoint(self) -> None:
-        """Begin a command; none of them fails by itself."""
+        """Do nothing: a command that fails fails the whole unit."""
 
     def undo(self) -> None:
-        """Give up the transaction.
+        """Fail the whole unit: there is no undo log.
 
         Raises:
             StoreError: always.
@@ -223,7 +239,7 @@ class RateUnit(RateCounters):
         self.organisations.clear()
 
     def delete_old(self) -> None:
-        """Delete what was not used for a day."""
+        """Delete the rows of counters and loans that were not used for a day."""
         for sql in (
             "DELETE FROM rate_loans WHERE until_ms < %s",
             "DELETE FROM rate_buckets WHERE ends_ms < %s",
@@ -304,6 +320,6 @@ class PostgresRates:
         )
 
     async def delete_old(self) -> None:
-        """Delete what was not used for a day."""
+        """Delete the rows of counters and loans that were not used for a day."""
         if self._writer is not None:
             await self._writer.submit(lambda unit: unit.delete_old(), Scopes(organisations=()))

@@ -3,15 +3,15 @@
 The first one makes the tables of :mod:`guard.gateway.storage.sql.baseline`, which the embedded
 store has too, because both run the same queries.
 
-Replicas of the version before run on while replicas are replaced, so a change is spread over steps,
-and what is taken away goes one release later than what replaces it:
+Replicas of the version before keep running while replicas are replaced one by one. So a change is
+spread over steps, and the old form is removed one release after the new one was added:
 
 1. expand: add tables, or columns at the end that may be null or have a constant default. Their
-   names occur in no other table, because queries join. What older gateways do not write is filled
-   in by a trigger where it must not be null.
+   names occur in no other table, because queries join. A column that must not be null, and that
+   older gateways do not write, is filled in by a trigger.
 2. fill: give old rows their values, in batches.
-3. contract: take away what nothing uses any more, with ``oldest`` as the first version that can do
-   without it.
+3. contract: remove a table or column that nothing uses any more, with ``oldest`` as the first
+   version that works without it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Migration(Struct, frozen=True):
     """One step of the schema; either ``script``, ``fill`` or ``indexes``.
 
     Attributes:
-        name: says what it is for.
+        name: its purpose.
         script: statements for one transaction. Its locks on tables stop every replica, so it reads
             or writes no table that can be large.
         fill: a statement that changes at most some thousand rows, and is repeated, each time in a
             transaction of its own, until it changes none.
-        indexes: statements that make indexes of tables that can be large. They are built beside
-            whoever writes, outside of a transaction; one that was interrupted is built anew.
+        indexes: statements that make indexes of tables that can be large. They are built without
+            blocking writes, outside of a transaction; one that was interrupted is built anew.
         oldest: the schema version that a gateway must know to run on the result.
     """
 
@@ -84,8 +84,8 @@ CREATE FUNCTION max(BIGINT, BIGINT) RETURNS BIGINT LANGUAGE sql IMMUTABLE PARALL
 CREATE FUNCTION instr(text, text) RETURNS BIGINT LANGUAGE sql IMMUTABLE PARALLEL SAFE
   AS 'SELECT strpos($1, $2)::bigint';
 """
-"""Who has written last, what is due, replicas, and counters of rate caps with the calls lent; and
-functions that the shared queries use, by the names that SQLite has for them."""
+"""The replica that wrote last, indexes of due rows, replicas, and counters of rate caps with the
+calls lent; and functions that the shared queries use, by the names that SQLite has for them."""
 
 _LEASE_BALANCES: Final = """
 CREATE TABLE lease_balances (

@@ -1,8 +1,8 @@
-"""Spells the shared SQL for PostgreSQL. Pure, and cached: each text is spelled once.
+"""Translates the shared SQL for PostgreSQL. Pure, and cached: each text is translated once.
 
-The shared text is SQLite's where the two engines differ. Each of the differences is a pair below,
-found by its exact text: one that is not listed is an error of syntax in PostgreSQL, which the tests
-of the store show.
+Where the two engines differ, the shared text is SQLite's. Each difference is a pair below, found by
+its exact text. A difference that is not listed is a syntax error in PostgreSQL, which the tests of
+the store find.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 _PAIRS: Final = (
-    # These guide SQLite's planner. Ours plans by its statistics.
+    # Hints for SQLite's planner. PostgreSQL plans by its statistics.
     ("INDEXED BY events_charged ", ""),
     ("INDEXED BY events_response ", ""),
     ("INDEXED BY events_flagged ", ""),
@@ -30,7 +30,7 @@ _PAIRS: Final = (
     ("json_each(e.balance_ids) j", "jsonb_array_elements_text(e.balance_ids::jsonb) AS j(value)"),
     ("json_each(r.balance_ids) j", "jsonb_array_elements_text(r.balance_ids::jsonb) AS j(value)"),
 )
-"""What SQLite reads, and what PostgreSQL reads in its place."""
+"""Texts for SQLite, each with the text for PostgreSQL."""
 
 _PLACES_MAX: Final = 9
 """Numbered places for arguments have one digit."""
@@ -52,7 +52,7 @@ class Spelled(Struct, frozen=True):
 
 @functools.lru_cache(maxsize=1024)
 def spelled(sql: str) -> Spelled:
-    """Return a statement of the shared SQL as PostgreSQL reads it.
+    """Return a statement of the shared SQL for PostgreSQL.
 
     >>> spelled("SELECT x % 2 FROM t NOT INDEXED WHERE a = ?").text
     'SELECT x %% 2 FROM t WHERE a = %s'
@@ -61,6 +61,7 @@ def spelled(sql: str) -> Spelled:
     """
     for theirs, ours in _PAIRS:
         sql = sql.replace(theirs, ours)
+    # psycopg reads ``%`` as a placeholder, but only in a statement that has arguments.
     text = sql.replace("%", "%%")
     is_named = "?1" in text
     if is_named:

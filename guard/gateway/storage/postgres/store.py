@@ -1,4 +1,4 @@
-"""The store of N replicas: one PostgreSQL database."""
+"""The store of several replicas: one PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLEAN_MS: Final = 600_000
 """How often unused counters of rate caps are deleted."""
 
 ALIVE_MS: Final = 15_000
-"""A replica that was seen so lately may have holders of leases on its sockets."""
+"""A replica that was seen so lately may have connections to holders of leases."""
 
 _DUE: Final = (
     "SELECT organisation_id FROM reservations WHERE state = 'open' AND expires_at_ms <= ?1 UNION"
@@ -41,9 +41,14 @@ class PostgresStorage(PostgresEngine, Storage):
     _rates_cleaned_ms = 0
 
     async def sweep(self) -> int:
-        """Run the periodic work of the organisations that have some; delete a few old rows."""
+        """Run the periodic work of the organisations that need it; delete a few old rows.
+
+        Every replica does so. Work that another replica has done is not found again.
+        """
         await self._note_alive()
         now_ms = self.clock_ms()
+        # Without locks: an organisation that is added to the list needlessly does no harm, and one
+        # that is missed is found by the next sweep.
         due = await self.look_up(lambda reading: [row[0] for row in reading.rows(_DUE, now_ms)])
         expired = 0
         for start in range(0, len(due), SWEEP_ORGANISATIONS):
@@ -61,11 +66,15 @@ class PostgresStorage(PostgresEngine, Storage):
         return expired
 
     async def resume(self) -> int:
-        """Renew what holders renew, unless another replica served them; return how many."""
+        """Renew the leases of all holders, unless another replica has served them meanwhile.
+
+        Returns:
+            How many were renewed.
+        """
         return await self.write(ANYTHING, _resume)
 
     def resume_in(self, unit: PostgresUnitOfWork) -> None:
-        """Do so in the first unit after the connection was lost, before anything can expire."""
+        """Do the same in the first unit after a lost connection, before any lease can expire."""
         _resume(unit)
 
     async def _note_alive(self) -> None:

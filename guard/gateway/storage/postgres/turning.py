@@ -1,7 +1,7 @@
 """Empties the older table of stored answers in an instant, when nothing else reads it.
 
-``TRUNCATE`` waits for everybody who has read the table in a transaction that goes on, and whoever
-wants to read it waits behind that. So it gives up after a moment, and is tried again later.
+``TRUNCATE`` waits for every open transaction that has read the table, and new readers wait behind
+it: units of work, and so requests. So it gives up after a moment, and is tried again later.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ def turn_answers(connection: psycopg.Connection[Any], now_ms: int) -> Turn:
     try:
         with connection.transaction():
             connection.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}".encode())
+            # Locks the facts: of replicas that turn at the same time, the second finds it done.
             turn = Turn.of(connection.execute(_TURN))
             if turn.is_due(now_ms):
                 turn = turn.next(now_ms)
+                # In one transaction with the facts: after a crash in between, neither is done.
                 connection.execute(f"TRUNCATE idempotency_{turn.period % 2}".encode())
                 for fact in turn.facts().items():
                     connection.execute(_SAVE, fact)

@@ -1,10 +1,13 @@
 """The unit of work over PostgreSQL: the organisations of a group are locked, and its rows are read.
 
 A unit locks the rows of its organisations, in the order of their ids, before it reads anything
-else. So the units of one organisation take turns, whatever replica they run in, and those of
-different organisations run side by side. Each organisation's row names the replica that wrote
-last: if that is this one, what it has cached of the organisation is still true; if it is another,
-the rows are read again.
+else. So the units of one organisation take turns, in whichever replica they run, those of different
+organisations run side by side, and no two units deadlock. Each organisation's row names the replica
+that wrote last: if that is this one, its cached rows of the organisation are still valid; if it is
+another, the rows are read again.
+
+A unit over all organisations holds an advisory lock alone that every other unit shares. It waits
+for the units that run, and new ones wait for it.
 """
 
 from __future__ import annotations
@@ -36,10 +39,10 @@ _LOCK: Final = (
 _LOCK_SOME: Final = _LOCK.format(" WHERE organisation_id = ANY(%s)")
 _LOCK_ALL: Final = _LOCK.format("")
 AWAY_MS: Final = 5000
-"""If no replica was seen for so long, none could serve the holders of leases."""
+"""If no replica was seen for so long, no holder of a lease could reach a gateway."""
 
 FOLLOWED_MAX: Final = 1000
-"""Of more new control messages, an organisation is read anew."""
+"""With more new control messages than that, an organisation is read anew."""
 
 FORGET_MS: Final = 3_600_000
 """A replica that was not seen for so long is forgotten."""
@@ -53,7 +56,8 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         clock_ms: a clock in place of the database's, for tests.
         monotonic_ms: time that only passes, in milliseconds.
         channel: of notifications.
-        seen_seq: returns the newest control message of an organisation that was published here.
+        seen_seq: returns the number of the newest control message of an organisation that was
+            published by this replica.
         resume: called in a unit of its own, in which all organisations are locked, before anything
             else is done after a time in which no replica reached the database.
     """
@@ -77,9 +81,11 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self._seen_seq = seen_seq
         self._resume = resume
         # Events of the unit that resumed after a lost connection; the next commit delivers them.
+        # That unit is not one of the group writer's, which delivers the events of its own only.
         self._undelivered: list[PostCommitEvent] = []
         # Whether a lost commit may have changed keys, rules or prices, so that caches above the
-        # store are to be read again; and whether leases may have run out meanwhile.
+        # store are to be read again; and whether leases may have run out meanwhile. Both stay set
+        # until a later unit has dealt with it.
         self._may_have_missed = self._has_to_resume = False
         # The name under which this replica writes. A new one after each lost connection: what was
         # written under the old one is then another writer's, and is read again.
@@ -90,7 +96,9 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         wall_ms = clock_ms() if clock_ms is not None else int(self.row(CLOCK)[0])
         self._clock = SteadyClock(0 if row is None else int(row[0]), wall_ms, monotonic_ms())
         self.now_ms = self._clock.now_ms
-        # When the clock was read, in time that only passes: other threads ask between two units.
+        # When the clock was read, in monotonic time. The writer's thread writes it and ``now_ms``,
+        # the loop reads both between two units (``time_ms``), without a lock: a mixed pair is off
+        # by the time between two units at most.
         self._read_at_ms = monotonic_ms()
 
     # -- transaction ---------------------------------------------------------------------------
@@ -101,23 +109,29 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         Raises:
             StoreLostError: there is no connection.
         """
+        # 1. The connection was lost, in this unit's predecessor or between two units.
         if self.connection.is_broken():
             self._reconnect()
+        # 2. First unit on a new connection: leases that could not be renewed meanwhile must not
+        # expire, so they are renewed before any command can expire them.
         if self._has_to_resume:
+            # Asked with nothing locked: to lock all organisations stops every other replica.
             self._begin([NOTHING])
-            # Before all organisations are locked, which stops every other replica.
             is_needed = not self.anybody_alive(AWAY_MS)
             self.rollback()
             if is_needed:
                 self._begin([ANYTHING])
                 self._resume(self)
                 self._undelivered = self.commit()
+            # Only here: if one of the steps above fails, the next unit tries again.
             self._has_to_resume = False
+        # 3. The unit itself.
         self._begin(scopes)
 
     def _begin(self, scopes: Sequence[Scopes]) -> None:
-        """Lock, and ask for all that the commands name, in one round trip."""
+        """Lock the organisations, and query all rows that the commands name, in one round trip."""
         self._undo_from = 0
+        # The unit before has written its rows, or was rolled back; its look-ups are outdated.
         self.new_events.forget()
         lookup_keys = [s.lookup_key for s in scopes if s.lookup_key is not None]
         named = set[str]().union(*(each.reservation_ids() for each in scopes))
@@ -128,15 +142,18 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             with found.pipeline():
                 found.execute("BEGIN")
                 rows = self._lock(_organisations(scopes))
+                # After the locks: a unit that waited for them has a later time than the one before.
                 clock = found.execute(CLOCK)
                 answers = self.answers.ask(lookup_keys)
                 reservations = self.ask_named(named)
                 recorded = self.new_events.ask(events)
             self._read_clock(clock.fetchall()[0][0])
+            # Before the answers are cached: it drops cached rows that another replica has changed,
+            # and the answers were read under the lock.
             self._locked(rows.fetchall())
             self.answers.take(answers)
             self.take_named(reservations)
-            # Those that were cached may have been forgotten meanwhile.
+            # ``_locked`` may have dropped reservations that were cached when the query was sent.
             self.take_named(self.ask_named(named.difference(reservations.ids)))
             self.new_events.take(recorded)
         except psycopg.Error as exc:
@@ -144,7 +161,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             raise
 
     def _lock(self, wanted: list[str] | None) -> psycopg.Cursor[Any]:
-        """Lock organisations, ``None``: all, and return a cursor of their rows."""
+        """Lock some organisations, or all of them for ``None``; return a cursor of their rows."""
         found = self.connection.psycopg
         if wanted is None:
             found.execute(_ALONE, (schema.WRITE,))
@@ -158,7 +175,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self.now_ms = self._clock.read(wall_ms, self._read_at_ms)
 
     def _locked(self, rows: Iterable[tuple[str, str, int, str]]) -> None:
-        """Note which organisations are locked; read again what others may have changed."""
+        """Note which organisations are locked; read again rows that others may have changed."""
         self.forget_transient()
         self._taken = []
         self.locked = []
@@ -171,21 +188,29 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             self._take_over(stale)
 
     def _take_over(self, rows: Iterable[tuple[str, str, int]]) -> None:
-        """Read again what another replica may have changed."""
+        """Read again rows that another replica may have changed."""
         for organisation_id, settings, control_seq in rows:
-            self.connection.expect(ANSWER_WAIT_S)  # there may be thousands
+            self.connection.expect(ANSWER_WAIT_S)  # anew for each: there may be thousands
+            # The name is written with the commit. If the unit fails, the row still names the other
+            # replica, and the next unit reads everything again.
             self._taken.append(organisation_id)
             known = self.orgs.get(organisation_id)
-            # A change of settings, budgets or directives has a control message.
+            # 1. Settings, rules and directives: each change of one has a control message.
             if known is None or not self.follow(known, settings, control_seq):
                 self.forget_accounts(organisation_id)
                 self.load_organisation(organisation_id, settings, control_seq)
+            # 2. Balances and the other rows that change without a message.
             self.read_again(self.orgs[organisation_id])
+            # 3. Messages that this replica has not published: they come before its own.
             if control_seq > self._seen_seq(organisation_id):
                 self._publish_missing(organisation_id)
 
     def follow(self, org: OrganisationState, settings: str, control_seq: int) -> bool:
-        """Apply what others have ordered since; ``False`` where not all of it is there any more."""
+        """Apply the control messages since this replica's last unit of the organisation.
+
+        Returns:
+            ``False`` if they are too many, or some are deleted: the organisation is read anew.
+        """
         missing = control_seq - org.control_seq
         if missing == 0:
             return True
@@ -211,7 +236,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         return True
 
     def _publish_missing(self, organisation_id: str) -> None:
-        """Announce messages that others have committed before one of this unit can."""
+        """Announce messages of other replicas, which precede any message of this unit."""
         self.earlier += notices_of(
             self.connection, organisation_id, self._seen_seq(organisation_id)
         )
@@ -221,6 +246,8 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         found = self.connection.psycopg
         self.connection.expect(ANSWER_WAIT_S)
         try:
+            # One round trip. If a statement fails, the server skips the rest with the COMMIT, and
+            # the error is raised at the end of the block.
             with found.pipeline():
                 self.flush()
                 if self._taken:
@@ -228,6 +255,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
                         "UPDATE organisations SET writer = %s WHERE organisation_id = ANY(%s)",
                         (self.replica, self._taken),
                     )
+                # The server sends notifications when it commits, and none after a rollback.
                 for payload in self._payloads():
                     found.execute("SELECT pg_notify(%s, %s)", (self._channel, payload))
                 found.execute("COMMIT")
@@ -235,6 +263,8 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             self._lost(exc)
             raise
         self.connection.rest()
+        # Committed for certain from here on. In the order of their numbers: events of the unit that
+        # resumed, of other replicas, of this unit.
         earlier, self.earlier = [*self._undelivered, *self.earlier], []
         self._undelivered = []
         if self._may_have_missed:
@@ -243,7 +273,10 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         return [*earlier, *self.committed()]
 
     def _payloads(self) -> set[str]:
-        """Return what other replicas are notified of: which kind of thing changed, and whose."""
+        """Return the notifications to other replicas: a kind of change and an organisation each.
+
+        They only wake. The replicas read the changes themselves from the tables.
+        """
         return {
             f"{self.replica} {event.kind} {event.organisation_id or ''}"
             for event in self.events
@@ -251,7 +284,10 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         }
 
     def rollback(self) -> None:
-        """Undo everything since :meth:`begin`, in the database and in the caches."""
+        """Undo everything since :meth:`begin`, in the database and in the caches.
+
+        Rows of other replicas that ``begin`` has read stay cached: they are committed.
+        """
         self.undo_all()
         self.earlier.clear()
         if not self.connection.is_broken():
@@ -261,6 +297,10 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
 
     def undo(self) -> None:
         """Undo everything since the last savepoint, and nothing else.
+
+        PostgreSQL refuses every further statement of a transaction in which one has failed, except
+        a return to a savepoint from before the failure. A query opens no savepoint, so a query that
+        fails in a command without one takes the whole transaction with it.
 
         Raises:
             StoreError: the transaction failed outside of a savepoint.
@@ -273,23 +313,32 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
     # -- connection ----------------------------------------------------------------------------
 
     def _reconnect(self) -> None:
-        """Open a connection; nothing that was cached is trusted any more."""
+        """Open a connection, and drop all caches.
+
+        The connection may have been lost between two units, where :meth:`_lost` is not called.
+        """
         self.connection.close()
         self.connection = self._connect()
         self._has_to_resume = True
         self._forget_everything()
 
     def _lost(self, exc: psycopg.Error) -> None:
-        """Report a lost connection as such: whether its commit happened is not known."""
+        """Raise ``StoreLostError`` if the connection is lost: whether it committed is not known.
+
+        Any other failure of a statement leaves the connection usable, and the caller raises it.
+        """
         if self.connection.is_broken():
             self._forget_everything()
             raise StoreLostError("the connection to the database is lost") from exc
 
     def _forget_everything(self) -> None:
-        # What the lost commit has announced was not delivered. Control messages are found by their
-        # number; that keys, rules or prices have changed is announced anew.
+        # The events of a lost commit were not delivered. Control messages are found again by their
+        # number; a change of keys, rules or prices is announced anew by the next commit.
         self._may_have_missed = True
+        # Under the old name the rows of a lost commit would count as this replica's own, and stay
+        # cached as they were before it.
         self.replica = secrets.token_hex(8)
+        # Restores the log into caches that are dropped next: it also clears the log and the sums.
         self.undo_all()
         self.orgs.clear()
         self.forget_money()
@@ -299,10 +348,10 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         return int(self.write(f"{sql} RETURNING {column}", arguments).fetchone()[0])
 
     def time_ms(self) -> int:
-        """Return the time of the newest unit, and what has passed since."""
+        """Return the time of the newest unit plus the time that has passed since."""
         return self.now_ms + max(0, self._monotonic_ms() - self._read_at_ms)
 
-    # -- what a unit may touch -----------------------------------------------------------------
+    # -- rows that a unit may change -----------------------------------------------------------
 
     def organisation(self, organisation_id: str) -> OrganisationState | None:
         """Return the state of an organisation that this unit has locked."""
@@ -312,6 +361,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         """Insert an organisation."""
         super().add_organisation(organisation)
         own = organisation.organisation_id
+        # No other replica can see the row before the commit, so it is as good as locked.
         self.locked.append(own)
         self._taken.append(own)
 
@@ -320,7 +370,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         return [self.orgs[each] for each in self.locked]
 
     def note_alive(self) -> None:
-        """Note that this replica serves."""
+        """Record that this replica is serving."""
         self.write(
             "INSERT INTO replicas VALUES (?, ?)"
             " ON CONFLICT (replica) DO UPDATE SET seen_ms = excluded.seen_ms",
@@ -329,22 +379,30 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self.write("DELETE FROM replicas WHERE seen_ms < ?", (self.now_ms - FORGET_MS,))
 
     def others_alive(self, within_ms: int) -> bool:
-        """Tell whether another replica has served lately."""
+        """Return whether another replica has served lately."""
         sql = "SELECT 1 FROM replicas WHERE replica <> ? AND seen_ms > ? LIMIT 1"
         return self.row(sql, self.replica, self.now_ms - within_ms) is not None
 
     def anybody_alive(self, within_ms: int) -> bool:
-        """Tell whether any replica has served lately."""
+        """Return whether any replica has served lately."""
         row = self.row("SELECT 1 FROM replicas WHERE seen_ms > ? LIMIT 1", self.now_ms - within_ms)
         return row is not None
 
     def organisation_named(self, name: str) -> bool:
-        """Tell whether there is one; replicas take turns, so that no two of them are told no."""
-        self.connection.psycopg.execute(_ALONE, (schema.AUDIT,))  # its entry needs the lock as well
+        """Return whether the name is taken.
+
+        Replicas take turns, so that no two of them find it free and create it both.
+        """
+        # The lock of the audit chain, which the entry of the creation needs as well.
+        self.connection.psycopg.execute(_ALONE, (schema.AUDIT,))
         return super().organisation_named(name)
 
     def audit_head(self) -> tuple[int, str] | None:
-        """Return the number and the hash of the newest audit entry; the chain is locked."""
+        """Return the number and the hash of the newest audit entry.
+
+        The chain is locked until the commit: a second entry with the same predecessor would break
+        it, and the entries of all organisations are in one chain.
+        """
         self.connection.psycopg.execute(_ALONE, (schema.AUDIT,))
         return super().audit_head()
 
@@ -358,7 +416,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
 
 
 def _organisations(scopes: Sequence[Scopes]) -> list[str] | None:
-    """Return the organisations that a group may touch; ``None``: any."""
+    """Return the organisations that a group may touch, in the order of locking; ``None``: any."""
     found: set[str] = set()
     for each in scopes:
         named = each.organisations

@@ -1,9 +1,10 @@
 """Ends connections whose server is silent when it has to answer.
 
-The kernel notices a server that is gone. It does not notice one that is there and says nothing: a
-frozen server, or a proxy in between that has lost the other side. A thread that waits for such an
-answer would wait for ever, so each connection says until when it expects one, and another thread
-ends those that do not get it. To the waiting thread this is a lost connection like any other.
+The kernel notices a server that is gone. It does not notice one that is connected and silent: a
+frozen server, or a proxy in between that has lost the other side. A thread that waits for its
+answer would wait for ever. So each connection sets a time by which it expects an answer, and
+another thread ends the connections that get none. The waiting thread sees a lost connection like
+any other.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import time
 from typing import Final
 
 CHECK_S: Final = 0.25
+"""How often the watch looks at the connections."""
 
 
 class WatchedSocket:
-    """The socket of a connection, for the one thing that another thread may do with it.
+    """A duplicate of a connection's socket, which another thread may shut down.
 
     Args:
-        fileno: of the socket. It is duplicated, so that it cannot become another one's number.
+        fileno: of the socket. It is duplicated: if the connection closes its own, the number may
+            become another file's, and the watch would cut that.
     """
 
     def __init__(self, fileno: int) -> None:
@@ -48,7 +51,7 @@ class WatchedSocket:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket. Idempotent."""
+        """Close the duplicate. Idempotent."""
         with self._lock:
             self._socket.close()
 
@@ -57,9 +60,10 @@ class AnswerWatch:
     """Cuts the lines on which an answer is overdue, from a thread of its own."""
 
     def __init__(self) -> None:
-        # Any thread adds and removes; the watch goes through a copy.
+        # Any thread adds and removes; the watch iterates over a copy. Both are single operations of
+        # the interpreter, so no lock is needed.
         self._lines: set[WatchedSocket] = set()
-        # Ends the watch, and its waits between two looks.
+        # Ends the watch, and interrupts its waits.
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -81,7 +85,7 @@ class AnswerWatch:
         self._lines.add(line)
 
     def remove(self, line: WatchedSocket) -> None:
-        """Forget a line, and let go of its socket."""
+        """Stop watching a line, and close its duplicate of the socket."""
         self._lines.discard(line)
         line.close()
 
@@ -90,6 +94,7 @@ class AnswerWatch:
             now_s = time.monotonic()
             for line in tuple(self._lines):
                 if line.answers_by_s < now_s:
-                    # First: the thread that is woken may expect its next answer at once.
+                    # Before the cut: the thread that it wakes may set its next time at once, which
+                    # this must not overwrite.
                     line.rest()
                     line.cut()

@@ -1,4 +1,4 @@
-"""A connection to Redis that fails fast while Redis is away, and comes back by itself."""
+"""A connection to Redis that fails fast while Redis is unavailable, and recovers by itself."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from guard.gateway.domain.errors import StoreError
 logger = logging.getLogger(__name__)
 
 ANSWER_WAIT_S: Final = 1.0
-"""A Redis that takes longer to answer is away."""
+"""A Redis that takes longer to answer counts as unavailable."""
 
 PING_S: Final = 1.0
-"""How often Redis is asked while nothing else asks it."""
+"""How often Redis is pinged while no call uses it."""
 
 RECONNECT: Final = Backoff(base_s=0.1, cap_s=2.0)
 _BATCH_MAX: Final = 512
 
-# uvloop raises RuntimeError for a write to a connection that was reset while nobody read from it.
+# uvloop raises RuntimeError for a write to a connection that was reset while nothing read from it.
 Failure = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
@@ -43,18 +43,21 @@ class _Call:
 
 
 class RedisConnection:
-    """Runs scripts; those that are asked for in one turn of the loop go in one write.
+    """Runs scripts; those of one turn of the loop go out in one write.
 
-    While Redis is away every call fails at once, and a task tries to reach it again, at random
-    intervals that grow to two seconds.
+    While Redis is unavailable every call fails at once, and a task tries to reach it again, at
+    random intervals that grow to two seconds. A call is never repeated after a failure: Redis may
+    have run it, and a call that is counted twice would be worse than one that is refused.
+
+    All of it runs on the loop.
 
     Args:
         url: such as ``redis://:password@host:6379/0``, ``rediss://...`` or ``unix:///path``.
-        answer_wait_s: how long an answer is waited for, in seconds; then Redis counts as away.
+        answer_wait_s: how long to wait for an answer, in seconds; then Redis counts as unavailable.
 
     Attributes:
         is_up: whether the last answer came.
-        failures: how often Redis went away.
+        failures: how often Redis has become unavailable.
     """
 
     def __init__(self, url: str, *, answer_wait_s: float = ANSWER_WAIT_S) -> None:
@@ -67,13 +70,14 @@ class RedisConnection:
             # With them a connection that the server has closed is used again over TCP, and fails.
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
         )
-        # Asked for in this turn of the loop, and not written yet. All of this is the loop's own.
+        # Calls of this turn of the loop that are not written yet. If there are some, a call of
+        # ``_flush`` is booked.
         self._calls: list[_Call] = []
-        # Batches that are under way; the loop itself refers to its tasks weakly.
+        # Batches that wait for their answers; the loop itself refers to its tasks weakly.
         self._tasks: set[asyncio.Task[None]] = set()
-        # Tries to reach Redis again, while it is away.
+        # Tries to reach Redis again. Runs exactly while ``is_up`` is false.
         self._reconnecting: asyncio.Task[None] | None = None
-        # Pings, so that a loss is known before a call meets it.
+        # Pings, so that a loss is noticed before a call fails.
         self._pinging: asyncio.Task[None] | None = None
         # Whether Redis has answered since the last ping was due.
         self._has_answered = False
@@ -85,7 +89,7 @@ class RedisConnection:
         return self._redis.register_script(text)
 
     async def open(self) -> None:
-        """Look whether Redis answers; if it does not, go on trying."""
+        """Try to reach Redis; if that fails, keep trying in the background."""
         try:
             await self._ping()
         except Failure as exc:
@@ -93,7 +97,7 @@ class RedisConnection:
         self._pinging = asyncio.create_task(self._ping_on(), name="guard-gateway-redis-ping")
 
     async def close(self) -> None:
-        """Fail what is under way, and disconnect."""
+        """Fail the calls that have no answer yet, and disconnect."""
         calls, self._calls = self._calls, []
         _answer(calls, [StoreError("the gateway ends")] * len(calls))
         tasks = [*self._tasks, *filter(None, (self._reconnecting, self._pinging))]
@@ -106,7 +110,7 @@ class RedisConnection:
         """Run a script on the keys that begin with ``key``.
 
         Raises:
-            StoreError: Redis is away, or does not answer in time.
+            StoreError: Redis is unavailable, or does not answer in time.
         """
         if not self.is_up:
             raise StoreError("Redis is not available")
@@ -132,7 +136,9 @@ class RedisConnection:
             async with asyncio.timeout(self._answer_wait_s):
                 answers = await self._asked(calls)
                 unknown = [n for n, each in enumerate(answers) if isinstance(each, NoScriptError)]
-                if unknown:  # Redis has restarted; those calls did nothing yet
+                # Redis has restarted and lost its scripts. Those calls had no effect, so they can
+                # be sent again.
+                if unknown:
                     for script in {call.script for call in calls}:
                         await self._redis.script_load(script.script)
                     again = await self._asked([calls[n] for n in unknown])
@@ -142,12 +148,14 @@ class RedisConnection:
         except Failure as exc:
             self._lost(exc)
             answers = [exc] * len(calls)
+        # Cancelled by ``close``: the callers must not wait for ever.
         except BaseException:
             _answer(calls, [StoreError("the gateway ends")] * len(calls))
             raise
         _answer(calls, answers)
 
     async def _asked(self, calls: list[_Call]) -> list[Any]:
+        # Without a transaction: each script is atomic by itself, and they are independent.
         async with self._redis.pipeline(transaction=False) as pipe:
             for call in calls:
                 pipe.evalsha(call.script.sha, 1, call.key, *call.arguments)
@@ -156,6 +164,7 @@ class RedisConnection:
     # -- lost and found --------------------------------------------------------------------------
 
     def _lost(self, exc: Exception) -> None:
+        # Several batches may fail at once; the first one starts the task.
         if self.is_up:
             self.is_up = False
             self.failures += 1
@@ -170,7 +179,8 @@ class RedisConnection:
             await asyncio.sleep(RECONNECT.delay_s(attempt, random.random()))
             attempt += 1
             try:
-                await self._redis.connection_pool.disconnect()  # one may be in mid-answer
+                # All of them: after a timeout a late answer would be taken for the next call's.
+                await self._redis.connection_pool.disconnect()
                 await self._ping()
             except Failure as exc:
                 logger.debug("Redis is still not available: %s", _name(exc))

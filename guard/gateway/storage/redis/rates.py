@@ -14,8 +14,11 @@ from guard.gateway.storage.redis.connection import RedisConnection
 class RedisRates:
     """Counts calls in Redis, by its clock. No money depends on it.
 
-    When Redis has lost its data the windows begin anew, which allows at most one window more, like
-    a restart of a gateway that counts in memory.
+    If Redis has lost its data, the windows begin anew. That allows at most the calls of one more
+    window, like a restart of a gateway that counts in memory.
+
+    A call whose answer is lost may have been counted: it is refused, and uses up a place in the
+    window.
 
     Args:
         connection: to Redis.
@@ -45,7 +48,7 @@ class RedisRates:
             ``None`` if the call may proceed, else the milliseconds until it may be tried again.
 
         Raises:
-            StoreError: Redis is away; the call must be refused.
+            StoreError: Redis is unavailable; the call must be refused.
         """
         wait_ms = await self.connection.run(
             self._take, _tag(organisation_id), self._clock_ms(), _uses(uses), self._buckets_max,
@@ -62,7 +65,7 @@ class RedisRates:
             How many calls are lent.
 
         Raises:
-            StoreError: Redis is away.
+            StoreError: Redis is unavailable.
         """
         if not uses:
             return 0
@@ -76,10 +79,10 @@ class RedisRates:
     async def settle(
         self, organisation_id: str, name: str, unused: int, *, unless: str | None = None
     ) -> None:
-        """End a loan: what is unused is free again, the rest counts as made now.
+        """End a loan: unused calls are free again, the others count as made now.
 
         Raises:
-            StoreError: Redis is away; the loan ends by itself.
+            StoreError: Redis is unavailable; the loan ends by itself.
         """
         await self.connection.run(
             self._settle, _tag(organisation_id), self._clock_ms(), name, unused, unless or ""
@@ -91,7 +94,7 @@ class RedisRates:
         """Give the holder of a loan more time, and the loan another name.
 
         Raises:
-            StoreError: Redis is away; the loan ends sooner.
+            StoreError: Redis is unavailable; the loan keeps its time and its name.
         """
         await self.connection.run(
             self._extend, _tag(organisation_id), self._clock_ms(), name, ttl_ms, new_name or name

@@ -173,7 +173,7 @@ for _, each in ipairs(loan.buckets) do count(each[1], each[2], at_ms, used) end
 return 1
 """
 )
-"""Ends a loan; what is used of it counts as made now."""
+"""Ends a loan; its used calls count as made now."""
 
 EXTEND: Final = (
     _COMMON

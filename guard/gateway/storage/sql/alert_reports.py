@@ -1,4 +1,4 @@
-"""What the watch over alerts looks at: plain functions of a connection."""
+"""Queries of the watch over alerts: plain functions of a connection."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def heading_for(
 ) -> list[records.BalanceView]:
     """Return balances that will reach a share of their limit, at the pace of their window so far.
 
-    A window is looked at when a tenth of it has passed; budgets that have reached their limit are
-    exhausted, and no forecast.
+    Only windows of which a tenth has passed, and budgets that have not reached their limit: those
+    are exhausted, which is no forecast.
     """
     rows = reading.rows(
         f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
@@ -77,7 +77,10 @@ def unseen_traffic(
 
 
 def told_of_failures(reading: Connection) -> list[records.DueDelivery]:
-    """Return messages about a failed store, without their body, to whom they would go."""
+    """Return a message without a body for each channel that reports a failed store.
+
+    Read while the store works: when it has failed, the channels cannot be looked up.
+    """
     rules: dict[str, list[alerts.AlertRule]] = {}
     for own, text in reading.rows("SELECT organisation_id, alert_rule FROM alert_rules"):
         rule = wire.decode(text, alerts.AlertRule)

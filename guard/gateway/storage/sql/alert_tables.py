@@ -1,4 +1,4 @@
-"""Channels, rules of alerts, what was told, and deliveries, of a unit of work over SQL."""
+"""Channels, alert rules, reported facts, and deliveries, of a unit of work over SQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAITING_OWNERS: Final = (
     f" organisation_id FROM deliveries WHERE {_WAITING} AND organisation_id > owner"
     " ORDER BY organisation_id LIMIT 1) FROM owners WHERE owner IS NOT NULL)"
 )
-"""The organisations with waiting messages: each is found in the index, after the one before it."""
+"""The organisations with waiting messages: each is found by the index, after the one before it."""
 
 _DUE: Final = (
     f"WITH RECURSIVE {WAITING_OWNERS} SELECT delivery_id, organisation_id, url, secret, type,"  # noqa: S608 (constant text)
@@ -59,7 +59,7 @@ class AlertTables(ControlTables):
         return int(self.row(sql, organisation_id, limit)[0])
 
     def recipients(self, organisation_id: str, limit: int) -> list[Recipient]:
-        """Return the channels in use; of more than ``limit`` the first."""
+        """Return the enabled channels, at most the first ``limit``."""
         rows = self.rows(
             "SELECT webhook_id, url, channel_kind, types FROM webhooks"
             " WHERE organisation_id = ? AND enabled = 1 ORDER BY url LIMIT ?",
@@ -125,7 +125,7 @@ class AlertTables(ControlTables):
              wire.encode(channel.options).decode()),
         )  # fmt: skip
 
-    # -- rules, and what was told --------------------------------------------------------------
+    # -- rules, and reported facts -------------------------------------------------------------
 
     def alert_rules(self, organisation_id: str) -> list[alerts.AlertRule]:
         """Return the rules of an organisation."""
@@ -152,7 +152,7 @@ class AlertTables(ControlTables):
         return cursor.rowcount > 0
 
     def told_at(self, organisation_id: str, fact: str) -> int | None:
-        """Return when a fact was told."""
+        """Return when a fact was last reported."""
         row = self.row(
             "SELECT told_ms FROM alert_facts WHERE organisation_id = ? AND fact = ?",
             organisation_id, fact,
@@ -160,7 +160,7 @@ class AlertTables(ControlTables):
         return None if row is None else int(row[0])
 
     def note_told(self, organisation_id: str, fact: str) -> None:
-        """Note that a fact is told now."""
+        """Record that a fact is reported now."""
         self.write(
             "INSERT INTO alert_facts VALUES (?,?,?) ON CONFLICT (organisation_id, fact)"
             " DO UPDATE SET told_ms = excluded.told_ms",
@@ -168,12 +168,12 @@ class AlertTables(ControlTables):
         )
 
     def forget_told(self, before_ms: int) -> None:
-        """Forget the facts that were told before a time."""
+        """Delete the facts that were reported before a time."""
         if self.row("SELECT 1 FROM alert_facts WHERE told_ms < ? LIMIT 1", before_ms):
             self.write("DELETE FROM alert_facts WHERE told_ms < ?", (before_ms,))
 
     def pace(self, channel_id: str) -> Pace:
-        """Return how fast a channel was told things."""
+        """Return how many messages a channel has got lately, and its digest."""
         row = self.row(
             "SELECT pace_from_ms, pace_told, digest_id, digest_due_ms FROM channel_pace"
             " WHERE channel_id = ?",
@@ -182,7 +182,7 @@ class AlertTables(ControlTables):
         return Pace() if row is None else Pace(*row)
 
     def save_pace(self, channel_id: str, pace: Pace) -> None:
-        """Write that."""
+        """Write a channel's pace."""
         self.write(
             "INSERT INTO channel_pace VALUES (?,?,?,?,?) ON CONFLICT (channel_id) DO UPDATE SET"
             " pace_from_ms = excluded.pace_from_ms, pace_told = excluded.pace_told,"
@@ -220,7 +220,8 @@ class AlertTables(ControlTables):
     ) -> list[records.DueDelivery]:
         """Return due deliveries: the oldest of each organisation, then their next.
 
-        Those that are being sent are due until they are recorded, and among the first.
+        Deliveries that are being sent are due until their result is recorded, so they are among
+        the first; the sender skips them.
         """
         rows = self.rows(_DUE, self.now_ms, each, limit)
         return [records.DueDelivery(*row) for row in rows]
@@ -233,7 +234,7 @@ class AlertTables(ControlTables):
         next_attempt_ms: int | None,
         error: str,
     ) -> None:
-        """Record one attempt; without a next one an undelivered message has failed."""
+        """Record one attempt. If it failed and no next one is planned, the delivery has failed."""
         self.write(
             "UPDATE deliveries SET attempts = attempts + 1, last_status = ?, delivered_at_ms = ?,"
             " failed = ?, next_attempt_ms = ?, delivery_error = ? WHERE delivery_id = ?",

@@ -26,7 +26,7 @@ from guard.gateway.storage.sql.views import (
 )
 
 RUNS_WITHIN_MS: Final = 600_000
-"""Runs that were seen so lately may still go on; nothing says when one ends."""
+"""A run that was seen so lately counts as running: nothing records the end of a run."""
 
 
 def directives_of(reading: Connection, organisation_id: str) -> Directives:
@@ -57,7 +57,7 @@ def workflows(
             row = _workflow_row(reading, organisation_id, target)
             state = directives.state_of(target, None, now_ms)
             if row is None and state.state == "active":
-                continue  # what was lifted leaves no workflow behind that nobody has seen
+                continue  # a lifted directive for a workflow that has made no call
             seen[target] = workflow_record(row or (target, None, None, 0, 0, 0, 0), state)
     return sorted(seen.values(), key=lambda workflow: workflow.workflow_id)[:limit]
 
@@ -81,7 +81,7 @@ def workflow(
 def known(
     reading: Connection, now_ms: int, organisation_id: str, target: str, run_id: str | None
 ) -> records.Known:
-    """Tell whether a directive's target names anything: a workflow, those of a glob, or one run."""
+    """Return whether a target names anything: a workflow, those of a glob, or one run."""
     if run_id is not None:
         rows = reading.rows(
             "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
@@ -104,7 +104,7 @@ def _is_seen(reading: Connection, organisation_id: str, target: str) -> bool:
 
 
 def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
-    """Tell whether a budget or a key is for exactly this workflow id or glob."""
+    """Return whether a budget or a key is for exactly this workflow id or glob."""
     return bool(
         reading.rows(
             "SELECT 1 FROM budgets WHERE organisation_id = ? AND scope_kind = 'workflow'"
@@ -116,7 +116,7 @@ def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
 
 
 def named(reading: Connection, now_ms: int, organisation_id: str, target: str) -> records.Named:
-    """Count what a directive's target names."""
+    """Count the runs and workflows that a directive's target names."""
     return records.Named(
         workflows=_count(reading, "workflows", organisation_id, target, 0),
         runs=_count(reading, "runs", organisation_id, target, now_ms - RUNS_WITHIN_MS),
@@ -138,7 +138,7 @@ def _count(
 
 
 def _naming(target: str) -> tuple[str, list[str]]:
-    """Return a condition that lets through what a target names, and perhaps more."""
+    """Return a condition that selects the rows that a target names, and perhaps more."""
     if target == "*":
         return "", []
     if globs.is_pattern(target):
@@ -147,7 +147,7 @@ def _naming(target: str) -> tuple[str, list[str]]:
 
 
 def _matches(target: str, name: str | None) -> bool:
-    # LIKE ignores case on one of the engines: what it lets through is matched exactly.
+    # LIKE ignores case on one of the engines, so its rows are matched again, exactly.
     return target in ("*", name) or (name is not None and globs.matches(target, name))
 
 
@@ -234,7 +234,7 @@ def balances(
     after: int = 0,
     limit: int = 2**31,
 ) -> list[records.BalanceView]:
-    """Return balances with their budgets, by number; ``current_only``: of periods that go on."""
+    """Return balances with their budgets, by number; ``current_only``: of current periods."""
     open_after_ms = now_ms if current_only else -1
     rows = reading.rows(
         f"{SELECT_BALANCE_VIEWS} balances b CROSS JOIN budgets u USING (budget_id)"

@@ -212,7 +212,7 @@ CREATE TABLE uncertain_hours (
   PRIMARY KEY (organisation_id, scope_kind, scope_id, hour_ms)
 ) {keyed};
 """
-"""A later step: what was charged in doubt, by scope and hour."""
+"""A later step: charges in doubt, by scope and hour."""
 
 RENEWALS: Final = """
 ALTER TABLE reservations ADD COLUMN renewed {int} NOT NULL DEFAULT 0;
@@ -263,7 +263,7 @@ CREATE TABLE budget_asks (
 CREATE INDEX budget_asks_organisation ON budget_asks (organisation_id, asking_call);
 CREATE INDEX budget_asks_seen ON budget_asks (ask_seen_ms);
 """
-"""A later step: budgets that ask before they refuse, which calls ask, and what was raised."""
+"""A later step: budgets that ask before they refuse, the calls that ask, and the raises."""
 
 WIND_DOWNS: Final = """
 ALTER TABLE budgets ADD COLUMN wind_down_percent {int} NOT NULL DEFAULT 0;

@@ -14,7 +14,7 @@ from guard.gateway.storage.sql.rows import budget_from_row, stored_kind
 
 T = TypeVar("T")
 BUDGETS_FEW: Final = 256
-"""So many budgets of an organisation are read and cached together."""
+"""Up to so many budgets of an organisation are read and cached together."""
 
 _SEVERAL: Final = "(instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0)"
 """The condition of the index of budgets with a pattern."""
@@ -34,7 +34,7 @@ _OF_ORGANISATION: Final = "'organisation', 'tokens:organisation', 'calls:organis
 
 
 def _counts(budget: records.BudgetRule) -> str:
-    """Return the text that a budget's globs are stored as; none where it counts all."""
+    """Return the stored text of a budget's globs; empty if it counts everything."""
     return json.dumps(budget.counts, ensure_ascii=False) if budget.counts else ""
 
 
@@ -64,7 +64,7 @@ class CatalogueTables(RaiseTables):
         return [budget_from_row(row) for row in rows]
 
     def few_budgets(self, organisation_id: str) -> list[records.BudgetRule] | None:
-        """Return the budgets of an organisation; ``None`` where they are many."""
+        """Return the budgets of an organisation; ``None`` if there are many."""
         many = self.row(
             "SELECT 1 FROM budgets WHERE organisation_id = ? LIMIT 1 OFFSET ?",
             organisation_id, BUDGETS_FEW,
@@ -72,7 +72,7 @@ class CatalogueTables(RaiseTables):
         return None if many else self.budgets(organisation_id)
 
     def budgets_for_several(self, organisation_id: str) -> list[records.BudgetRule]:
-        """Return those that are for the organisation, or for several scopes each."""
+        """Return the budgets of the whole organisation, and those for several scopes each."""
         rows = self.rows(
             f"{SELECT_BUDGETS} WHERE organisation_id = ? AND {_SEVERAL} UNION ALL {SELECT_BUDGETS}"
             f" WHERE organisation_id = ? AND scope_kind IN ({_OF_ORGANISATION}) AND scope_id = ''",
@@ -86,7 +86,7 @@ class CatalogueTables(RaiseTables):
         scopes: Mapping[str, Sequence[str]],
         units: Sequence[records.BudgetUnit] = ("usd",),
     ) -> list[records.BudgetRule]:
-        """Return those of some units that name one of these scopes, given by kind."""
+        """Return the budgets of some units that name one of these scopes, given by kind."""
         parts, arguments = [], []
         kinds = {stored_kind(unit, kind): kind for unit in units for kind in scopes}
         for kind, names in ((stored, scopes[kind]) for stored, kind in kinds.items()):
@@ -102,7 +102,7 @@ class CatalogueTables(RaiseTables):
         return [each for each in found if not globs.is_pattern(each.scope_id)]
 
     def has_budgets_of_tags(self, organisation_id: str) -> bool:
-        """Tell whether an organisation has budgets of tags, of money or of anything else."""
+        """Return whether an organisation has budgets of tags, in any unit."""
         some = (
             "SELECT 1 FROM budgets WHERE organisation_id = ?"
             " AND scope_kind IN ('tag', 'tokens:tag', 'calls:tag') LIMIT 1"
@@ -110,7 +110,7 @@ class CatalogueTables(RaiseTables):
         return self.row(some, organisation_id) is not None
 
     def has_metered_budgets(self, organisation_id: str) -> bool:
-        """Tell whether an organisation has budgets of tokens or calls."""
+        """Return whether an organisation has budgets of tokens or calls."""
         some = (
             "SELECT 1 FROM budgets WHERE organisation_id = ? AND scope_kind > ?"
             " AND scope_kind < ? LIMIT 1"
@@ -138,7 +138,10 @@ class CatalogueTables(RaiseTables):
         self._forget_budgets(budget.organisation_id)
 
     def _forget_budgets(self, organisation_id: str) -> None:
-        """Have an organisation's budgets read again, also when this change is undone."""
+        """Drop an organisation's cached budgets, now and if this change is undone.
+
+        On undo too: they may have been read again between the two.
+        """
         org = self.orgs[organisation_id]
 
         def forget() -> None:

@@ -1,8 +1,7 @@
-"""What the shared SQL asks of an engine: connections to write and to read on.
+"""The interface between the shared SQL and an engine: connections to write and to read on.
 
-The queries of this package are written once, in the SQL that both engines speak. Where the two
-differ, the text is SQLite's, and :mod:`guard.gateway.storage.postgres.spelling` has PostgreSQL's
-beside it.
+The queries of this package are written once, in the SQL that both engines understand. Where the two
+differ, the text is SQLite's, and :mod:`guard.gateway.storage.postgres.spelling` translates it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,11 @@ class WritingConnection(Protocol):
         """Run a statement."""
 
     def executemany(self, sql: str, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
-        """Run a statement that changes rows, for each of many; no key comes twice."""
+        """Run a statement that changes rows, for each of many.
+
+        No two rows may have the same key: PostgreSQL gets all of them in one statement, which must
+        not change a row twice.
+        """
 
 
 class Connection(Protocol):
@@ -51,7 +54,7 @@ class Connection(Protocol):
         """Return the rows of a query one by one, inside a snapshot."""
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Have all queries of a block see the same state."""
+        """Let all queries of a block see the same state."""
 
 
 class ReadingStore(abc.ABC):

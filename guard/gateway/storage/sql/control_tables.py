@@ -28,6 +28,8 @@ class ControlTables(Tables):
 
     def __init__(self, connection: WritingConnection) -> None:
         super().__init__(connection)
+        # Every organisation that was loaded. The objects are changed in place, with entries in the
+        # undo log, and stay cached from one unit to the next; the engine decides how long.
         self.orgs: dict[str, OrganisationState] = {}
 
     def load_organisations(self) -> None:
@@ -63,7 +65,11 @@ class ControlTables(Tables):
     def append_control(
         self, org: OrganisationState, message: wire.ControlMessage, key_id: str | None
     ) -> None:
-        """Store the next numbered message and apply it to the directives."""
+        """Store the next numbered message and apply it to the directives.
+
+        The directives are the current state, the messages the way to it: a client that connects
+        gets the first and then follows the second, so both change in one transaction.
+        """
         encoded = wire.encode(message).decode()
         if message.type in _SLOTS:
             self.tally.add("directive", message.type)
@@ -76,6 +82,7 @@ class ControlTables(Tables):
             (org.organisation_id, message.seq, key_id, message.type, encoded),
         )
         target = "" if message.run_id is not None else message.workflow_id or "*"
+        # One row for each slot of a target: a later directive for the same slot replaces it.
         for slot in ("timed",) if is_timed(message) else _SLOTS.get(message.type, ()):
             self._save_directive(org, target, slot, message, encoded, key_id)
         if message.budget is not None:
@@ -176,7 +183,7 @@ class ControlTables(Tables):
         return [approval_from_row(row) for row in rows]
 
     def extend_presence(self, until_ms: int) -> None:
-        """Let no pending approval end sooner for want of renewal."""
+        """Let pending approvals count as renewed until a time, unless they are for longer."""
         self.write(
             "UPDATE approvals SET present_until_ms = ? WHERE status = 'pending'"
             " AND present_until_ms < ?",

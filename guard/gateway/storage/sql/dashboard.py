@@ -92,7 +92,7 @@ def uncertain_spend(
     reading: Connection, organisation_id: str, since_ms: int, until_ms: int,
     workflow_id: str | None,
 ) -> int:  # fmt: skip
-    """Return what was charged in doubt in the hours of a time, in all or to one workflow."""
+    """Return the charges in doubt in the hours of a time, in all or of one workflow."""
     kind = "organisation" if workflow_id is None else "workflow"
     return of_one(reading, organisation_id, kind, workflow_id or "", since_ms, until_ms)
 

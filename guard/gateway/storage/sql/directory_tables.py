@@ -35,7 +35,7 @@ class DirectoryTables(ControlTables):
     # -- organisations and keys ----------------------------------------------------------------
 
     def organisation_named(self, name: str) -> bool:
-        """Tell whether an organisation has this name."""
+        """Return whether an organisation has this name."""
         return self.row("SELECT 1 FROM organisations WHERE name = ?", name) is not None
 
     def organisation_names(self) -> dict[str, str]:
@@ -55,7 +55,7 @@ class DirectoryTables(ControlTables):
         self.put(self.orgs, own, OrganisationState(own, organisation.settings, 0, Directives()))
 
     def remove_organisation(self, organisation_id: str) -> None:
-        """Note that an organisation is removed, and give its name free."""
+        """Mark an organisation as removed, and free its name for another one."""
         self.write(
             "UPDATE organisations SET removed_ms = ?, name = organisation_id"
             " WHERE organisation_id = ?",
@@ -84,7 +84,7 @@ class DirectoryTables(ControlTables):
         return None if row is None else key_from_row(row).key
 
     def has_key(self, key_hash: bytes) -> bool:
-        """Tell whether there is a key with this hash, in any state."""
+        """Return whether there is a key with this hash, in any state."""
         return self.row("SELECT 1 FROM keys WHERE key_hash = ?", key_hash) is not None
 
     def keys_below(self, key_id: str) -> list[records.Key]:
@@ -99,7 +99,7 @@ class DirectoryTables(ControlTables):
         return [key_from_row(row).key for row in self.rows(sql, organisation_id)]
 
     def has_other_keys(self, organisation_id: str, root_id: str) -> bool:
-        """Tell whether an organisation's agents have a valid key outside of one key's lineage."""
+        """Return whether an organisation's agents have a valid key outside of one key's lineage."""
         sql = (
             "SELECT 1 FROM keys WHERE organisation_id = ? AND role = 'sdk' AND key_id <> ?"
             " AND key_id NOT LIKE ? AND revoked_at_ms IS NULL"
@@ -124,7 +124,9 @@ class DirectoryTables(ControlTables):
         )
 
     def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
-        """Insert a nonce; ``False`` when it is known."""
+        """Insert a nonce; return ``False`` if it was used before."""
+        # Inserted and checked in one statement: of two requests with one nonce, one is refused,
+        # also if they come to different replicas.
         cursor = self.write(
             "INSERT INTO nonces VALUES (?,?,?) ON CONFLICT DO NOTHING",
             (key_id, nonce, expires_at_ms),
@@ -144,7 +146,7 @@ class DirectoryTables(ControlTables):
         return [operator_from_row(row)[0] for row in rows]
 
     def add_operator(self, operator: Operator, password_hash: str) -> None:
-        """Insert an operator; an empty hash is no password's."""
+        """Insert an operator; with an empty hash, no password is accepted."""
         self.write(
             f"INSERT INTO operators ({columns('operators')}) VALUES (?,?,?,?,?,?,?)",  # noqa: S608 (constant text)
             (operator.operator_id, operator.name, operator.organisation_id, password_hash,

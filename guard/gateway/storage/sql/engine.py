@@ -1,4 +1,4 @@
-"""What every SQL engine does: work on a writer and on readers, in steps where it is long."""
+"""The base of the SQL engines: work on a writer and on readers, long work in short steps."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ T = TypeVar("T")
 UnitT = TypeVar("UnitT", bound=SqlUnitOfWork)
 
 LOOKUP_WAIT_S: Final = 10.0
-"""A look-up that takes longer has lost its server."""
+"""If a look-up takes longer, its server counts as lost."""
 
 REPORT_CONNECTIONS: Final = 2
 REPORT_WAIT_S: Final = 900.0
+"""The same for a report, which may read millions of rows."""
+
 SAMPLE_WAIT_S: Final = 30.0
+"""The same for the queries of the metrics, which run on the reports' connections."""
+
 SUM_STEPS_MAX: Final = 8
 """Steps of one sweep that sum events by scope, for days, hours and tags: up to a third of the
 writer's time."""
 
 _ROOM_BYTES: Final = 65_536
-"""What is written to see whether a disk that was full has room again."""
+"""Bytes that are written to see whether a disk that was full has room again."""
 
 _LONG: Final = Scopes(weight=INLINE_WEIGHT_MAX + 1)
-"""The scopes of a step that is not run on the loop."""
+"""The scopes of a long step: any organisation, and too heavy to run on the loop."""
 
 
 def _sum(sums: EventSums, _: SqlUnitOfWork) -> None:
@@ -51,20 +55,20 @@ def _sum(sums: EventSums, _: SqlUnitOfWork) -> None:
 
 
 class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
-    """Runs work; an engine opens and closes what it runs on.
+    """Runs work; a subclass opens and closes the connections.
 
-    Look-ups and reports have connections and threads of their own: a key look-up or the replay for
-    a kill never waits for a report.
+    Look-ups and reports have connections and threads of their own: the look-up of a key, or the
+    replay of a kill to a client that connects, never waits for a report.
 
     Args:
         connect: opens a connection to read on.
         lookup_connections: for short queries, at most.
-        monotonic_ms: time that only passes, in milliseconds.
-        retention: what is deleted, and when.
+        monotonic_ms: monotonic time in milliseconds.
+        retention: deletes old rows.
 
     Attributes:
-        failures: exceptions of a failed database.
-        retention_steps: of one sweep.
+        failures: exceptions of the database's driver.
+        retention_steps: the most steps of retention in one sweep.
     """
 
     failures: ClassVar[tuple[type[Exception], ...]]
@@ -79,8 +83,12 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
     ) -> None:
         self._monotonic_ms = monotonic_ms
         self._retention = retention
+        # Both exist from ``open`` to ``close``. The unit is the writer's; the loop only reads
+        # single numbers of it.
         self._writer: GroupWriter[UnitT] | None = None
         self._unit: UnitT | None = None
+        # The last figures for metrics, and when the slower ones are due next, in monotonic time.
+        # Written by the sweep, on the loop.
         self._samples = samples.Samples()
         self._money = MoneySample()
         self._next_money_ms = 0
@@ -113,7 +121,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         return await self._read(self._lookups, work)
 
     async def report(self, work: Callable[[PooledT], T], wait_s: float | None = None) -> T:
-        """Run a query that may be slow; it is given up after a time."""
+        """Run a query that may be slow, up to ``wait_s`` or the limit of reports."""
         return await self._read(self._reports, work, wait_s)
 
     async def _read(
@@ -128,13 +136,14 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
             raise store_error(exc, writes=False) from exc
 
     async def has_room(self) -> bool:
-        """Tell whether the disk takes what is written; tried, by writing, after it was full.
+        """Return whether the disk has room. After it was full, this writes to find out.
 
         Raises:
             StoreError: the store failed.
         """
         writer = self._writer
         if writer is not None and writer.is_full:
+            # The second value frees the room of the first.
             for value in ("x" * _ROOM_BYTES, ""):
                 try:
                     await self.write(NOTHING, SqlUnitOfWork.save_fact, "room", value)
@@ -146,7 +155,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
     # -- periodic work -------------------------------------------------------------------------
 
     async def sample(self) -> bool:
-        """Read the figures for metrics that need a query, if it is time; tell whether it was."""
+        """Run the queries of the metrics if they are due; return whether they were."""
         now_ms, keep_ms = self._monotonic_ms(), self._retention.keep_ms
         if now_ms - self._samples.at_ms < samples.INTERVAL_MS:
             return False
@@ -154,7 +163,8 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         found = await self.look_up(lambda reading: samples.read(reading, wall_ms, keep_ms))
         self._samples = msgspec.structs.replace(found, at_ms=now_ms)
         if now_ms >= self._next_money_ms:
-            # The sweep waits for it, and must not wait like a report for a server that is away.
+            # With a shorter limit than reports have: the sweep waits for it, and reservations
+            # expire in the sweep. A query that fails is not repeated at once either.
             try:
                 self._money = await self.report(
                     lambda reading: money_samples.read(reading, wall_ms), SAMPLE_WAIT_S
@@ -165,7 +175,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         return True
 
     async def retain(self) -> None:
-        """Remove old rows in short steps that let requests in between."""
+        """Delete old rows in short steps that let requests in between."""
         for _ in range(self.retention_steps):
             if not self._retention.is_due(self.clock_ms()):
                 break
@@ -173,7 +183,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
 
     @abc.abstractmethod
     async def turn_answers(self) -> None:
-        """Empty the older table of stored answers and use it, if it is time."""
+        """Empty the older table of stored answers and use it, if its turn is due."""
 
     async def sum_scopes(self) -> None:
         """Sum events by scope, tag, day and hour, in short steps like retention."""

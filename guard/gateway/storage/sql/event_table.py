@@ -62,10 +62,11 @@ def _tags_text(tags: dict[str, str]) -> str | None:
 
 
 def _is_repeated(tables: Tables, organisation_id: str, priced: PricedEvent) -> bool:
-    """Tell whether the answer to the same request is stored already.
+    """Return whether the answer to the same request is stored already.
 
-    A report that names no request is of any one, and the first request that is reported after
-    it is that one.
+    An answer is identified by the vendor's id of it and by the request. A report that names no
+    request counts as a report of any: it is a repeat if the answer is stored for any request, and
+    the first request that is reported after it is taken for its own.
     """
     response = (organisation_id, priced.provider, priced.response_id)
     request_id = priced.request_id
@@ -74,7 +75,8 @@ def _is_repeated(tables: Tables, organisation_id: str, priced: PricedEvent) -> b
     found = tables.row(_REPEATED_SQL, *response, request_id)
     if found is None:
         return False
-    if found[1] is None:  # nothing names this request, and one report names none
+    # The stored report names no request: it gets this one's id, and is its report from now on.
+    if found[1] is None:
         sql = "UPDATE events SET request_id = ? WHERE event_seq = ?"
         tables.write(sql, (request_id, found[0]))
     return True

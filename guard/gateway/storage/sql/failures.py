@@ -1,4 +1,4 @@
-"""What an exception of a database means to callers; the drivers are not imported for it."""
+"""Translates exceptions of the databases for callers, without importing the drivers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from guard.gateway.domain.errors import StoreError, StoreFullError, UnstorableError
 
 _SQLITE_FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
-"""The second where a file in shared memory, which SQLite keeps beside its log, cannot grow."""
+"""The second is for the shared-memory file that SQLite keeps beside its log, if it cannot grow."""
 
 _POSTGRES_FULL: Final = "53100"
 """``disk_full`` of PostgreSQL."""
@@ -18,17 +18,17 @@ _POSTGRES_UNSTORABLE: Final = ("22", "54")
 
 
 def summary(exc: Exception) -> str:
-    """Return what a database says, for a log: without the lines that quote the data."""
+    """Return the first line of an error, for a log: the lines after it quote the data."""
     return str(exc).partition("\n")[0]
 
 
 def store_error(exc: Exception, *, writes: bool = True) -> StoreError:
-    """Return what callers get in place of a database's own exception.
+    """Return the exception that callers get in place of a database's own.
 
     Args:
         exc: the exception.
-        writes: whether the caller has given what the database would not take; what cannot be read
-            is nobody's fault but the gateway's.
+        writes: whether the statement writes the caller's data. Only then may the data be at fault;
+            if a query fails, the gateway is.
     """
     is_full = (
         getattr(exc, "sqlite_errorcode", None) in _SQLITE_FULL

@@ -1,4 +1,4 @@
-"""What the search box finds, and what is known of one scope. Every query is bounded."""
+"""Queries of the search box, and of the page of one scope. Every query is bounded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REFUSED_CALLS: Final = (
 
 
 def find(reading: Connection, organisation_id: str, text: str, limit: int) -> list[Found]:
-    """Return what has an id that begins with a text: so many of each kind, in the order of ids."""
+    """Return the ids that begin with a text: up to a number of each kind, in order."""
     if not text:
         return []
     within = organisation_id, text, text + LAST_ID
@@ -98,7 +98,7 @@ def _call(kind: Any, row: Any) -> Found:
 def events_of_scope(
     reading: Connection, organisation_id: str, group_by: str, scope_id: str, limit: int
 ) -> ScopeEvents:
-    """Return the newest events of one scope, and what they were for.
+    """Return the newest events of one scope, and their workflows, runs and models.
 
     A user's are found by an index; those of others among the newest ``SCAN_MAX`` events.
     """

@@ -8,11 +8,11 @@ from guard.gateway.domain.model_latency import LatencyReport, SeenEvent, by_mode
 from guard.gateway.storage.sql.connection import Connection
 
 LOOKED_AT_MAX: Final = 10_000
-"""Events whose data is read: what they know is in no column."""
+"""How many events are read, with their data: models' latencies have no columns of their own."""
 
 
 def latency(reading: Connection, organisation_id: str) -> LatencyReport:
-    """Return what the newest ``LOOKED_AT_MAX`` events know of models."""
+    """Return the data about models in the newest ``LOOKED_AT_MAX`` events."""
     newest = (
         "(SELECT type, received_at_ms, model, flags, run_id, span_id, data FROM events"
         " WHERE organisation_id = ? ORDER BY event_seq DESC LIMIT ?) newest"

@@ -13,8 +13,9 @@ class LeaseIndex:
     """Kept beside the cached leases, so that a refusal looks at those of its balance only."""
 
     def __init__(self) -> None:
+        # By balance, then by id, in the order in which ``turn`` returns them.
         self._of: dict[int, dict[str, Reservation]] = {}
-        # By organisation and the key that the holder's belongs to.
+        # By organisation and the root of the holder's key, then by id.
         self._of_key: dict[tuple[str, str], dict[str, Reservation]] = {}
 
     def add(self, lease: Reservation) -> None:
@@ -50,6 +51,8 @@ class LeaseIndex:
         """Return at most so many leases of a balance; the next call begins after them."""
         known = self._of.get(balance_id, {})
         found = list(itertools.islice(known.values(), limit))
+        # Dictionaries keep the order of insertion: these go to the end. Not undone with a failed
+        # command, since the order decides nothing but who is asked first.
         if len(found) < len(known):
             for lease in found:
                 known[lease.reservation_id] = known.pop(lease.reservation_id)

@@ -1,7 +1,11 @@
 """Balances, reservations, events and estimates of a unit of work over SQL.
 
-Rows are cached from one unit to the next; the engine drops what another process may have changed.
-Rows that many requests share are changed in memory and written once for each group of commands.
+Rows are cached from one unit to the next; the engine drops rows that another process may have
+changed. Rows that many requests share are changed in memory and written once for each group of
+commands. A cached row is therefore newer than the table until :meth:`MoneyTables.flush`: queries in
+the middle of a unit must not read those tables directly.
+
+All amounts are integers, in nano-dollars for budgets of money.
 """
 
 from __future__ import annotations
@@ -57,20 +61,36 @@ class MoneyTables(Tables):
 
     def __init__(self, connection: WritingConnection) -> None:
         super().__init__(connection)
+        # -- caches, valid from one unit to the next; the engine decides how long ------------------
+        # By number. An account of ``OrganisationState`` refers to the same object, so a balance is
+        # changed in place and never replaced while it is cached.
         self.balances: dict[int, Balance] = {}
+        # Open reservations, leases included. On SQLite all of them, since one process owns the
+        # file; on PostgreSQL those that units have met.
         self.reservations: dict[str, Reservation] = {}
+        # The leases among them, and the same leases by balance and by key.
         self.leases: dict[str, Reservation] = {}
         self.lease_index = LeaseIndex()
+        # Totals for metrics; follows the rows that are written.
         self.counts = ReservationCounts()
+        # The organisation of each exhausted balance, by number: the sweep looks at these alone.
         self.exhausted: dict[int, str] = {}
+        # By organisation and id. ``None``: there is no row, which is worth remembering too.
         self.chains: dict[tuple[str, str], ChainState | None] = {}
         self.estimates: dict[tuple[str, str], Estimate | None] = {}
+        # Heap of times and ids, one entry or more for each open reservation. Entries are not moved
+        # when an expiry changes or a reservation closes: ``expired_reservations`` sorts that out.
         self._expiries: list[tuple[int, str]] = []
+        # -- of this unit: what ``flush`` has to write. Empty between units ------------------------
+        # A failed command leaves its marks behind: the row is then written as it was, which is
+        # harmless. Only a new reservation must lose its mark, or it would be inserted.
         self._dirty_balances: dict[int, Balance] = {}
         self._new_reservations: dict[str, Reservation] = {}
+        # Never one of the new ones. May hold closed reservations, which are not in the cache.
         self._dirty_reservations: dict[str, Reservation] = {}
         self._dirty_chains: dict[tuple[str, str], None] = {}
         self._dirty_estimates: dict[tuple[str, str], None] = {}
+        # -- sums and rows that are collected in a unit and written by ``flush`` -------------------
         self.answers = ReplayTable(self)
         self.rollups = UsageRollups(self)
         self.totals = ScopeTotals(self)
@@ -78,7 +98,9 @@ class MoneyTables(Tables):
         self.seen = SeenTotals(self)
 
     def load_open(self) -> None:
-        """Cache every open reservation and every exhausted balance."""
+        """Cache every open reservation and every exhausted balance, when the store is opened."""
+        # Ids begin with their time, so those below the oldest open one are skipped by the index:
+        # the table holds far more closed reservations than open ones.
         for row in self.rows(
             f"{SELECT_RESERVATIONS} WHERE reservation_id >= coalesce((SELECT value FROM facts"  # noqa: S608 (constant text)
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
@@ -111,6 +133,7 @@ class MoneyTables(Tables):
         if len(org.accounts) >= CACHE_MAX:
             org.accounts.clear()
         org.accounts[keys] = (valid_until_ms, found)
+        # The command may have inserted the balances; if it fails, their numbers do not exist.
         self.on_undo(org.accounts.pop, keys, None)
 
     def find_balance(self, budget_id: str, scope_id: str, period_start_ms: int) -> Balance | None:
@@ -154,7 +177,11 @@ class MoneyTables(Tables):
         return [self.balance(row[0]) for row in rows]
 
     def change_balances(self, balances: Iterable[Balance]) -> None:
-        """Note balances to write back, and their values to restore."""
+        """Mark balances to be written back, and log the values that an undo restores.
+
+        Called before the change. The log gets an entry for each call, not for each unit: a command
+        may fail after another one has changed the same balance.
+        """
         log, dirty = self.undo_log, self._dirty_balances
         for b in balances:
             log.append((restore_fields, b, _BALANCE, (b.committed, b.reserved, b.overspend,
@@ -185,7 +212,7 @@ class MoneyTables(Tables):
         self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
         end_ms: int | None,
     ) -> int:  # fmt: skip
-        """Return what a scope has cost in a period, archived costs included if it never ends."""
+        """Return the cost of a scope in a period; if it never ends, with deleted events."""
         return self.totals.spent(organisation_id, kind, scope_id, start_ms, end_ms)
 
     def tokens_before(
@@ -194,8 +221,10 @@ class MoneyTables(Tables):
     ) -> int:  # fmt: skip
         """Return how many tokens a scope has used in a period; of models by period 0."""
         scope = (organisation_id, kind, scope_id, start_ms, end_ms)
+        # 1. From sums that a flush adds to: the unit's own events are not in them yet.
         if end_ms is None or kind == "organisation":
             return token_sums.used(self.rows, *scope) + self.totals.new_tokens(*scope)
+        # 2. From the events themselves, which are written first.
         self.write_events()
         return token_sums.used(self.rows, *scope)
 
@@ -203,6 +232,8 @@ class MoneyTables(Tables):
 
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""
+        # The dirty ones too: one that this unit has changed while it was closed is not cached, and
+        # its row is older.
         found = self.reservations.get(reservation_id) or self._dirty_reservations.get(
             reservation_id
         )
@@ -219,6 +250,7 @@ class MoneyTables(Tables):
         self.undo_log.append((self._drop_reservation, key))
 
     def _adopt(self, reservation: Reservation) -> None:
+        """Cache an open reservation in every index, and queue its expiry."""
         self.reservations[reservation.reservation_id] = reservation
         if reservation.is_lease:
             self.leases[reservation.reservation_id] = reservation
@@ -226,6 +258,7 @@ class MoneyTables(Tables):
         heapq.heappush(self._expiries, (reservation.expires_at_ms, reservation.reservation_id))
 
     def _drop_reservation(self, key: str) -> None:
+        """Undo :meth:`_adopt`. The entry of the expiry queue stays, and is skipped in its turn."""
         self._new_reservations.pop(key, None)
         self.reservations.pop(key, None)
         lease = self.leases.pop(key, None)
@@ -233,7 +266,10 @@ class MoneyTables(Tables):
             self.lease_index.drop(lease)
 
     def change_reservation(self, reservation: Reservation) -> None:
-        """Note a reservation to write back, and its values to restore."""
+        """Mark a reservation to be written back, and log the values that an undo restores.
+
+        Called before the change.
+        """
         r, key = reservation, reservation.reservation_id
         self.undo_log.append(
             (
@@ -256,7 +292,10 @@ class MoneyTables(Tables):
             self._dirty_reservations[key] = r
 
     def expire_sooner(self, reservation: Reservation, expires_at_ms: int) -> None:
-        """Change a reservation's expiry to an earlier one, and queue it anew."""
+        """Change a reservation's expiry to an earlier one, and queue it anew.
+
+        A later expiry needs no entry of its own: the queue finds it when the old one comes up.
+        """
         self.change_reservation(reservation)
         reservation.expires_at_ms = expires_at_ms
         heapq.heappush(self._expiries, (expires_at_ms, reservation.reservation_id))
@@ -264,6 +303,7 @@ class MoneyTables(Tables):
     def reopen(self, reservation: Reservation) -> None:
         """Open an expired reservation again, until a time that is set already."""
         key = reservation.reservation_id
+        # It is still cached if it has expired in this same unit; an undo must leave it there then.
         if key not in self.reservations:
             self.undo_log.append((self._drop_reservation, key))
         reservation.state = "open"
@@ -282,7 +322,7 @@ class MoneyTables(Tables):
     def leased(self, organisation_id: str, root_id: str, limit: int) -> dict[int, int] | None:
         """Return, by balance, what the open leases of a key and of those below it hold.
 
-        ``None`` where they are more than the limit.
+        ``None`` if there are more than the limit.
         """
         own = self.lease_index.of_key(organisation_id, root_id)
         return None if len(own) > limit else held_by_key(own, organisation_id, root_id)
@@ -302,11 +342,14 @@ class MoneyTables(Tables):
         while heap and heap[0][0] <= self.now_ms and len(expired) < limit:
             entry = heapq.heappop(heap)
             reservation = self.reservations.get(entry[1])
+            # 1. Closed since it was queued.
             if reservation is None or reservation.state != "open":
                 continue
+            # 2. Renewed since: queued for its new time.
             if reservation.expires_at_ms > self.now_ms:
                 heapq.heappush(heap, (reservation.expires_at_ms, entry[1]))
                 continue
+            # 3. Expired. The caller closes it; if that is undone, it has to come up again.
             self.on_undo(heapq.heappush, heap, entry)
             expired.append(reservation)
         return expired
@@ -344,17 +387,17 @@ class MoneyTables(Tables):
     def count_doubtful_tokens(
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent, tokens: int
     ) -> None:
-        """Add an event's tokens to what was charged in doubt, if it was."""
+        """Add an event's tokens to the charges in doubt, if it was charged in doubt."""
         self.uncertain.count_tokens(organisation_id, keys, at_ms, priced, tokens)
 
     def charged_hours(
         self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
     ) -> list[ChargedHour]:
-        """Return what LLM requests were charged, by hour, provider and model."""
+        """Return the charges of LLM requests, by hour, provider and model."""
         return charged_hours(self, organisation_id, since_ms, until_ms, provider)
 
     def resolve_doubt(self, organisation_id: str, hour: ChargedHour) -> None:
-        """Note that what was charged in doubt is known now, for the organisation and the model."""
+        """Subtract a resolved doubt from the sums of the organisation, model and provider."""
         self.uncertain.resolve(organisation_id, hour)
 
     def add_refusal(
@@ -393,7 +436,7 @@ class MoneyTables(Tables):
         self._dirty_chains[key] = None
 
     def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
-        """Return what calls of one kind have cost, if any were seen."""
+        """Return the learned cost of calls of one kind, if any were seen."""
         key = (organisation_id, subject)
         if key not in self.estimates:
             row = self.row(
@@ -414,7 +457,12 @@ class MoneyTables(Tables):
     # -- write back ----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write every changed row into its table, in the transaction that is open."""
+        """Write every changed row into its table, in the transaction that is open.
+
+        Called once before the commit, and by retention in the middle of a unit. The caches are not
+        undone to before it unless the whole unit is.
+        """
+        # Releases the savepoint of the last command: a flush is of the unit, not of a command.
         self.savepoint()
         many = self.connection.executemany
         if self._dirty_balances:
@@ -444,6 +492,7 @@ class MoneyTables(Tables):
                   int(r.closing), metered_text(r.metered), r.reservation_id)
                  for r in self._dirty_reservations.values()],
             )  # fmt: skip
+        # Before ``_forget_changes``: the cache still has those that were open until now.
         for changed in (self._new_reservations, self._dirty_reservations):
             self.counts.written(changed, self.reservations)
         self.seen.flush()
@@ -472,7 +521,11 @@ class MoneyTables(Tables):
         self._forget_changes()
 
     def _forget_changes(self) -> None:
-        """Clear the change marks; closed reservations leave the cache."""
+        """Clear the change marks; closed reservations leave the cache.
+
+        The rows are written but not committed, so leaving the cache is logged as well: a failed
+        commit opens the reservations again.
+        """
         for changed in (self._new_reservations, self._dirty_reservations):
             for key, reservation in changed.items():
                 if reservation.state == "open":

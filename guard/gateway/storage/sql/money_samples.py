@@ -1,7 +1,7 @@
-"""What metrics show of money: read beside the requests now and then, never at a scrape.
+"""Figures for metrics about money: sampled now and then in the background, never at a scrape.
 
-The query of balances goes through all that are open. So it is made again only after many times as
-long as it took, however many there are.
+The query of balances reads all open ones. So it is repeated only after a pause of many times its
+duration, however many there are.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from guard.gateway.storage.sql.uncertain import FOREVER, OF_BALANCE
 from guard.gateway.storage.sql.views import balance_view_from_row
 
 BUDGETS_MAX: Final = 100
-"""So many budgets are shown: the fullest."""
+"""How many budgets are shown, the fullest first."""
 ORGANISATIONS_MAX: Final = 20
-"""So many organisations are shown by name: those that were made first, so that no sum falls."""
+"""How many organisations are shown by name: the oldest, so that the sum of the others never
+falls."""
 COUNTED_MAX: Final = 10_000
-"""What waits is counted no further."""
+"""Waiting calls and approvals are counted up to this number."""
 PAUSES: Final = 50
-"""The figures are read again after so many times as long as it took."""
+"""The pause between two samples, in multiples of a sample's duration."""
 
 _USED: Final = "CAST(b.committed + b.reserved AS DOUBLE PRECISION) / max(u.limit_nanousd, 1)"
 _FULLEST: Final = (

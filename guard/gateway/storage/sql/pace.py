@@ -1,4 +1,4 @@
-"""What a scope has used lately, for a forecast of when its budget is used up."""
+"""The recent usage of a scope, for a forecast of when its budget is used up."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from guard.gateway.storage.sql.scope_totals import COLUMNS
 
 _LATELY_MS: Final = usage.DAY_MS
 _TAIL_MAX: Final = 20_000
-"""Events that are not summed yet, as many as are looked at."""
+"""How many of the events that are not summed yet are read."""
 
 _SUMS: Final = (
     "sum(cost_nanousd), sum(input_tokens + output_tokens),"
     " sum(CASE WHEN type IN ('llm', 'tool') THEN {count} ELSE 0 END)"
 )
 
-# The sums of an hour hold all scopes, so those of one are looked up hour by hour; what is not
-# summed yet is read from the events.
+# The sums are stored by hour, then by scope, so those of one scope are looked up hour by hour.
+# Events that are not summed yet are added.
 _OF_SCOPE: Final = (
     "SELECT period, sum(cost), sum(tokens), sum(calls) FROM ("  # noqa: S608 (constants of this module)
     "SELECT hour_ms AS period, cost_nanousd AS cost, input_tokens + output_tokens AS tokens,"
@@ -43,9 +43,9 @@ _OF_SCOPE: Final = (
 def used_lately(
     reading: Connection, now_ms: int, organisation_id: str, kind: ScopeKind, scope_id: str
 ) -> list[usage.UsedLately]:
-    """Return what a scope has used in each hour of the last day, oldest first.
+    """Return the usage of a scope in each hour of the last day, oldest first.
 
-    Hours without usage are left out. It is empty for tags, of which nothing is summed, and for
+    Hours without usage are left out. The list is empty for tags, which are not summed, and for
     keys, whose sums lack the keys below them.
     """
     since_ms = now_ms - _LATELY_MS

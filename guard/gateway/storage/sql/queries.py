@@ -140,7 +140,7 @@ class SqlQueries(ReadingStore):
         return [session_view_from_row(row) for row in rows]
 
     async def has_operators(self) -> bool:
-        """Tell whether there is anyone who can sign in."""
+        """Return whether there is an operator who can sign in."""
         return bool(await self._rows("SELECT 1 FROM operators LIMIT 1"))
 
     async def find_session(self, token_hash: bytes) -> OperatorSession | None:
@@ -192,7 +192,7 @@ class SqlQueries(ReadingStore):
         return sorted(found, key=lambda ask: (ask.asked_at_ms, ask.call_id))
 
     async def find_budget_ask(self, balance_id: int, call_id: str) -> records.BudgetAsk | None:
-        """Return what a call asks of a balance."""
+        """Return a call's question to a balance."""
         rows = await self._rows(
             "SELECT ask FROM budget_asks WHERE balance_id = ? AND asking_call = ?",
             balance_id, call_id,

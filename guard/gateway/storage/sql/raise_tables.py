@@ -30,7 +30,7 @@ class RaiseTables(ControlTables):
         )  # fmt: skip
 
     def budget_ask(self, balance_id: int, call_id: str) -> tuple[records.BudgetAsk, int] | None:
-        """Return what a call asks of a balance, and when it asked last."""
+        """Return a call's question to a balance, and when it last asked."""
         row = self.row(
             "SELECT ask, ask_seen_ms FROM budget_asks WHERE balance_id = ? AND asking_call = ?",
             balance_id, call_id,
@@ -38,7 +38,7 @@ class RaiseTables(ControlTables):
         return None if row is None else (wire.decode(row[0], records.BudgetAsk), int(row[1]))
 
     def is_asked(self, balance_id: int, since_ms: int) -> bool:
-        """Tell whether any call has asked for more of a balance since a time."""
+        """Return whether any call has asked for more of a balance since a time."""
         return bool(
             self.row(
                 "SELECT 1 FROM budget_asks WHERE balance_id = ? AND ask_seen_ms >= ? LIMIT 1",
@@ -47,7 +47,7 @@ class RaiseTables(ControlTables):
         )  # fmt: skip
 
     def save_ask(self, ask: records.BudgetAsk) -> None:
-        """Write what a call asks, which asks now."""
+        """Write a call's question, asked now."""
         self.write(
             "INSERT INTO budget_asks VALUES (?,?,?,?,?)"
             " ON CONFLICT (balance_id, asking_call) DO UPDATE SET"
@@ -57,14 +57,14 @@ class RaiseTables(ControlTables):
         )  # fmt: skip
 
     def drop_asks(self, organisation_id: str, call_id: str) -> None:
-        """Forget what a call has asked."""
+        """Delete a call's questions."""
         self.write(
             "DELETE FROM budget_asks WHERE organisation_id = ? AND asking_call = ?",
             (organisation_id, call_id),
         )
 
     def drop_lapsed_asks(self, before_ms: int) -> None:
-        """Forget what nobody has asked since a time."""
+        """Delete questions that were not repeated since a time."""
         if self.row("SELECT 1 FROM budget_asks WHERE ask_seen_ms < ? LIMIT 1", before_ms):
             self.write("DELETE FROM budget_asks WHERE ask_seen_ms < ?", (before_ms,))
 
@@ -79,7 +79,7 @@ class RaiseTables(ControlTables):
         return None if row is None else str(row[0])
 
     def wind_down(self, balance_id: int, run: str, last_call: str) -> None:
-        """Note that a run winds down, and its last call; one that is known stays."""
+        """Record that a run winds down, and its last call; a last call that is recorded stays."""
         self.write(
             "INSERT INTO wind_downs VALUES (?,?,?,?) ON CONFLICT (balance_id, winding_run)"
             " DO UPDATE SET last_call = CASE WHEN wind_downs.last_call = '' THEN"
@@ -88,10 +88,10 @@ class RaiseTables(ControlTables):
         )
 
     def end_wind_downs(self, balance_id: int) -> None:
-        """Forget which runs wind down on a balance: its limit has changed."""
+        """Delete the record of runs that wind down on a balance: its limit has changed."""
         self.write("DELETE FROM wind_downs WHERE balance_id = ?", (balance_id,))
 
     def drop_wind_downs(self, before_ms: int) -> None:
-        """Forget the runs that began to wind down before a time."""
+        """Delete the record of runs that began to wind down before a time."""
         if self.row("SELECT 1 FROM wind_downs WHERE begun_ms < ? LIMIT 1", before_ms):
             self.write("DELETE FROM wind_downs WHERE begun_ms < ?", (before_ms,))

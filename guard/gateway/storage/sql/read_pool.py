@@ -14,20 +14,20 @@ from guard.gateway.storage.sql.connection import Connection
 
 T = TypeVar("T")
 TRUST_S: Final = 5.0
-"""A connection that was used so lately is not tried first."""
+"""A connection that was used so lately is not tested before it is used."""
 
 
 class Pooled(Connection, Protocol):
     """A connection that a pool opens and closes."""
 
     def is_broken(self) -> bool:
-        """Tell whether the connection is lost."""
+        """Return whether the connection is lost."""
 
     def answers(self) -> bool:
-        """Try a connection that was not used for a while."""
+        """Return whether the server still answers on a connection that was idle for a while."""
 
     def expect(self, within_s: float) -> None:
-        """End the connection if what is asked is not answered within a time."""
+        """End the connection unless everything asked is answered within a time."""
 
     def rest(self) -> None:
         """Expect no answer."""
@@ -43,21 +43,22 @@ class ReadPool(Generic[PooledT]):
     """Runs at most ``size`` queries at once; others wait for their turn.
 
     Connections are opened by the first queries that need them. One that was idle for a while is
-    tried before it is used: a query that may take minutes would wait as long for a silent server.
-    A query on one that turns out to be lost runs once more on a new one.
+    tested before it is used: a query that may take minutes would wait as long for a silent server.
+    A query whose connection turns out to be lost runs again on another one.
 
     Args:
         connect: opens a connection.
         size: connections at most.
         name: of the threads.
-        wait_s: how long a query may take; after that its server is taken for lost.
+        wait_s: how long a query may take; after that its server counts as lost.
     """
 
     def __init__(self, connect: Callable[[], PooledT], size: int, name: str, wait_s: float) -> None:
         self._connect = connect
         self._wait_s = wait_s
-        # Open connections that no thread uses, and since when. A thread takes one for a query, so
-        # no connection is ever used by two; the queue is what the threads share.
+        # Open connections that no thread uses, and since when (monotonic). A thread takes one out
+        # for a query and puts it back, so no connection is used by two threads at a time. The queue
+        # does its own locking.
         self._idle: queue.SimpleQueue[tuple[PooledT, float]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=name)
         self._size = size
@@ -65,7 +66,10 @@ class ReadPool(Generic[PooledT]):
         self._asked = 0
 
     async def run(self, work: Callable[[PooledT], T], wait_s: float | None = None) -> T:
-        """Run a query on a thread of the pool; it may take as long as others of the pool."""
+        """Run a query on a thread of the pool.
+
+        A caller that is cancelled does not stop the query: its thread is busy until it ends.
+        """
         self._asked += 1
         loop = asyncio.get_running_loop()
         within_s = self._wait_s if wait_s is None else wait_s
@@ -86,7 +90,8 @@ class ReadPool(Generic[PooledT]):
             try:
                 return work(connection)
             except Exception:
-                # Reading twice is safe, and only one that was idle can have been lost unnoticed.
+                # Again only if the connection was lost, which is safe for a query. Not on a new
+                # connection: only one that was idle can have been lost before the query began.
                 if is_new or not connection.is_broken():
                     raise
             finally:

@@ -1,4 +1,4 @@
-"""How often runs have made the same call, of a unit of work over SQL, and as reports read it."""
+"""Counts of identical calls by run: in a unit of work over SQL, and in reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DROPPED_MAX: Final = 500
 
 LOOPS_MAX: Final = 50
 SCANNED_MAX: Final = 100_000
-"""The newest charges in which accelerating runs are looked for."""
+"""How many of the newest charges are searched for accelerating runs."""
 
 
 class RepeatTables(Tables):
@@ -46,7 +46,7 @@ class RepeatTables(Tables):
         )  # fmt: skip
 
     def is_foreign_run(self, place: RepeatPlace) -> bool:
-        """Tell whether a run is known as another workflow's."""
+        """Return whether a run is recorded as another workflow's."""
         row = self.row(
             "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
             place.organisation_id, place.run_id,
@@ -58,7 +58,7 @@ class RepeatTables(Tables):
         self.tally.add("loop", kind)
 
     def drop_repeats(self, unnoticed_ms: int, noticed_ms: int) -> None:
-        """Forget what was counted last before a time; of flagged runs, before another one."""
+        """Delete counts that last changed before a time; those of flagged runs, before another."""
         for where, before_ms in (
             ("noticed_ms IS NULL", unnoticed_ms),
             ("noticed_ms IS NOT NULL", noticed_ms),
@@ -90,7 +90,7 @@ def _count_from(row: tuple[Any, ...]) -> RepeatCount:
 def loops(
     reading: Connection, organisation_id: str, workflow_id: str, run_id: str
 ) -> list[RepeatCount]:
-    """Return what a run of a workflow was flagged for, newest first."""
+    """Return the counts for which a run of a workflow was flagged, newest first."""
     rows = reading.rows(
         f"{_SELECT} WHERE organisation_id = ? AND run_id = ? AND workflow_id = ?"
         " AND noticed_ms IS NOT NULL ORDER BY noticed_ms DESC, subject LIMIT ?",
@@ -100,7 +100,7 @@ def loops(
 
 
 def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount]:
-    """Return what runs have made, the newest counts, for a preview."""
+    """Return the newest counts of all runs, for a preview."""
     rows = reading.rows(
         f"{_SELECT} WHERE organisation_id = ? AND loop_kind <> 'spend'"
         " ORDER BY counted_ms DESC LIMIT ?",
@@ -110,9 +110,9 @@ def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount
 
 
 def spend_by_run(reading: Connection, organisation_id: str, now_ms: int) -> list[SpendOfRun]:
-    """Return what runs have spent in each step before now, 0 the newest.
+    """Return the spend of runs in each step before now; step 0 is the newest.
 
-    Runs that have spent less in the newest step than is worth a message are left out.
+    Runs whose spend in the newest step is not worth a message are left out.
     """
     since_ms = now_ms - acceleration.STEPS * acceleration.STEP_MS
     step = f"({now_ms:d} - charged_at_ms) / {acceleration.STEP_MS:d}"
@@ -121,7 +121,7 @@ def spend_by_run(reading: Connection, organisation_id: str, now_ms: int) -> list
 
 
 def spend_by_minute(reading: Connection, now_ms: int, organisation_id: str) -> list[SpendOfRun]:
-    """Return what the runs of the last days have spent in each minute, for a preview."""
+    """Return the spend of the last days' runs in each minute, for a preview."""
     minute = f"charged_at_ms / {acceleration.MINUTE_MS:d}"
     return _spend(reading, minute, organisation_id, now_ms - acceleration.PREVIEWED_MS, now_ms)
 

@@ -2,7 +2,8 @@
 
 Each table takes the answers of one period, and is emptied before it is used again. So an answer
 lives for one period at least, and no row needs an expiry index. The sweep empties it, outside of
-units that requests wait for; while it cannot, because a backup reads the table, the period goes on.
+units that requests wait for. While it cannot, because a backup reads the table, the period
+continues.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _KEEP: Final = (
     ),
 )
 EMPTY_ROWS: Final = 2000
-"""Answers that one step deletes, where a table is not emptied at once."""
+"""Answers that one step deletes, on an engine that does not empty a table at once."""
 
 _EMPTY: Final = (
     *(
@@ -71,7 +72,7 @@ class Turn(Struct, frozen=True):
         return cls(period, max(facts.get("replay_turned_ms", 0), period * PERIOD_MS))
 
     def is_due(self, now_ms: int) -> bool:
-        """Tell whether every answer in the other table has lived for a whole period."""
+        """Return whether every answer in the other table has lived for a whole period."""
         return now_ms // PERIOD_MS > self.period and now_ms - self.at_ms >= PERIOD_MS
 
     def next(self, now_ms: int) -> Turn:
@@ -80,6 +81,8 @@ class Turn(Struct, frozen=True):
         >>> Turn(4, 0).next(6 * PERIOD_MS).period
         5
         """
+        # The remainder by two has to change. If an even number of periods has passed, the one
+        # before the current one has the right remainder.
         period = now_ms // PERIOD_MS
         return Turn(period - (period - self.period + 1) % 2, now_ms)
 
@@ -93,13 +96,16 @@ class ReplayTable:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        # Of this unit, by lookup key: answers in the tables that its commands name, and answers
+        # that it is going to write.
         self._found: dict[str, StoredAnswer] = {}
         self._new: dict[str, StoredAnswer] = {}
-        # Set between units by a store whose sweep turns the tables outside of them.
+        # Which table takes new answers. Set by ``empty_some`` inside a unit, or on the loop by a
+        # store whose sweep turns the tables outside of units.
         self.turn = Turn.of(tables.connection.execute(TURN).fetchall())
 
     def ask(self, lookup_keys: list[str]) -> Cursor | None:
-        """Look up answers; :meth:`take` reads what was found."""
+        """Look up answers; :meth:`take` reads the result."""
         if not lookup_keys:
             return None
         execute = self._tables.connection.execute
@@ -112,13 +118,16 @@ class ReplayTable:
         self._found.clear()
         self._new.clear()
         for name, fingerprint, status, body in () if asked is None else asked:
-            if status or name not in self._found:  # the same name may be in both tables
+            # A name may be in both tables, if the tables turned between an undecided answer
+            # (``idempotency.keep_undecided``, without a status) and the final one, which counts.
+            if status or name not in self._found:
                 self._found[name] = StoredAnswer(fingerprint, status, body)
 
     def empty_some(self) -> None:
         """Delete some answers of the older table; use it once it is empty."""
         turn = self.turn.next(self._tables.now_ms)
         deleted = self._tables.write(_EMPTY[turn.period % 2], (EMPTY_ROWS,)).rowcount
+        # Perhaps not empty yet. The next step deletes more; new answers still go to the other one.
         if deleted == EMPTY_ROWS:
             return
         for name, value in turn.facts().items():

@@ -69,7 +69,7 @@ class SqlReports(ReadingStore):
     verify_ledger = _report(verify.verify_ledger)
 
     async def known(self, organisation_id: str, target: str, run_id: str | None) -> records.Known:
-        """Tell whether a directive's target names anything; a kill of one name waits for it."""
+        """Return whether a directive's target names anything; a kill of one name waits for it."""
         now_ms = self.clock_ms()
 
         def query(reading: Connection) -> records.Known:

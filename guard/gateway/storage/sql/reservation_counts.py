@@ -11,13 +11,19 @@ class ReservationCounts:
     """Follows the rows that each commit changes, so that reading a count costs nothing.
 
     Attributes:
-        leases: that are open.
-        leased_nanousd: what they hold.
+        leases: open leases.
+        leased_nanousd: the money that they hold.
         expired: reservations that have expired since the file was opened, leases included.
     """
 
+    # Written by the side that runs the unit of work; metrics read the attributes on the loop,
+    # without a lock, and may see a number that is a moment old.
+
     def __init__(self) -> None:
+        # What each open lease holds according to its row, by id.
         self._held: dict[str, int] = {}
+        # Of this unit; added to ``expired`` by the commit. The other two are corrected by ``start``
+        # after a rollback.
         self._expired_now = 0
         self.leases = 0
         self.leased_nanousd = 0
@@ -32,12 +38,12 @@ class ReservationCounts:
     def written(
         self, changed: Mapping[str, Reservation], open_before: Mapping[str, Reservation]
     ) -> None:
-        """Note rows that are being written.
+        """Count rows that are being written.
 
         Args:
             changed: new and changed reservations.
-            open_before: those that were open before this unit of work, and the new ones. A charge
-                that comes late changes an expired row, which does not expire again.
+            open_before: those that were open before this unit of work, and the new ones. A late
+                charge changes the row of an expired reservation, which has not expired again.
         """
         held = self._held
         for key, reservation in changed.items():
@@ -51,7 +57,7 @@ class ReservationCounts:
         self.leases = len(held)
 
     def committed(self) -> None:
-        """Publish what has expired."""
+        """Publish the number of expired reservations."""
         if self._expired_now:
             self.expired += self._expired_now
             self._expired_now = 0

@@ -23,7 +23,7 @@ STEP_ROWS: Final = 500
 """Rows that one step changes, in all tables together. A step is one transaction."""
 
 READS_PER_CHANGE: Final = 8
-"""Rows that are looked at, and stay, for what one deleted row costs."""
+"""Rows that are only read, for the cost of one deleted row."""
 
 STEPS_MAX: Final = 100
 """Steps of one sweep; waiting requests run between them."""
@@ -45,7 +45,11 @@ _FORGET_TOTALS: Final = (
 
 
 class _Part(Struct):
-    """One table's progress: where its walk continues, and when the next one begins."""
+    """One table's progress: where its walk continues, and when the next one begins.
+
+    Not stored, and not undone with a failed step: a row that is missed once is found by the next
+    walk.
+    """
 
     work: Callable[[SqlUnitOfWork, int, int, _Part], int]
     pace_ms: int
@@ -87,7 +91,7 @@ class Retention:
             self._parts.append(_Part(self._audit, DAY_MS))
 
     def is_due(self, now_ms: int) -> bool:
-        """Tell whether a step has anything to do."""
+        """Return whether a step has anything to do."""
         return any(part.next_ms <= now_ms for part in self._parts)
 
     def _audit(self, unit: SqlUnitOfWork, _: int, limit: int, __: _Part) -> int:
@@ -95,7 +99,9 @@ class Retention:
 
     def step(self, unit: SqlUnitOfWork) -> None:
         """Delete at most ``STEP_ROWS`` old rows."""
-        unit.flush()  # so that the tables agree with the cached rows
+        # Earlier commands of the group have changed cached rows, and the queries below read the
+        # tables. The savepoint after it: an undo of this step must not undo the flush.
+        unit.flush()
         unit.savepoint()
         now, left = unit.now_ms, STEP_ROWS
         cutoff = cutoff_ms(now, self.keep_ms)
@@ -106,6 +112,7 @@ class Retention:
             before = unit.changed_rows
             looked_at = part.work(unit, cutoff, left, part)
             changed = unit.changed_rows - before
+            # Fewer than it was allowed: the walk has reached the end of the table.
             if looked_at < left:
                 part.cursor, part.next_ms = (), now + part.pace_ms
             left -= max(changed, looked_at // READS_PER_CHANGE)
@@ -141,6 +148,7 @@ def _events(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
         "UPDATE balances SET opening = opening + ? WHERE balance_id = ?",
         [(cost, balance_id) for balance_id, cost in openings.items()],
     )
+    # The cached copies too: the next flush writes their whole rows.
     for balance_id, cost in openings.items():
         if balance_id in unit.balances:
             unit.change_balances([unit.balances[balance_id]])
@@ -252,7 +260,8 @@ def _estimates(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
         " WHERE (organisation_id, subject) > (?, ?) ORDER BY organisation_id, subject LIMIT ?",
         (*(part.cursor or ("", "")), limit),
     ).fetchall()
-    # Read here: the engines do not take the same JSON, and one name must not stop the others.
+    # Decoded here: the engines differ in the JSON that they accept, and one name that an engine
+    # refuses would stop the whole query.
     workflows = {(own, subject): json.loads(subject)[0] for own, subject in rows}
     left = _known_workflows(unit, {(own, name) for (own, _), name in workflows.items() if name})
     over = [key for key, name in workflows.items() if name and (key[0], name) not in left]
@@ -375,7 +384,8 @@ def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete balances of ended windows without reservations and charges, and of deleted chains."""
     execute = unit.connection.execute
     floor = cutoff
-    # The balances of a reservation or charge end after it was made.
+    # No balance of a stored reservation or event has ended before that was made. So balances that
+    # ended before the oldest of both have neither.
     oldest = execute(
         "SELECT created_at_ms FROM reservations ORDER BY reservation_id LIMIT 1"
     ).fetchone()

@@ -1,4 +1,4 @@
-"""Rows of the embedded store as the domain's types, and the machine's clock."""
+"""Rows of the SQL stores as the domain's types, and the machine's clocks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from guard.gateway.domain.operators import Operator, OperatorSession, SessionVie
 
 
 def stored_kind(unit: records.BudgetUnit, scope_kind: str) -> str:
-    """Return a budget's kind of scope as it is stored: with its unit before it, but for money.
+    """Return a budget's kind of scope as it is stored: prefixed with its unit, except for money.
 
-    Older gateways, which know of money only, pass over kinds that they do not know.
+    Older gateways, which support money only, ignore kinds that they do not know.
     """
     return scope_kind if unit == "usd" else f"{unit}:{scope_kind}"
 
@@ -74,11 +74,11 @@ def reservation_from_row(row: tuple[Any, ...]) -> Reservation:
 
 
 metered_from = msgspec.json.Decoder(tuple[MeteredHold, ...]).decode
-"""What a reservation holds of other budgets than money, from the text of its column."""
+"""Decodes the column with a reservation's holds on budgets of tokens and calls."""
 
 
 def metered_text(metered: tuple[MeteredHold, ...]) -> str | None:
-    """Return what a reservation holds of other budgets than money, as its column has it."""
+    """Return a reservation's holds on budgets of tokens and calls as the text of their column."""
     return msgspec.json.encode(metered).decode() if metered else None
 
 
@@ -115,7 +115,7 @@ def approval_from_row(row: tuple[Any, ...]) -> records.Approval:
 
 
 NAMED: Final = "channel:"
-"""Stands before the name of a channel in the place of a webhook's address."""
+"""Prefix of a channel's name, which is stored in the column of a webhook's address."""
 
 IS_NAMED: Final = "url >= 'channel:' AND url < 'channel;'"
 """The condition of webhooks' rows that are channels with a name."""
@@ -188,5 +188,5 @@ def wall_clock_ms() -> int:
 
 
 def monotonic_clock_ms() -> int:
-    """Return time that only passes, in milliseconds."""
+    """Return monotonic time in milliseconds."""
     return time.monotonic_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Figures that need a query: sampled by the sweep, so that a scrape needs none."""
+"""Figures for metrics that need a query: sampled by the sweep, so that a scrape needs none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from guard.gateway.storage.sql.retention import cutoff_ms
 
 INTERVAL_MS: Final = 5000
 BACKLOG_MAX: Final = 10_000
-"""The backlog is not counted any further."""
+"""The backlog is counted up to this number."""
 
 
 class Samples(Struct, frozen=True):
@@ -29,12 +29,12 @@ class Samples(Struct, frozen=True):
 
 
 def read(reading: Connection, now_ms: int, keep_ms: int) -> Samples:
-    """Read the figures; a few index entries, whatever is stored.
+    """Read the figures, from a few index entries however large the tables are.
 
     Args:
         reading: a connection.
         now_ms: the time.
-        keep_ms: how long events are kept; 0: for good.
+        keep_ms: how long events are kept; 0: for ever.
     """
     # The newest event is never deleted.
     oldest = reading.rows("SELECT received_at_ms FROM events ORDER BY event_seq LIMIT 2")

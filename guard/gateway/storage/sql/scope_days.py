@@ -1,9 +1,9 @@
-"""Usage of each scope by day and by hour, summed from the stored events beside the requests.
+"""Usage of each scope by day and by hour, summed from the stored events in the background.
 
 A charge writes nothing here. The sweep sums the events that came since the last time, many at
-once and in short steps; a report adds those that are not summed yet. So the sums are exact at each
-moment, and a report over a month reads a row for each scope and day, one since yesterday noon a row
-for each scope and hour, and not each event.
+once and in short steps; a report adds those that are not summed yet. So reports are exact at any
+moment, although they do not read each event: one over a month reads a row for each scope and day,
+one since yesterday noon a row for each scope and hour.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEP_EVENTS: Final = 500
 """Events that one step sums. A step is one transaction."""
 
 WAITING_MAX: Final = 4000
-"""Events that wait until it is worth summing them; a report reads them one by one."""
+"""So many events may wait to be summed; a report reads them one by one."""
 
 KINDS: Final = ("workflow", "run", "agent", "chain", "user", "key")
 
@@ -44,7 +44,7 @@ class Sums(Struct, frozen=True):
         table: its name.
         begin: the column of a period's beginning.
         size_ms: of a period.
-        fact: where it is kept up to which event is summed.
+        fact: the name of the fact with the number of the newest summed event.
     """
 
     table: LiteralString
@@ -100,7 +100,7 @@ class EventSums(abc.ABC):
 
     Args:
         tables: where events and sums are.
-        fact: where it is kept up to which event is summed.
+        fact: the name of the fact with the number of the newest summed event.
 
     Attributes:
         is_due: whether enough events wait for a step.
@@ -116,12 +116,12 @@ class EventSums(abc.ABC):
         """Sum the events whose numbers are above ``after``, up to ``end``."""
 
     def look(self) -> None:
-        """See whether a step is due."""
+        """Set ``is_due`` from the number of events that wait."""
         summed, newest = self._progress()
         self.is_due = newest - summed > WAITING_MAX
 
     def step(self, events: int = STEP_EVENTS) -> None:
-        """Sum the next events, and note how far the sums go."""
+        """Sum the next events, and store how far the sums go, in the same transaction."""
         summed, newest = self._progress()
         end = min(summed + events, newest)
         self.add(summed, end)
@@ -154,9 +154,9 @@ def usage_between(
 ) -> list[tuple[Any, ...]]:
     """Return the usage of the dearest scopes of one kind: id, events, calls, tokens, costs.
 
-    Whole days and hours come from the sums; the rest of an hour at both ends, and what is not
-    summed yet, from the events. Over more than a day only the costs of all scopes are summed, to
-    find the dearest.
+    Whole days and hours come from the sums; the rest of an hour at both ends, and events that are
+    not summed yet, from the events. Over more than a day only the costs of all scopes are summed,
+    to find the dearest; their other numbers are read afterwards.
     """
     with reading.snapshot():  # all queries see the same sums and the same events
         (waiting,) = reading.rows(

@@ -44,7 +44,11 @@ class ScopeTotals:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        # Events of this unit that are not in the table yet, by organisation, kind and id of the
+        # scope: the hour that each was charged in, and its numbers in the order of the columns.
         self._new: dict[tuple[str, str, str], list[tuple[int, tuple[int, ...]]]] = {}
+        # The cost of each organisation in all, those events included. Valid from one unit to the
+        # next: balances of whole organisations are the ones that are opened most.
         self._organisations: dict[str, int] = {}
 
     def count(
@@ -63,6 +67,8 @@ class ScopeTotals:
             else:
                 scopes.append((organisation_id, kind, scope_id))
         scopes += [(organisation_id, "model", name) for name in keys[-1]]
+        # One tuple for all scopes, and nothing is summed before it is written: most units have one
+        # event for each scope.
         entry = charged_at_ms - charged_at_ms % HOUR_MS, added
         for scope in scopes:
             entries = self._new.get(scope)
@@ -76,7 +82,7 @@ class ScopeTotals:
 
     def _undo(self, scopes: list[tuple[str, str, str]], cost: int) -> None:
         for scope in scopes:
-            if entries := self._new.get(scope):  # empty where it was written in this unit already
+            if entries := self._new.get(scope):  # empty if it was written in this unit already
                 entries.pop()
         organisation_id = scopes[0][0]
         if organisation_id in self._organisations:
@@ -94,6 +100,7 @@ class ScopeTotals:
             start_ms: when the period begins.
             end_ms: when it ends; ``None`` for the one that never does.
         """
+        # For budgets of an organisation without an end: from the cache.
         if end_ms is None and kind == "organisation":
             known = self._organisations.get(organisation_id)
             if known is None:
@@ -124,7 +131,7 @@ class ScopeTotals:
     def new_tokens(
         self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
     ) -> int:
-        """Return the tokens of events of a period that are not in the table yet."""
+        """Return the tokens of a period's events that are not in the table yet."""
         found = self._new.get((organisation_id, kind, scope_id), ())
         return sum(
             numbers[4] + numbers[5]
@@ -148,11 +155,11 @@ class ScopeTotals:
         return int(row[0])
 
     def forget_organisation(self, organisation_id: str) -> None:
-        """Read an organisation's total anew."""
+        """Drop an organisation's cached total."""
         self._organisations.pop(organisation_id, None)
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write the totals of this unit, one row for each scope."""
         if not self._new:
             return
         rows = [(*scope, *_row(entries)) for scope, entries in self._new.items() if entries]
@@ -161,15 +168,16 @@ class ScopeTotals:
         self._new.clear()
 
     def forget(self) -> None:
-        """Drop what was not written."""
+        """Drop the events that were not written, and the cached totals."""
         self._new.clear()
         self._organisations.clear()
 
 
 def _row(entries: list[tuple[int, tuple[int, ...]]]) -> list[int]:
-    """Return a scope's new row: one, since a statement of PostgreSQL writes no row twice.
+    """Return the row that adds a scope's events to the table.
 
-    Of each size of period it has the newest one, as the table keeps no other.
+    It is one row, since a statement of PostgreSQL must not write a row twice. Of each size of
+    period it has the newest one only, as the table keeps no other.
     """
     if len(entries) == 1:
         hour_ms, (cost, *counts) = entries[0]
@@ -187,7 +195,7 @@ def _row(entries: list[tuple[int, tuple[int, ...]]]) -> list[int]:
 def _newest(
     entries: list[tuple[int, tuple[int, ...]]], start_of: Callable[[int], int]
 ) -> tuple[int, int]:
-    """Return the newest period of entries, and what they have cost in it."""
+    """Return the newest period of entries, and their cost in it."""
     newest_ms = max(start_of(hour_ms) for hour_ms, _ in entries)
     return newest_ms, sum(each[0] for hour_ms, each in entries if start_of(hour_ms) == newest_ms)
 

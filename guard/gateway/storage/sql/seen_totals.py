@@ -1,4 +1,4 @@
-"""What workflows and runs have spent, and when they were seen; written once for each commit."""
+"""Spend and last use of workflows and runs; written once for each commit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, restore_list
 
 FRESH_MS: Final = 1000
-"""A run that was seen so lately is not written only to be seen again."""
+"""If nothing was spent, the last use of a run is written no more often than this."""
 
 
 class SeenTotals:
@@ -15,8 +15,11 @@ class SeenTotals:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        # Of this unit, by organisation and id, in the order of the columns: first and last use,
+        # then numbers to add; for runs, the workflow first. The lists are changed in place.
         self._workflows: dict[tuple[str, str], list[int]] = {}
         self._runs: dict[tuple[str, str], list[Any]] = {}
+        # When runs were last written. Only saves writes, so it may forget.
         self._runs_seen_ms: dict[tuple[str, str], int] = {}
 
     def count_workflow(
@@ -50,7 +53,7 @@ class SeenTotals:
             delta[3] += spent
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write the totals of this unit."""
         many = self._tables.connection.executemany
         if self._workflows:
             many(
@@ -76,7 +79,7 @@ class SeenTotals:
             self._runs.clear()
 
     def forget(self) -> None:
-        """Drop what was not committed."""
+        """Drop the totals that were not committed."""
         self._workflows.clear()
         self._runs.clear()
         self._runs_seen_ms.clear()

@@ -23,12 +23,12 @@ from guard.gateway.storage.sql.uncertain import FOREVER, of_one
 def spend(
     reading: Connection, now_ms: int, organisation_id: str, keys: ScopeKeys, run_id: str | None
 ) -> wire.SpendReply:
-    """Return what a workflow has spent.
+    """Return the spend of a workflow.
 
     Args:
         reading: where to read.
         organisation_id: the tenant.
-        keys: the workflow, and whatever else says which budgets apply.
+        keys: the workflow, and the other scopes whose budgets apply.
         run_id: one of its runs.
         now_ms: the time.
 
@@ -76,7 +76,7 @@ def spend(
 def _winds_down(
     reading: Connection, account: BudgetAccount, workflow_id: str, run_id: str | None
 ) -> bool:
-    """Tell whether all but the kept share is spent, or was not enough for a request of a run."""
+    """Return whether all but the kept share is spent, or was not enough for a run's request."""
     balance, rule = account.balance, account.rule
     if not rule.kept_nanousd:
         return False

@@ -229,7 +229,7 @@ def _of_scopes(scopes: _Scopes, steps: _Steps, names: Sequence[str]) -> list[Spe
 def _models(
     reading: Connection, organisation_id: str, steps: _Steps, model: str | None = None
 ) -> dict[str, SpendSeries]:
-    """Return the series of each model, and of what has none under the empty name."""
+    """Return the series of each model; under the empty name, that of spend without a model."""
     table, arguments = steps.values()
     only = "" if model is None else " AND u.model = ?"
     rows = reading.rows(

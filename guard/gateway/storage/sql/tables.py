@@ -1,4 +1,8 @@
-"""What every part of a unit of work over SQL shares: the connection, the clock, the undo log."""
+"""The base of all parts of a unit of work over SQL: the connection, the clock, the undo log.
+
+A command can fail in the middle, and must leave no trace for the rest of its group. Rows are undone
+by a savepoint of the database, cached copies by the undo log.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from guard.gateway.storage.sql.tally import Tally
 K = TypeVar("K")
 V = TypeVar("V")
 CACHE_MAX: Final = 50_000
+"""Entries of one cache; a full cache is emptied, since finding the oldest entry costs more."""
 
 
 class Tables:
@@ -24,15 +29,19 @@ class Tables:
         self.connection = connection
         # The time of the unit, read once when it begins, so that all its rows agree.
         self.now_ms = 0
-        # Calls that restore the caches, oldest change first; cleared by a commit.
+        # Calls that restore the caches, oldest change first: a function, then its arguments. Every
+        # change of a cached object appends its entry before or with the change. A commit clears it.
         self.undo_log: list[tuple[Any, ...]] = []
         # How long the log was when the present command began.
         self._undo_from = 0
-        # Whether the command has written a row. Most of a group write none before its end, and a
-        # savepoint for each would cost two statements.
+        # Whether the savepoint of the command is open in the database, because it has written a
+        # row. Most commands write none before the group ends, and a savepoint for each would cost
+        # two statements.
         self._has_savepoint = False
-        # Rows that were changed, ever; retention measures its steps by the difference.
+        # Rows that were changed since the store was opened, undone ones included; retention
+        # measures its steps by the difference.
         self.changed_rows = 0
+        # Decisions by kind, for metrics.
         self.tally = Tally(self.on_undo)
 
     def write(self, sql: str, arguments: tuple[Any, ...] = ()) -> Cursor:
@@ -40,6 +49,7 @@ class Tables:
         if not self._has_savepoint:
             self._open_savepoint()
         cursor = self.connection.execute(sql, arguments)
+        # The drivers return -1 for a statement that changes no rows.
         self.changed_rows += max(0, cursor.rowcount)
         return cursor
 
@@ -48,7 +58,10 @@ class Tables:
         raise NotImplementedError
 
     def write_events(self) -> None:
-        """Write the rows of events that are kept back until the unit ends; for a query of them."""
+        """Write the events that are kept back until the unit ends, before a query that reads them.
+
+        Default: events are written at once, so there is nothing to do.
+        """
 
     def save_fact(self, name: str, value: str) -> None:
         """Write one of the store's own values."""
@@ -90,6 +103,7 @@ class Tables:
 
     def savepoint(self) -> None:
         """Begin a command: :meth:`undo` returns to here."""
+        # The command before has succeeded: its rows join the transaction.
         if self._has_savepoint:
             self.connection.execute("RELEASE command")
             self._has_savepoint = False
@@ -97,13 +111,17 @@ class Tables:
 
     def undo(self) -> None:
         """Undo everything since the last savepoint, and nothing else."""
+        # The caches first: if the database fails below, the whole unit is undone, and the entries
+        # that are left in the log are exactly those of the commands before.
         self._restore(self._undo_from)
         if self._has_savepoint:
+            # ROLLBACK TO keeps the savepoint open; the next command opens its own.
             self.connection.execute("ROLLBACK TO command")
             self.connection.execute("RELEASE command")
             self._has_savepoint = False
 
     def _restore(self, length: int) -> None:
+        # Newest first: a value that was changed twice ends as it was before both changes.
         log = self.undo_log
         while len(log) > length:
             restore, *arguments = log.pop()
@@ -122,7 +140,7 @@ def restore_fields(changed: Any, names: Sequence[str], before: Sequence[Any]) ->
 
 
 def make_room(cache: dict[Any, Any], dirty: dict[Any, None]) -> None:
-    """Empty a full cache, except for what is not written yet."""
+    """Empty a full cache, except for entries that are not written yet: they exist nowhere else."""
     if len(cache) >= CACHE_MAX:
         kept = {key: cache[key] for key in dirty if key in cache}
         cache.clear()

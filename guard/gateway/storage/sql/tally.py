@@ -1,4 +1,4 @@
-"""Decisions of this process by what they were, counted once they are committed."""
+"""Counts of this process's decisions by kind, each counted once it is committed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Tally:
-    """Counts what a unit of work has decided; one thread adds to it, any may read.
+    """Counts the decisions of a unit of work; one thread adds to it, any may read.
 
     Args:
         on_undo: has a function called if the present command is undone.
@@ -20,10 +20,11 @@ class Tally:
     def __init__(self, on_undo: Callable[..., None]) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._on_undo = on_undo
+        # Of this unit, in order: an undo removes the last one.
         self._new: list[tuple[str, str]] = []
 
     def add(self, kind: str, label: str) -> None:
-        """Count one, if it is committed."""
+        """Count one decision once it is committed."""
         self._new.append((kind, label))
         self._on_undo(self._undo)
 
@@ -31,11 +32,11 @@ class Tally:
         return self._new.pop() if self._new else None
 
     def committed(self) -> None:
-        """Take what is new as done."""
+        """Add the decisions of this unit to the counts."""
         if self._new:
             self.counts.update(self._new)
             self._new.clear()
 
     def forget(self) -> None:
-        """Drop what is new."""
+        """Drop the decisions of this unit."""
         self._new.clear()

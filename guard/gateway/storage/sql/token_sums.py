@@ -1,7 +1,7 @@
 """How many tokens a scope has used in a period, for a budget that is set in the middle of it.
 
-Of all time it is one row. Of a period it is whole hours or days of the sums that reports read, and
-the events that are not summed yet. It is asked for in the first period of a budget only.
+For all time it is read from one row. For a period it is added up from the hours or days that
+reports use, and the events that are not summed yet. It is needed in a budget's first period only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ def used(
     start_ms: int,
     end_ms: int | None,
 ) -> int:
-    """Return what events that are stored have used.
-
-    Of models by period nothing is summed: there it is 0.
+    """Return the tokens of stored events; 0 for models by period, which are not summed.
 
     Args:
         rows: runs a query.

@@ -1,4 +1,4 @@
-"""What was charged in doubt, by scope and hour: at most so much of the spend was not billed.
+"""Charges in doubt by scope and hour: the part of the spend that the vendor may not have billed.
 
 Few events are charged in doubt, so these sums have a table of their own: other charges write
 nothing here, and reports read a row for each hour in which there was any doubt. The rows outlive
@@ -67,6 +67,8 @@ class UncertainHours:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        # Nano-dollars or tokens to add, by organisation, kind and id of the scope, and hour.
+        # Negative when a vendor's bill has resolved a doubt.
         self._new: Counter[_Scope] = Counter()
 
     def count(
@@ -109,7 +111,7 @@ class UncertainHours:
         self._tables.on_undo(self._undo, scopes, amount)
 
     def resolve(self, organisation_id: str, hour: ChargedHour) -> None:
-        """Take what is known now out of the sums that a vendor's bill speaks of."""
+        """Subtract a resolved doubt from the sums that a vendor's bill covers."""
         names = models.names(hour.model)
         scopes = [
             (organisation_id, kind, scope_id, hour.hour_ms)
@@ -126,27 +128,28 @@ class UncertainHours:
 
     def _undo(self, scopes: list[_Scope], cost: int) -> None:
         for scope in scopes:
-            if scope in self._new:  # not where it was written in this unit already
+            if scope in self._new:  # not if it was written in this unit already
                 self._new[scope] -= cost
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write the sums of this unit."""
         rows = [(*scope, cost) for scope, cost in self._new.items() if cost]
         if rows:
             self._tables.connection.executemany(_WRITE, rows)
         self._new.clear()
 
     def forget(self) -> None:
-        """Drop what was not written."""
+        """Drop the sums that were not written."""
         self._new.clear()
 
 
 def charged_hours(
     tables: Tables, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
 ) -> list[ChargedHour]:
-    """Return what LLM requests were charged, by hour, provider and model.
+    """Return the charges of LLM requests, by hour, provider and model.
 
-    Doubts are known by model, so where several providers have one, the dearest of them has all.
+    Doubts are recorded by model only, so if several providers have one, the dearest of them gets
+    all of its doubt.
     """
     rows = tables.rows(
         "SELECT bucket_ms, provider, model, CAST(sum(cost_nanousd) AS BIGINT),"
@@ -175,7 +178,8 @@ def _scopes(keys: ScopeKeys, priced: PricedEvent) -> Iterator[tuple[str, str]]:
     for kind, scope_id in (*zip(SCOPE_KINDS, keys[:5], strict=True), ("run", priced.event.run_id)):
         yield (f"no {kind}", "") if scope_id is None else (kind, scope_id)
     for above in lineage(keys[4] or "")[1:]:
-        yield "below key", above  # budgets of these keys count it, their own usage does not
+        # Budgets of the keys above count it; the usage of those keys themselves does not.
+        yield "below key", above
     for tag in keys[5]:
         yield "tag", tag
     for name in keys[-1]:
@@ -193,7 +197,7 @@ def of_scopes(
     since_ms: int = 0,
     until_ms: int = FOREVER,
 ) -> dict[str, int]:
-    """Return what was charged to some scopes in doubt, in all hours that touch a time."""
+    """Return the charges in doubt of some scopes, in all hours that overlap a time."""
     if not scope_ids:
         return {}
     places = ", ".join("?" * len(scope_ids))
@@ -212,7 +216,7 @@ def of_one(
     since_ms: int = 0,
     until_ms: int = FOREVER,
 ) -> int:
-    """Return what was charged to one scope in doubt, in all hours that touch a time."""
+    """Return the charges in doubt of one scope, in all hours that overlap a time."""
     found = of_scopes(reading, organisation_id, kind, [scope_id], since_ms, until_ms)
     return found.get(scope_id, 0)
 
@@ -220,7 +224,7 @@ def of_one(
 def by_time(
     reading: Connection, organisation_id: str, width_ms: int, since_ms: int, until_ms: int
 ) -> dict[int, int]:
-    """Return what was charged to an organisation in doubt, by the start of hours or days."""
+    """Return the charges in doubt of an organisation, by the start of hours or days."""
     rows = reading.rows(
         f"SELECT h.hour_ms - h.hour_ms % {int(width_ms)} AS start, {_SUM}{_WITHIN}"
         " AND h.scope_id = '' GROUP BY start",
@@ -237,7 +241,7 @@ def of_groups(
     since_ms: int,
     until_ms: int,
 ) -> dict[Any, int]:
-    """Return what was charged in doubt to the groups of a usage report, by the groups' values."""
+    """Return the charges in doubt of the groups of a usage report, by the groups' values."""
     asked = (reading, organisation_id)
     if group_by in ("hour", "day"):
         width_ms = HOUR_MS if group_by == "hour" else DAY_MS

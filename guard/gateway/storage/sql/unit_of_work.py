@@ -1,4 +1,4 @@
-"""A unit of work over SQL: what is the same whatever engine commits it."""
+"""The part of a unit of work over SQL that all engines share."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ from guard.gateway.storage.sql.tag_sums import TagSums
 class SqlUnitOfWork(
     CatalogueTables, AlertTables, RepeatTables, DirectoryTables, MoneyTables, abc.ABC
 ):
-    """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`, but for the transaction.
+    """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`, except its transaction.
 
-    An engine opens, commits and rolls back the transaction, and says which cached rows are valid.
-    The undo log undoes a failed command or unit; nothing is read again.
+    An engine opens, commits and rolls back the transaction, and decides which cached rows are
+    valid. A failed command or unit is undone from the undo log, in memory: no row is read again.
+    Used by one thread at a time; the group writer decides which.
     """
 
     def __init__(self, connection: WritingConnection) -> None:
         super().__init__(connection)
         self.ids = IdFactory()
+        # A random id of this opening of the store, the ``epoch`` of the control messages numbered
+        # in it: a client notices by it that its record is not this store's.
         self.incarnation = secrets.token_hex(8)
+        # Sums of events by day, hour and tag. The sweep fills them in, in short steps.
         self.scope_sums: list[EventSums] = [
             ScopeSums(self, DAYS), ScopeSums(self, HOURS), TagSums(self),
         ]  # fmt: skip
+        # Announced by the commands of this unit, in order; delivered only after the commit.
         self.events: list[PostCommitEvent] = []
 
     @abc.abstractmethod
@@ -56,10 +61,15 @@ class SqlUnitOfWork(
     def announce(self, event: PostCommitEvent) -> None:
         """Deliver an event once the unit has committed."""
         self.events.append(event)
+        # The log is undone newest first, so the last event is always the one to remove.
         self.on_undo(self.events.pop)
 
     def committed(self) -> list[PostCommitEvent]:
-        """Forget how to undo what was committed; return the post-commit events."""
+        """Make a commit final in memory: clear the undo log; return the post-commit events.
+
+        Called after the database has confirmed the commit, never before: until then a failure has
+        to be undone.
+        """
         self.counts.committed()
         self.tally.committed()
         self.undo_log.clear()
@@ -68,10 +78,15 @@ class SqlUnitOfWork(
 
     def undo_all(self) -> None:
         """Undo everything since the unit began, in the caches."""
+        # The rollback or the lost connection ends the savepoint in the database.
         self._has_savepoint = False
+        # 1. The log first: it restores the rows' values, which the steps below read.
         self._restore(0)
+        # 2. The change marks; the values agree with the database again.
         self._forget_changes()
+        # 3. What ``flush`` may have counted before the commit failed.
         self.counts.start(self.leases.values())
+        # ``_forget_changes`` has written to the log, and nothing may be undone twice.
         self.undo_log.clear()
         self.answers.forget()
         self.rollups.forget()

@@ -18,7 +18,7 @@ _REASON_MAX: Final = 512
 
 
 def _write(table: str, keys: tuple[str, ...], *names: str) -> str:
-    """Return SQL that adds numbers to a rollup; a sum ends where it would overflow."""
+    """Return SQL that adds numbers to a rollup; a sum stops at the largest amount."""
     sums = ", ".join(
         f"{name} = min(t.{name} + excluded.{name}, {wire.NANOUSD_MAX})" for name in names
     )
@@ -57,8 +57,11 @@ class UsageRollups:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        # Of this unit, in order: an undo removes the last one. Events are summed only when they are
+        # written, because subtracting an undone event from several sums costs more.
         self._events: list[tuple[str, int, PricedEvent]] = []
         self._refusals: list[tuple[Any, ...]] = []
+        # When old rows were last deleted, by the store's clock.
         self._pruned_at_ms = 0
 
     def count(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:
@@ -67,7 +70,7 @@ class UsageRollups:
         self._tables.undo_log.append((self._undo_event,))
 
     def _undo_event(self) -> None:
-        if self._events:  # empty where it was written in this unit already
+        if self._events:  # empty if it was written in this unit already
             self._events.pop()
 
     def refuse(self, request: RequestOrigin, call: wire.GateRequest, why: CallRefusal) -> None:
@@ -83,11 +86,11 @@ class UsageRollups:
         self._tables.on_undo(self._undo_refusal)
 
     def _undo_refusal(self) -> None:
-        if self._refusals:  # empty where it was written in this unit already
+        if self._refusals:  # empty if it was written in this unit already
             self._refusals.pop()
 
     def flush(self) -> None:
-        """Write what was collected in this unit."""
+        """Write the events and refusals of this unit."""
         many = self._tables.connection.executemany
         if self._events:
             organisations, workflows = _by_minute(self._events)
@@ -104,7 +107,7 @@ class UsageRollups:
             self._refusals.clear()
 
     def forget(self) -> None:
-        """Drop what was collected and not written."""
+        """Drop the events and refusals that were not written."""
         self._events.clear()
         self._refusals.clear()
 

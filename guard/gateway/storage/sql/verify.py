@@ -33,8 +33,8 @@ def verify_ledger(reading: Connection) -> LedgerReport:
 
     For every balance: ``committed`` is the opening plus the costs of its events, ``reserved`` is
     the sum of its open reservations, and ``committed + reserved <= authorized_max + overspend``.
-    Closed reservations reserve nothing. Each event, and each vendor response, is stored once
-    (unique indexes; counted here all the same).
+    Closed reservations reserve nothing. Each event, and each vendor response, is stored once:
+    unique indexes ensure that, and events are counted here as well.
     """
 
     def count(what: str) -> int:
@@ -83,7 +83,7 @@ def _balance_problems(reading: Connection) -> list[str]:
 
 
 def _metered_holds(reading: Connection) -> Iterator[tuple[int, int]]:
-    """Yield what open reservations hold of tokens and calls, by balance."""
+    """Yield the holds of open reservations on tokens and calls, by balance."""
     for (text,) in reading.rows(_METERED_HELD):
         for hold in metered_from(text):
             for balance_id in hold.balance_ids:
@@ -108,4 +108,4 @@ def _audit_anchor(reading: Connection) -> tuple[int, str] | None:
         seq, digest = json.loads(rows[0][0])
         return int(seq), str(digest)
     except (TypeError, ValueError):
-        return 0, "unreadable"  # the hash of nothing, so the check fails
+        return 0, "unreadable"  # not the hash of any entry, so the check fails

@@ -31,7 +31,7 @@ def backup(source: Path, target: Path) -> int:
         reading = sqlite3.connect(source)
         writing = sqlite3.connect(partial)
         try:
-            # In one step: a copy in several begins anew with each commit of the gateway.
+            # In one step: a copy in several steps begins anew with each commit of the gateway.
             reading.backup(writing)
             (verdict,) = writing.execute("PRAGMA integrity_check").fetchone()
             if verdict != "ok":

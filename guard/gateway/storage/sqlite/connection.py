@@ -13,6 +13,7 @@ class SqliteReadConnection:
     """Implements :class:`guard.gateway.storage.sql.read_pool.Pooled`."""
 
     def __init__(self, path: Path) -> None:
+        # The pool gives it to one thread at a time, not always to the same one.
         self.sqlite = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
         self.sqlite.execute("PRAGMA query_only = ON")
 
@@ -26,7 +27,7 @@ class SqliteReadConnection:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Have all queries of a block see the same state."""
+        """Let all queries of a block see the same state."""
         self.sqlite.execute("BEGIN")
         try:
             yield
@@ -34,17 +35,17 @@ class SqliteReadConnection:
             self.sqlite.execute("COMMIT")
 
     def checkpoint(self) -> int:
-        """Copy what can be copied of the write-ahead log; return the bytes of it in use."""
+        """Copy as much of the write-ahead log as no reader needs; return the bytes of it in use."""
         _, log_pages, _ = self.sqlite.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         (page_bytes,) = self.sqlite.execute("PRAGMA page_size").fetchone()
         return int(log_pages) * int(page_bytes)
 
     def is_broken(self) -> bool:
-        """Tell whether the connection is lost: the one to a file never is."""
+        """Return ``False``: the connection to a file is never lost."""
         return False
 
     def answers(self) -> bool:
-        """Try the connection: a file answers."""
+        """Return ``True``: a file answers."""
         return True
 
     def expect(self, within_s: float) -> None:

@@ -39,14 +39,15 @@ LOOKUP_CONNECTIONS: Final = 1
 class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
     """Opens and closes the file, with its lock and its write-ahead log.
 
-    Checkpoints have a connection and a thread of their own.
+    Checkpoints have a connection and a thread of their own: copying the log takes longer than a
+    commit, and would make requests wait.
 
     Args:
         path: the database file; created with mode 0600.
         durable: sync each commit to the disk.
         clock_ms: the machine's clock, in Unix milliseconds; the store follows it in bounded steps.
-        monotonic_ms: time that only passes, in milliseconds. With a ``clock_ms`` of its own and
-            without this, every step of that clock is taken as time that has passed.
+        monotonic_ms: monotonic time in milliseconds. By default, a given ``clock_ms`` is used for
+            it as well, so that every step of that clock counts as elapsed time.
         retention_days: how long data is kept; 0 keeps everything.
         audit_retention_days: how long the audit log is kept; 0 keeps all of it.
     """
@@ -67,9 +68,11 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         self._durable = durable
         self.clock_ms = clock_ms
         own = clock_ms if clock_ms is not wall_clock_ms else monotonic_clock_ms
-        # The writer's: used by its thread or by the loop, never by both (see ``GroupWriter``).
+        # The writer's: used by its thread or by the loop, never by both at a time (see
+        # ``GroupWriter``).
         self._connection: sqlite3.Connection | None = None
-        # Held as long as the file is open; closing it, or the end of the process, frees it.
+        # Held while any connection to the file is open. ``close``, or the end of the process,
+        # releases it.
         self._lock: FileLock | None = None
         super().__init__(
             self._read_connection,
@@ -91,19 +94,23 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         try:
             self._unit = await asyncio.to_thread(self._open)
         except (OSError, sqlite3.Error, RuntimeError) as exc:
+            # Releases the lock, so that a second attempt in this process can succeed.
             await asyncio.to_thread(self._close_files)
             raise StoreError(f"cannot open the database: {exc}") from exc
+        # Inline only without durable commits: those wait for the disk, and so would the loop.
         self._writer = GroupWriter(
             self._unit, listener, inline=not self._durable, failures=self.failures
         )
 
     def _open(self) -> SqliteUnitOfWork:
-        # First: whatever comes after may change the file.
+        # 1. The lock, before anything that may change the file.
         self._lock = FileLock(self.path)
+        # 2. The file, made here for its mode: it holds secrets, and SQLite would use the umask.
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         kept = convert_0_7(self.path)
         if kept is not None:
             logger.warning("%s was of release 0.7 and is converted; kept as %s", self.path, kept)
+        # 3. The lock again: the file may be a new one since step 1.
         self._lock.take_file()
         self._connection = schema.connect(str(self.path), durable=self._durable)
         schema.migrate(self._connection)
@@ -120,6 +127,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         await asyncio.to_thread(self._close_files)
 
     def _close_files(self) -> None:
+        # The lock last: until the connections are closed, no other process may have the file.
         for pool in self._pools.values():
             pool.close()
         if self._connection is not None:
@@ -130,7 +138,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
             self._lock = None
 
     async def turn_answers(self) -> None:
-        """Do so in short steps that let requests in between."""
+        """Empty and use the older table of answers, in short steps that let requests in between."""
         unit = self._unit
         for _ in range(STEPS_MAX):
             if unit is None or not unit.answers.turn.is_due(unit.now_ms):
@@ -138,20 +146,24 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
             await self._step(lambda unit: unit.answers.empty_some())
 
     async def checkpoint(self) -> None:
-        """Copy the write-ahead log into the database when it has grown, beside the writer."""
+        """Copy the write-ahead log into the database when it has grown, beside the writer.
+
+        If the process dies before it is copied, SQLite reads the log when the file is next opened.
+        """
         writer = self._writer
         if writer is None or self._log_bytes() < CHECKPOINT_BYTES:
             return
         log_bytes = await self._read(self._checkpoints, lambda reading: reading.checkpoint())
         if log_bytes > LOG_BYTES_MAX:
-            # Under constant load the log never ends where a copy does, so the writer waits once.
+            # The log starts afresh only when a copy has reached its end. Under constant load the
+            # writer adds to it meanwhile, so this once the writer waits for the copy.
             await writer.submit(lambda unit: unit.truncate_log(), outside_transaction=True)
 
     def _log_bytes(self) -> int:
         return _size_of(f"{self.path}-wal")
 
     async def ready(self) -> bool:
-        """Tell whether the store answers, and its disk takes what is written."""
+        """Return whether the store answers and its disk has room."""
         if self._writer is None:
             return False
         try:

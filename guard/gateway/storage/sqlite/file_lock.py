@@ -1,9 +1,10 @@
-"""The lock that keeps a database file to one process, whatever names the file has.
+"""The lock that keeps a database file to one process, also if the file has several names.
 
-Two locks: one on a file beside the database, which is there before the database is, and one on the
-database itself, so that a link to it is no way around. The latter is a lock of an open file on a
-byte that SQLite never uses. A process that closes any descriptor of a file loses its record locks
-on it, which SQLite's are: so nothing here opens a file that this process has locked.
+There are two locks. One is on a file beside the database, which exists before the database does.
+The other is on the database itself, so that a second name of the file (a link) does not get around
+the first; it is a lock of an open file description, on a byte that SQLite never uses. A process
+that closes any descriptor of a file loses its record locks on it, and SQLite's locks are such: so
+nothing here opens a file that this process has locked.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _BYTE: Final = 1 << 62
 _FLOCK: Final = "hhqqi4x"
 """``struct flock``: type, whence, start, length, and a process id of zero."""
 
-# Linux has it; elsewhere the file beside is locked only.
+# Linux has it; elsewhere only the file beside the database is locked.
 _SET_LOCK: Final[int | None] = getattr(fcntl, "F_OFD_SETLK", None)
 
 _IN_USE: Final = "another gateway is using this database"
 
 _mine: set[tuple[int, int]] = set()
-"""Device and inode of each database that this process has locked."""
+"""Device and inode of each database that this process has locked; under ``_mine_lock``."""
 _mine_lock: Final = threading.Lock()
 
 
@@ -44,7 +45,8 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # The open database, and what it is called in ``_mine``; ``None`` while there is none.
+        # The descriptor of the database, and its entry in ``_mine``; ``None`` while it is not
+        # locked.
         self._database: tuple[int, tuple[int, int]] | None = None
         self._beside = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:
@@ -57,7 +59,7 @@ class FileLock:
             raise
 
     def take_file(self) -> None:
-        """Lock the file that is there now: it was made or replaced meanwhile.
+        """Lock the file that the path names now: it was made or replaced since the last time.
 
         No connection to it may be open in this process.
 
@@ -70,6 +72,7 @@ class FileLock:
         with _mine_lock:
             found = os.stat(self._path)
             inode = (found.st_dev, found.st_ino)
+            # Before the file is opened: closing a second descriptor would end SQLite's locks.
             if inode in _mine:
                 raise RuntimeError(_IN_USE)
             writable = os.access(self._path, os.W_OK)
@@ -90,19 +93,21 @@ class FileLock:
         if self._database is None:
             return
         (opened, inode), self._database = self._database, None
+        # Together under the lock: between the two, another thread could open the file, and the
+        # close would end its locks.
         with _mine_lock:
             _mine.discard(inode)
             os.close(opened)
 
     def close(self) -> None:
-        """Let others have it. The holder's connections are closed already."""
+        """Release the database. The holder's connections must be closed before."""
         self._leave_file()
         os.close(self._beside)
 
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep the lock of a database meanwhile.
+    """Hold the lock of a database during a block.
 
     Raises:
         RuntimeError: a gateway has it.

@@ -53,8 +53,8 @@ class SqliteMigrator:
 def convert_0_7(path: Path) -> Path | None:
     """Replace a file of release 0.7 by one of today's, and keep it under another name.
 
-    The new file is complete before it takes its place, in one rename, so that whatever ends this
-    leaves a file that can be opened. The caller holds the lock of the file.
+    The new file is complete before it gets its name, in one rename: if the process dies, there is
+    a file that can be opened. The caller holds the lock of the file.
 
     Returns:
         Where the old file is; ``None`` if it was not one of 0.7.
@@ -68,7 +68,7 @@ def convert_0_7(path: Path) -> Path | None:
 
 
 def copy_up_to_date(source: Path, target: Path) -> None:
-    """Write what a file holds into an empty one, with the newest schema; both are closed then.
+    """Copy the contents of a file into an empty one, with the newest schema, and close both.
 
     Raises:
         RuntimeError: the source is damaged, or of an unknown version.
@@ -92,7 +92,7 @@ def copy_up_to_date(source: Path, target: Path) -> None:
 def partial(target: Path, ending: str) -> Iterator[Path]:
     """Make an empty file beside another one; it is removed in the end, unless it was renamed.
 
-    The caller holds the lock of the target: what lies there was left by a process that was killed.
+    The caller holds the lock of the target, so a file of that name was left by a killed process.
     """
     made = target.with_name(f"{target.name}.{ending}")
     _remove(made)
@@ -109,8 +109,13 @@ def _remove(path: Path) -> None:
 
 
 def put_in_place(made: Path, target: Path, label: str) -> Path | None:
-    """Rename a complete file to what a gateway opens; keep what was there, and return its name."""
+    """Rename a complete file to the name that a gateway opens.
+
+    Returns:
+        The new name of the file that had that name, if there was one.
+    """
     kept = _set_aside(target, label) if target.exists() else None
+    # Before the rename: after a power loss the new name must not lead to an incomplete file.
     _sync(made)
     os.replace(made, target)
     _sync(target.parent)
@@ -124,7 +129,7 @@ def _set_aside(target: Path, label: str) -> Path:
         number += 1
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(target)) as old:
         old.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    # A log that is left belongs to a damaged file, and must not meet the new one.
+    # A log that is left belongs to a damaged file. SQLite would apply it to the new one.
     log = Path(f"{target}-wal")
     if log.exists():
         os.replace(log, f"{kept}-wal")
@@ -153,7 +158,8 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _read_only(path: Path) -> str:
-    # Without a log beside it nothing changes it, and it may lie where nothing can be written.
+    # Without a log beside it no process changes the file, and it may be in a read-only directory,
+    # where SQLite cannot make its own files.
     fixed = "" if Path(f"{path}-wal").exists() else "&immutable=1"
     return f"file:{quote(str(path.absolute()))}?mode=ro{fixed}"
 

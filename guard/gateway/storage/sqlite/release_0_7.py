@@ -1,4 +1,4 @@
-"""Writes what a file of release 0.7 holds into a new file of the first schema.
+"""Writes the contents of a file of release 0.7 into a new file of the first schema.
 
 Rows are copied as they are. The sums that 0.7 did not keep, by scope and by organisation, are made
 from its events, all of which it kept.

@@ -1,4 +1,4 @@
-"""A backup becomes a gateway's database, once it has been checked."""
+"""Restores a backup as a gateway's database, once it has been checked."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from guard.gateway.storage.sqlite.migrations import (
 
 
 class Restored(Struct, frozen=True):
-    """What was restored.
+    """The result of a restore.
 
     Attributes:
         version: of the backup's schema; it was migrated to this gateway's.
         ledger: balances, open reservations and events; no problems.
         audit_head: number and hash of the newest audit entry.
-        kept: where the database that was there before is now.
+        kept: the new name of the database that was there before.
     """
 
     version: int
@@ -41,10 +41,10 @@ class Restored(Struct, frozen=True):
 def restore(
     source: Path, target: Path, *, replace: bool = False, expect: tuple[int, str] | None = None
 ) -> Restored:
-    """Copy a backup to where a gateway will open it, unless something in it is wrong.
+    """Copy a backup to the name that a gateway opens, if its checks succeed.
 
-    The copy is checked before it takes its place, in one rename: pages and indexes, every balance
-    against its entries, and the audit log's chain. What was there before is kept beside it.
+    The copy is checked before it gets that name, in one rename: pages and indexes, every balance
+    against its entries, and the audit log's chain. A database that was there is kept beside it.
 
     Args:
         source: the backup.
@@ -62,6 +62,7 @@ def restore(
         if target.exists() and os.path.samefile(source, target):
             raise RuntimeError("the backup and the database are the same file")
         with file_lock.held(target):
+            # Under the lock: until here another process could have made one.
             if target.exists() and not replace:
                 raise FileExistsError(f"{target} is there already; --replace keeps it beside")
             with partial(target, "restoring") as copy:

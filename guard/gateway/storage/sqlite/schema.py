@@ -88,7 +88,7 @@ def connect(path: str, *, durable: bool) -> sqlite3.Connection:
 
 
 def read_version(connection: sqlite3.Connection) -> int:
-    """Return the version of a file that this gateway can use: 0 where it is empty.
+    """Return the version of a file that this gateway can use: 0 if it is empty.
 
     Raises:
         RuntimeError: the file is of an unknown version, or no gateway's.

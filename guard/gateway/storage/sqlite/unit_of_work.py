@@ -20,6 +20,9 @@ class SqliteUnitOfWork(SqlUnitOfWork):
     because one process owns the file.
     """
 
+    # Opened and owned by the engine. Used by the thread of the group writer or by the loop, never
+    # by both at a time.
+
     connection: sqlite3.Connection
 
     def __init__(
@@ -32,6 +35,7 @@ class SqliteUnitOfWork(SqlUnitOfWork):
         self.load_organisations()
         self.load_open()
         self._clock_ms = clock_ms
+        # Stored by ``housekeep``: after a restart the clock does not run backwards.
         row = self.row("SELECT value FROM facts WHERE name = 'clock_ms'")
         last_ms = 0 if row is None else int(row[0])
         self._monotonic_ms = monotonic_ms
@@ -42,6 +46,8 @@ class SqliteUnitOfWork(SqlUnitOfWork):
 
     def begin(self, scopes: Sequence[Scopes]) -> None:
         """Open a transaction and read the clock; look up the answers of the group together."""
+        # IMMEDIATE takes the write lock now. A transaction that begins by reading would fail at its
+        # first write if another program wrote to the file meanwhile.
         self.connection.execute("BEGIN IMMEDIATE")
         self._undo_from = 0
         self.now_ms = self._clock.read(self._clock_ms(), self._monotonic_ms())
@@ -57,6 +63,7 @@ class SqliteUnitOfWork(SqlUnitOfWork):
     def rollback(self) -> None:
         """Undo everything since :meth:`begin`, in the database and in the caches."""
         self.undo_all()
+        # SQLite itself may have rolled back, such as on a full disk; and ``begin`` may have failed.
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
@@ -69,6 +76,7 @@ class SqliteUnitOfWork(SqlUnitOfWork):
     def reopen(self, reservation: Reservation) -> None:
         """Open an expired reservation again; it may be older than all that are open."""
         super().reopen(reservation)
+        # In the same transaction: after a crash, ``load_open`` must find it.
         self._save_oldest(min(self.reservations))
 
     def _save_oldest(self, reservation_id: str) -> None:
@@ -80,9 +88,10 @@ class SqliteUnitOfWork(SqlUnitOfWork):
     def truncate_log(self) -> None:
         """Copy the whole write-ahead log into the database and start it afresh, unless it is read.
 
-        A long report or a backup holds on to the log; the next sweep tries again.
+        A long report or a backup keeps the log in use; the next sweep tries again.
         """
         execute = self.connection.execute
+        # Without waiting for readers: requests would wait with it.
         (patience_ms,) = execute("PRAGMA busy_timeout").fetchone()
         execute("PRAGMA busy_timeout = 0")
         try:
