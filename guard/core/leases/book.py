@@ -228,8 +228,9 @@ class LeaseBook:
     def ask(self, key: LaneKey, now_s: float, needed: int = 0, calls: int = 1) -> Asked:
         """Return what to ask for a lane.
 
-        The free money of its lease is removed here and returned with the question. So the caller
-        must report the outcome: :meth:`granted`, or :meth:`unanswered` when it is not known.
+        The free money of its lease is removed here and returned with the question. So each question
+        must end with :meth:`granted`, :meth:`not_granted` or :meth:`unanswered`. Until then
+        :meth:`due` does not close the lease.
 
         Args:
             key: the lane.
@@ -263,8 +264,8 @@ class LeaseBook:
             if lease is not None:
                 ask.lease_id = lease.lease_id
                 ask.unused_nanousd, ask.calls_left = self._drain(lease)
-                # The gateway renews a lease that a question names; and `due` must not take it for
-                # idle while the answer is on its way.
+                lease.is_asked = True
+                # The gateway renews a lease that a question names.
                 lease.used_s = lease.renewed_s = now_s
             return Asked(key, now_s, self._voided, ask)
 
@@ -283,6 +284,7 @@ class LeaseBook:
             calls: how many calls it counts as in the lease's share of rate caps.
         """
         with self.lock:
+            self._ended(asked)
             lane = self._lanes.get(asked.lane)
             if lane is None:  # forgotten as unused while the question was under way
                 lane = self._lanes[asked.lane] = Lane(asked.sent_s)
@@ -346,7 +348,7 @@ class LeaseBook:
         """Return a top-up for each lease that would soon be used up, with its last question.
 
         A top-up returns no money: calls keep taking from the lease while it is under way. Each
-        must end with :meth:`topped_up`, :meth:`not_topped_up` or :meth:`unanswered`. Until then
+        must end with :meth:`topped_up`, :meth:`not_granted` or :meth:`unanswered`. Until then
         questions of the lane wait for it, and :meth:`due` does not close the lease as idle.
         """
         found: list[tuple[Asked, GateRequest]] = []
@@ -382,7 +384,7 @@ class LeaseBook:
             An update that returns the grant at once, if the lease was closed meanwhile.
         """
         with self.lock:
-            self._not_asked_ahead(asked)
+            self._ended(asked)
             lease = self._leases.get(granted.lease_id)
             if lease is None:
                 # Not entered into the book: no call may take from it, and nothing would renew it.
@@ -397,15 +399,21 @@ class LeaseBook:
                 lane.ahead_s = asked.sent_s
             return None
 
-    def not_topped_up(self, asked: Asked) -> None:
-        """End a top-up that was refused; its lease stays as it is."""
+    def not_granted(self, asked: Asked) -> None:
+        """End a question or top-up whose answer grants nothing; its lease stays as it is."""
         with self.lock:
-            self._not_asked_ahead(asked)
+            self._ended(asked)
 
-    def _not_asked_ahead(self, asked: Asked) -> None:
-        lane = self._lanes.get(asked.lane)
-        if lane is not None:
-            lane.asked_ahead = False
+    def _ended(self, asked: Asked) -> None:
+        """Note that a question or top-up is no longer under way. The caller holds the lock."""
+        if asked.ask.ahead:
+            lane = self._lanes.get(asked.lane)
+            if lane is not None:
+                lane.asked_ahead = False
+        else:
+            lease = self._leases.get(asked.ask.lease_id or "")
+            if lease is not None:
+                lease.is_asked = False
 
     def unanswered(self, asked: Asked) -> None:
         """Retire the lease of a question without a usable answer.
@@ -415,8 +423,7 @@ class LeaseBook:
         closing it afterwards releases at the gateway whatever it holds.
         """
         with self.lock:
-            if asked.ask.ahead:
-                self._not_asked_ahead(asked)
+            self._ended(asked)
             lease = self._leases.get(asked.ask.lease_id or "")
             if lease is not None:
                 self._retire(lease)
@@ -537,7 +544,7 @@ class LeaseBook:
         update per call. The cases, in this order:
 
         1. It has expired: the gateway has ended it by itself.
-        2. No hold is open, and it is idle or retired: it is closed.
+        2. No hold is open, no question names it, and it is idle or retired: it is closed.
         3. It has free money, and is idle, retired or wanted back: the money is returned.
         4. A third of its lifetime is over, or its requests under way have changed: it is renewed.
         """
@@ -556,9 +563,12 @@ class LeaseBook:
                 # (Retiring has drained the pools already.)
                 if idle:
                     lease.reclaim()
+                # A question: the gateway may have added to the lease already. A close would end
+                # that money there, and the answer would still have it spent here.
+                is_used = lease.under_way or lease.is_asked
                 if now_s >= lease.expires_s:  # 1.
                     self._forget(lease)
-                elif not lease.under_way and (idle or not lease.is_current):  # 2.
+                elif not is_used and (idle or not lease.is_current):  # 2.
                     updates.append(self._returning(lease, close=True))
                     self._forget(lease)
                 elif lease.free > 0 and (  # 3.

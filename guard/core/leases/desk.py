@@ -369,6 +369,7 @@ class Desk:
             if isinstance(answer, NotGranted):
                 self._book.unanswered(asked)
             else:
+                self._book.not_granted(asked)
                 self._book.return_until(asked.lane, now_s + RETURN_S)
             effects.append(self._park(question, again_s, answer))
             self._serve(asked.lane, line, now_s, effects)
@@ -381,6 +382,8 @@ class Desk:
                 # The question returned the free money; whether the gateway has taken it, or
                 # granted more, is unknown, so nothing more is taken from this lease.
                 self._book.unanswered(asked)
+            else:
+                self._book.not_granted(asked)
             effects.append(Fail(question, answer.error))
             if answer.for_money:
                 self._refuse_alike(line, question, answer, ask.waiting, effects)
@@ -453,7 +456,7 @@ class Desk:
             self._book.unanswered(asked)
         # 2. Refused: the lease is as before.
         elif reply is None or reply.lease is None:
-            self._book.not_topped_up(asked)
+            self._book.not_granted(asked)
         # 3. Granted.
         else:
             back = self._book.topped_up(asked, reply.lease)

@@ -47,6 +47,7 @@ class Lease:
             in the event, so the difference stays reserved until the lease is closed.
         overspent: what the gateway has charged beyond what it held; nothing is owed for that.
         is_current: whether holds may still be taken from it.
+        is_asked: whether a question that names it is under way; top-ups do not count.
         told, told_s: the amount under way that was last reported to the gateway, and when; -1 when
             the gateway's figure is unknown.
         returns_until_s: until then others wait for the money: what is not used goes back at once.
@@ -54,9 +55,9 @@ class Lease:
     """
 
     __slots__ = (
-        "began_s", "calls", "covered", "expires_s", "free", "held", "is_current", "lane",
-        "lease_id", "overspent", "policy_version", "question", "renewed_s", "returns_until_s",
-        "told", "told_s", "ttl_s", "under_way", "unseen", "used_s",
+        "began_s", "calls", "covered", "expires_s", "free", "held", "is_asked", "is_current",
+        "lane", "lease_id", "overspent", "policy_version", "question", "renewed_s",
+        "returns_until_s", "told", "told_s", "ttl_s", "under_way", "unseen", "used_s",
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
@@ -76,6 +77,7 @@ class Lease:
         self.unseen = 0
         self.overspent = 0
         self.is_current = True
+        self.is_asked = False
         self.told = 0
         self.told_s = now_s
         self.returns_until_s = 0.0

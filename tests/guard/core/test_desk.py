@@ -30,6 +30,7 @@ from guard.core.leases import (
     Wait,
     Withdraw,
 )
+from guard.core.leases.book import IDLE_S
 
 LANE: Final = ("w", None, None, None, "")
 SUBJECT: Final = ("call", "f", "f", ())
@@ -326,6 +327,22 @@ def test_who_waited_and_needs_as_much_is_refused_with_the_one_that_was_asked() -
     assert isinstance(b, GuardBudgetError)
     assert a is not b, "each caller gets its own traceback"
     assert not world.asks
+
+
+@pytest.mark.parametrize("elsewhere", [0, COST])
+def test_a_lease_is_closed_although_its_last_question_was_refused_or_has_to_wait(
+    elsewhere: int,
+) -> None:
+    world = World(room=COST, elsewhere=elsewhere)
+    world.ask("a")
+    world.answer()
+    world.ask("b")
+    world.answer()
+    assert world.desk.in_line == (1 if elsewhere else 0)
+    world.end_call()
+    world.now_s += IDLE_S
+    closed = [each for each in world.desk.tick(world.now_s) if isinstance(each, Update)]
+    assert [each.closes for each in closed] == [True]
 
 
 def test_without_leases_each_question_is_asked_by_itself() -> None:

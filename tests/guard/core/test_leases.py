@@ -390,6 +390,36 @@ class TestKeeping:
         hold.give_back()
         assert book.totals() == Totals()
 
+    @pytest.mark.parametrize("retired", [False, True])
+    def test_a_lease_is_not_closed_while_a_question_that_names_it_is_under_way(
+        self, retired: bool
+    ) -> None:
+        """The gateway may have added to it already: closing it would end that money there."""
+        book, hold = opened()
+        hold.keep() if retired else hold.give_back()
+        asked = book.ask(KEY, 0.5)
+        assert asked.ask.lease_id == "l"
+        assert book.due(0.5 + 2 * IDLE_S) == []
+        assert hold.lease.is_current is not retired
+        second = book.granted(asked, lease(30), CALL, 10)
+        assert second.lease is hold.lease
+        second.give_back()
+        [update] = book.due(0.5 + 4 * IDLE_S)
+        assert (update.body.unused_nanousd, update.closes) == (30, True)
+
+    @pytest.mark.parametrize("outcome", ["refused", "unknown", "another lease"])
+    def test_it_is_closed_once_the_question_has_an_outcome(self, outcome: str) -> None:
+        book, hold = opened()
+        hold.give_back()
+        asked = book.ask(KEY, 0.5)
+        if outcome == "refused":
+            book.not_granted(asked)
+        elif outcome == "unknown":
+            book.unanswered(asked)
+        else:
+            book.granted(asked, lease(30, "other"), CALL, 10)
+        assert [each.body.lease_id for each in book.due(0.5 + IDLE_S) if each.closes] == ["l"]
+
     def test_what_was_counted_as_spent_unseen_goes_back_with_its_lease(self) -> None:
         book, hold = opened()
         hold.keep()
@@ -449,8 +479,9 @@ class LeaseModel(RuleBasedStateMachine):
         lease_id = asked.ask.lease_id
         if lease_id is not None:
             self._release(lease_id, asked.ask.unused_nanousd)
-        if amount > self.room:
-            return  # refused: what was unused is back all the same
+        if amount > self.room:  # refused: what was unused is back all the same
+            self.book.not_granted(asked)
+            return
         if lease_id is None or lease_id not in self.leases:
             self.names += 1
             lease_id = f"l{self.names}"
@@ -465,18 +496,28 @@ class LeaseModel(RuleBasedStateMachine):
     @rule(data=st.data(), arrives=st.booleans())
     def an_update_arrives(self, data: st.DataObject, arrives: bool) -> None:
         update = self.updates.pop(data.draw(st.integers(0, len(self.updates) - 1)))
-        if not arrives:
-            return
-        self._release(update.body.lease_id, update.body.unused_nanousd)
-        held = self.leases.get(update.body.lease_id)
-        state = None if held is None else LeaseState(update.body.lease_id, "open", held, 30_000)
+        if arrives:
+            self._take_in(update)
+
+    def _take_in(self, update: Update) -> None:
+        lease_id = update.body.lease_id
+        self._release(lease_id, update.body.unused_nanousd)
+        if update.closes:  # after its events; from here on the gateway has its money
+            for event in [each for each in self.unreported if each[0] == lease_id]:
+                self.unreported.remove(event)
+                self._charge(*event)
+            self.room += self.leases.pop(lease_id, 0)
+        held = self.leases.get(lease_id)
+        state = None if held is None else LeaseState(lease_id, "open", held, 30_000)
         self.book.answered(update, state, self.now_s)
 
     @precondition(lambda self: self.unreported)
     @rule(data=st.data())
     def an_event_is_charged(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.unreported) - 1))
-        lease_id, cost = self.unreported.pop(index)
+        self._charge(*self.unreported.pop(index))
+
+    def _charge(self, lease_id: str, cost: int) -> None:
         self.spent += cost
         paid = min(cost, self.leases.get(lease_id, 0))
         if lease_id in self.leases:
@@ -529,6 +570,16 @@ class LeaseModel(RuleBasedStateMachine):
     def time_passes(self, passed_s: float) -> None:
         self.now_s += passed_s
         self.updates += self.book.due(self.now_s)
+
+    @precondition(lambda self: self.grants)
+    @rule()
+    def an_answer_is_slow(self) -> None:
+        """Meanwhile calls end, their lease becomes idle, and what it sends arrives."""
+        while self.holds:
+            assert self.holds.pop().give_back()
+        self.time_passes(IDLE_S)
+        while self.updates:
+            self._take_in(self.updates.pop(0))
 
     @rule(which=st.lists(st.integers(1, 4)))
     def a_recall(self, which: list[int]) -> None:
@@ -649,7 +700,7 @@ class TestToppingUp:
         assert book.is_asked_ahead(KEY)
         assert book.low(1.5) == []
         assert not any(update.closes for update in book.due(idle_s))
-        book.not_topped_up(asked)
+        book.not_granted(asked)
         assert not book.is_asked_ahead(KEY)
         assert [update.closes for update in book.due(idle_s)] == [True]
 
