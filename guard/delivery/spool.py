@@ -133,6 +133,7 @@ class Spool:
 
     Attributes:
         pending: events of this owner on disk, as of the last count.
+        dropped: events that this process has dropped to make room.
     """
 
     def __init__(
@@ -157,6 +158,8 @@ class Spool:
         self._busy_ms = _BUSY_MS
         # Written under the lock; any thread reads it. A hint: other processes write rows, too.
         self.pending = 0
+        # Likewise. Only rises: no failure or cancellation of a write can hide what it has dropped.
+        self.dropped = 0
         _spools.add(self)
 
     def take_over(self, *, also_living: bool = False, of_all: bool = False) -> int:
@@ -188,26 +191,31 @@ class Spool:
         # REPLACE: the same event may be there for both owners.
         connection.execute("UPDATE OR REPLACE events SET owner = ?", (self._owner,))
 
-    def append(self, events: Sequence[Spooled], owner: bytes | None = None) -> int:
+    def append(self, events: Sequence[Spooled], owner: bytes | None = None) -> None:
         """Write events; once written they survive a SIGKILL.
+
+        A full spool drops the least important and oldest events for them; if they do not fit all
+        the same, it keeps what it has.
 
         Args:
             events: to be written.
             owner: of the events; this spool's own when None.
-
-        Returns:
-            How many events were dropped to make room, the least important and oldest first.
         """
 
-        def write(connection: sqlite3.Connection) -> int:
+        def write(connection: sqlite3.Connection) -> None:
             rows = [(owner or self._owner, *event) for event in events]
             size = sum(len(event.body) + _ROW_BYTES for event in events)
-            dropped = 0
+            # How many events to drop; more in each round.
+            room = 0
             while True:
+                dropped = own = 0
                 try:
                     # IMMEDIATE takes the write lock now: a transaction that starts by reading could
                     # fail later without waiting.
                     connection.execute("BEGIN IMMEDIATE")
+                    # In the same transaction: nothing is dropped for a write that fails.
+                    if room:
+                        dropped, own = self._make_room(connection, room)
                     # IGNORE: an event that an earlier write has stored, whose caller was cancelled
                     # and kept it, stays one row.
                     new = connection.executemany(
@@ -218,21 +226,21 @@ class Spool:
                     connection.execute("COMMIT")
                 except sqlite3.OperationalError as exc:
                     _roll_back(connection)
-                    # The transaction is undone: no event of this call is stored.
                     full = exc.sqlite_errorcode == sqlite3.SQLITE_FULL
                     if not full or not self._at_cap(connection, size):
                         raise  # the disk itself is full, or another process writes for too long
                     # The file has reached its own limit: drop some events and try again. Rounds end
                     # when the rows fit, or nothing unclaimed is left to drop.
-                    gone = self._make_room(connection, len(rows))
-                    if not gone:
+                    if dropped < room:
                         raise
-                    dropped += gone
+                    room += self._next_room(connection, len(rows))
                 else:
-                    self.pending += new if owner in (None, self._owner) else 0
-                    return dropped
+                    new = new if owner in (None, self._owner) else 0
+                    self.pending = max(0, self.pending + new - own)
+                    self.dropped += dropped
+                    return
 
-        return self._with_file(write)
+        self._with_file(write)
 
     def claim(self, most: int) -> list[Claimed]:
         """Take up to ``most`` events, oldest first, that no living process has claimed."""
@@ -408,24 +416,25 @@ class Spool:
         (most,) = connection.execute("PRAGMA max_page_count").fetchone()
         return bool(pages + 2 * size // _PAGE_BYTES >= most - most // 8 - 1)
 
-    def _make_room(self, connection: sqlite3.Connection, wanted: int) -> int:
-        # Events of all owners, since they share the file; no claimed ones, which are being
-        # delivered. Twice as many as wanted, since rows differ in size, and a share of all, so that
+    def _next_room(self, connection: sqlite3.Connection, rows: int) -> int:
+        # Twice as many as are to be written, since rows differ in size, and a share of all, so that
         # this does not run at every write.
-        now_ms = time.time_ns() // 1_000_000
-        connection.execute("BEGIN IMMEDIATE")
         (total,) = connection.execute("SELECT count(*) FROM events").fetchone()
+        return max(2 * rows, cast("int", total) // _ROOM_SHARE)
+
+    def _make_room(self, connection: sqlite3.Connection, most: int) -> tuple[int, int]:
+        """Delete events in the open transaction; return how many, and how many of this owner."""
+        # Events of all owners, since they share the file; no claimed ones, which are being
+        # delivered.
+        now_ms = time.time_ns() // 1_000_000
         rows = connection.execute(
             "SELECT id, owner = ? FROM events WHERE claimed_until_ms < ? ORDER BY priority, id"
             " LIMIT ?",
-            (self._owner, now_ms, max(2 * wanted, total // _ROOM_SHARE)),
+            (self._owner, now_ms, most),
         ).fetchall()
         connection.executemany("DELETE FROM events WHERE id = ?", [(row,) for row, _ in rows])
-        connection.execute("COMMIT")
-        own = sum(is_own for _, is_own in rows)
-        self.pending = max(0, self.pending - own)
-        logger.debug("the spool is full: %d events made room", len(rows))
-        return len(rows)
+        logger.debug("the spool is full: %d events make room", len(rows))
+        return len(rows), sum(is_own for _, is_own in rows)
 
     def _set_aside(self) -> None:
         """Move a damaged file out of the way for inspection; keep only a few of them."""

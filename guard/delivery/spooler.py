@@ -45,6 +45,8 @@ class Spooler:
         self._fails = False
         # When to look for other processes' events next, by `time.monotonic()`.
         self._look_at_s = 0.0
+        # The spool's count of drops at the last look.
+        self._drops_seen = 0
 
     @property
     def where(self) -> str:
@@ -73,14 +75,15 @@ class Spooler:
         if self._spool is None or not records:
             return not records
         try:
-            dropped = await in_thread(self._spool.append, self._rows(records), finish=True)
+            await in_thread(self._spool.append, self._rows(records), finish=True)
         except SpoolError as exc:
             self._failed(exc)
             return False
+        finally:  # also when cancelled: the write has gone on
+            self._count_drops()
         if self._fails:
             self._fails = False
             logger.warning("the spool can be used again")
-        self._losses.lose(dropped, "the spool is full")
         # After the write: until then only the journal keeps these requests if the process dies.
         settled(records)
         return True
@@ -105,6 +108,8 @@ class Spooler:
         except SpoolError as exc:
             self._failed(exc)
             return []
+        finally:
+            self._count_drops()  # what was taken over may have needed room
 
     async def settle(self, rows: Sequence[int]) -> None:
         """Delete events that were delivered."""
@@ -128,6 +133,7 @@ class Spooler:
         Returns:
             How many could not be stored.
         """
+        self._count_drops()  # of a write that has outlasted its task
         # Unlike in `store`, the loss report goes to disk as well: the next process delivers it.
         report = self._losses.report()
         if self._spool is None:
@@ -136,17 +142,26 @@ class Spooler:
             self._spool.hurry()
             try:
                 rows = self._rows(records if report is None else [*records, report])
-                self._losses.lose(self._spool.append(rows), "the spool is full")
+                self._spool.append(rows)
                 settled(records)
             except SpoolError as exc:
                 self._failed(exc)
                 return sum(map(is_event, records))
+            finally:
+                self._count_drops()
         return 0
 
     def close(self) -> None:
         """Close the file; its events stay."""
         if self._spool is not None:
             self._spool.close()
+
+    def _count_drops(self) -> None:
+        """Count what the spool has dropped since the last look."""
+        if self._spool is not None:
+            dropped = self._spool.dropped - self._drops_seen
+            self._drops_seen += dropped
+            self._losses.lose(dropped, "the spool is full")
 
     def _rows(self, records: Sequence[Record]) -> list[Spooled]:
         events, good, broken = encoded(records, self._ids)

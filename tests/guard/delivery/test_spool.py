@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import resource
@@ -9,11 +10,19 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from guard.core.buffer import EventBuffer, Record
+from guard.core.ids import IdFactory
+from guard.delivery.health import Health
+from guard.delivery.loss_report import Losses
 from guard.delivery.spool import Spool, Spooled, SpoolError, owner_of
+from guard.delivery.spooler import Spooler
+from guard.scope.scope import Scope
+from tests.support.waiting import WAIT_S
 
 OWNER = owner_of("http://127.0.0.1:1", "key")
 _SPAWN = multiprocessing.get_context("spawn")
@@ -29,7 +38,8 @@ def rows(count: int, first: int = 0, priority: int = 2, size: int = 200) -> list
 
 def test_oldest_first_each_to_one_claimant_until_settled(tmp_path: Path) -> None:
     one, other = spool_at(tmp_path / "s"), spool_at(tmp_path / "s")
-    assert one.append(rows(10)) == 0
+    one.append(rows(10))
+    assert one.dropped == 0
     first = one.claim(4)
     second = other.claim(100)
     assert [event.row for event in first] == [1, 2, 3, 4]
@@ -56,7 +66,7 @@ def test_another_owners_events_are_out_of_reach(tmp_path: Path) -> None:
     ours.append(rows(3))
     assert theirs.look() == 0
     assert theirs.claim(10) == []
-    assert theirs.append(rows(2)) == 0  # the same ids, and yet other events
+    theirs.append(rows(2))  # the same ids, and yet other events
     assert (ours.look(), theirs.look()) == (3, 2)
     ours.close()
     theirs.close()
@@ -66,17 +76,60 @@ def test_a_full_spool_gives_up_the_least_important_and_oldest(tmp_path: Path) ->
     spool = spool_at(tmp_path / "s", bytes_max=512 * 1024)
     spool.append(rows(500, priority=0))
     spool.append(rows(300, first=500, priority=2))
-    dropped = 0
     for turn in range(5):
-        dropped += spool.append(rows(200, first=1000 + 200 * turn, priority=2))
-    assert dropped > 0
-    assert spool.look() + dropped == 1800
+        spool.append(rows(200, first=1000 + 200 * turn, priority=2))
+    assert spool.dropped > 0
+    pending = spool.pending
+    assert spool.look() == pending == 1800 - spool.dropped
     with sqlite3.connect(tmp_path / "s" / "events-1.sqlite3") as file:
         kept = dict(file.execute("SELECT priority, count(*) FROM events GROUP BY 1").fetchall())
     file.close()
     assert kept.get(0, 0) == 0 or kept[2] == 1300, "nothing important goes before the rest is gone"
     spool.close()
     assert (tmp_path / "s" / "events-1.sqlite3").stat().st_size <= 512 * 1024
+
+
+def test_a_full_spool_gives_up_nothing_for_what_does_not_fit(tmp_path: Path) -> None:
+    spool = spool_at(tmp_path / "s", bytes_max=256 * 1024)
+    spool.append(rows(200))
+    with pytest.raises(SpoolError, match="full"):
+        spool.append(rows(1, first=1000, size=512 * 1024))
+    assert spool.dropped == 0
+    pending = spool.pending
+    assert spool.look() == pending == 200
+    spool.close()
+
+
+@pytest.mark.asyncio
+async def test_what_a_cancelled_write_gives_up_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = spool_at(tmp_path / "s", bytes_max=256 * 1024)
+    spool.append(rows(600))
+    assert spool.dropped == 0
+    ids = IdFactory()
+    health = Health(buffer := EventBuffer(1000))
+    spooler = Spooler(spool, ids, Losses(buffer, health, ids))
+    writing, go_on = threading.Event(), threading.Event()
+    append = spool.append
+
+    def slow(events: list[Spooled]) -> None:
+        writing.set()
+        assert go_on.wait(WAIT_S)
+        append(events)
+
+    monkeypatch.setattr(spool, "append", slow)
+    fields = Scope(workflow_id="w").event_fields
+    records = [Record("llm", n, n, fields, {"padding": "x" * 500}) for n in range(100)]
+    storing = asyncio.create_task(spooler.store(records))
+    assert await asyncio.to_thread(writing.wait, WAIT_S)
+    storing.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await storing
+    assert health.lost == 600 + 100 - spool.look() > 0
+    spool.close()
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "middle", "not sqlite", "emptied"])
@@ -246,7 +299,7 @@ from guard.delivery.spool import Spool, Spooled
 def spool():
     return Spool(Path(sys.argv[1]), bytes(16), bytes_max=1 << 20)
 def written(name):
-    assert spool().append([Spooled(name, 1, b"{}")]) == 0
+    spool().append([Spooled(name, 1, b"{}")])
 begun = threading.Event()
 def transaction(connection):
     connection.execute("BEGIN IMMEDIATE")
