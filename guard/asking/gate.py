@@ -25,7 +25,6 @@ from guard.asking.courier import Courier
 from guard.asking.errand import as_public
 from guard.breaker.exceptions import (
     GuardBlockedException,
-    GuardError,
     GuardToolBlockedError,
     GuardTransportError,
     was_shut_down,
@@ -250,7 +249,8 @@ class Gate:
         try:
             with _as_guard_errors():
                 self._courier.put(question, ticket)
-        except GuardError as exc:
+        # Not only `GuardError`: the thread of the loop may fail to start.
+        except Exception as exc:  # noqa: BLE001  # it is the outcome
             # The end of the loop may have cancelled the ticket already, which called `ended`.
             if not ticket.done():
                 answered(exc)

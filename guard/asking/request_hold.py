@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from guard.breaker.exceptions import GuardBudgetError, GuardError
+from guard.breaker.exceptions import GuardBudgetError, GuardError, GuardTransportError
 from guard.core import wire
 from guard.core.call_options import Ceiling
 from guard.core.leases import Grant, cost_of, worst_case
@@ -107,7 +108,7 @@ class RequestHold:
         elif reply is not None:
             reservation_id, held = reply.reservation_id, reply.reserved_nanousd
         self.reservation_id: str | None = reservation_id
-        # The amounts taken from the ceiling; each is popped once, when it is settled there.
+        # The amounts taken from the ceiling; each is taken out once, when it is settled there.
         self._taken = [] if ceiling is None else [held]
         self.entry: BegunRequest | None = None
         # In the journal before the request is sent: if the process dies from here on, the next one
@@ -273,6 +274,12 @@ class RequestHold:
 
     def _grown(self, more: int, outcome: Grant | BaseException) -> None:
         """Take the answer to :meth:`grow`; on any thread."""
+        # Such as a thread that could not be started. A kill is no `Exception`: it reaches the
+        # stream by itself.
+        if isinstance(outcome, Exception) and not isinstance(outcome, GuardError):
+            outcome = GuardTransportError(
+                f"more money could not be asked for: {outcome}", endpoint=wire.GATE_PATH
+            )
         if isinstance(outcome, GuardError):
             if self._requests.lets_grow(self._scope, outcome):
                 self.output_tokens = (self.output_tokens or 0) + more
@@ -302,8 +309,11 @@ class RequestHold:
             return True
         if ceiling.take(amount):
             self._taken.append(amount)
-            if not self._ends:  # it ended meanwhile
-                self._settle_ceiling(0)
+            # It ended meanwhile. Only this amount is unspent: the end settles the others.
+            if not self._ends:
+                with contextlib.suppress(ValueError):  # the end has settled this one as well
+                    self._taken.remove(amount)
+                    ceiling.settle(amount, 0)
             return True
         error = over_ceiling(self._scope, ceiling, amount)
         if self._requests.lets_grow(self._scope, error):

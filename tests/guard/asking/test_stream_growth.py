@@ -10,10 +10,13 @@ import msgspec
 import pytest
 
 from guard.asking.request_hold import RequestHold, granted_nanousd
-from guard.core.leases import Grant, Hold, Lease, LeaseBook, worst_case
+from guard.breaker.exceptions import GuardError, GuardTransportError
+from guard.core.call_options import Ceiling
+from guard.core.leases import Grant, Hold, Lease, LeaseBook, Question, worst_case
 from guard.core.rates import Terms
 from guard.core.request_bound import RequestBound
-from guard.core.wire import ModelRates, RateRow
+from guard.core.wire import GateReply, GateRequest, ModelRates, RateRow
+from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope
 
 ROWS = [
@@ -49,7 +52,9 @@ class Asked:
         self.bounds.append(bound)
 
 
-def held(bound: RequestBound, asked: Asked, free: int) -> RequestHold:
+def held(
+    bound: RequestBound, asked: Asked, free: int, ceiling: Ceiling | None = None
+) -> RequestHold:
     worst = worst_case(RATES, bound)
     assert worst is not None
     lease = Lease("lease-1", ("w", None, None, None, "m"), 0.0)
@@ -58,7 +63,7 @@ def held(bound: RequestBound, asked: Asked, free: int) -> RequestHold:
     hold = Hold(LeaseBook(), lease, worst[0])
     return RequestHold(
         asked, Scope(workflow_id="w", run_id="r", entry=Entry(Scope())), bound,
-        Grant(None, hold, RATES, bound.output_tokens),
+        Grant(None, hold, RATES, bound.output_tokens), ceiling,
     )  # fmt: skip
 
 
@@ -95,3 +100,60 @@ def test_the_gateway_is_asked_at_the_same_terms() -> None:
     (more,) = asked.bounds
     assert more.terms == terms
     assert granted_nanousd(hold._grant) > 0
+
+
+class EndedWhileItGrows(Asked):
+    """Answers a question for more between the first and the last step of the hold's end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, more: Grant) -> None:
+        super().__init__()
+        keep = Hold.keep
+
+        def answered_first(hold: Hold) -> bool:
+            self.answered(more)
+            return keep(hold)
+
+        monkeypatch.setattr(Hold, "keep", answered_first)
+
+    def release(self, grant: Grant) -> None:
+        return None
+
+    def ask_more(self, scope: Scope, bound: RequestBound, answered: Callable[..., None]) -> None:
+        self.answered = answered
+
+
+def test_what_is_granted_while_its_cost_is_lost_is_not_charged_to_its_limit_and_the_rest_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    more = Grant(GateReply("allow", "more", reservation_id="more", reserved_nanousd=500))
+    ceiling = Ceiling(10**12)
+    bound = RequestBound("openai", "m", 10, 256, streams=True)
+    hold = held(bound, EndedWhileItGrows(monkeypatch, more), 0, ceiling)
+    amount = hold.amount_nanousd
+    assert amount
+    assert ceiling.take(amount)
+    hold.grow(250)
+    hold.keep()
+    assert (ceiling.spent_nanousd, ceiling.held_nanousd) == (amount, 0)
+
+
+def test_a_question_that_could_not_be_put_ends_the_stream_like_one_without_an_answer(
+    runtime: GuardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asking(Asked):
+        def ask_more(self, scope: Scope, bound: RequestBound, answered: Any) -> None:
+            request = GateRequest(call_id="c", kind="llm", function="openai")
+            runtime.gate.ask_soon(Question(request), answered)
+
+        def lets_grow(self, scope: Scope, error: GuardError) -> bool:
+            return False
+
+    def put(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(runtime.gate._courier, "put", put)
+    hold = held(RequestBound("openai", "m", 10, 256, streams=True), Asking(), 0)
+    hold.grow(250)
+    assert isinstance(hold.refusal, GuardTransportError)
+    assert "can't start new thread" in str(hold.refusal)
+    assert not hold._growing
