@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from guard.asking.updates import LeaseUpdates
 from guard.core import wire
 from guard.core.leases import Desk
 from guard.instrumentation.unread_answers import UnreadAnswers
+
+logger = logging.getLogger("guard.leases")
 
 _TICK_S: Final = 0.25
 _RETURN_TICK_S: Final = 0.05
@@ -63,12 +66,20 @@ class Keeper:
         return len(self._renewals)
 
     async def run(self) -> None:
-        """Do what is due, until cancelled."""
+        """Do what is due, until cancelled. No failure ends it: leases would run out unrenewed."""
+        is_failing = False  # one log line when that begins
         while True:
             is_awaited = self._desk.is_returning(time.monotonic())
             await asyncio.sleep(_RETURN_TICK_S if is_awaited else _TICK_S)
-            self._courier.tick()
-            self._unread.expire(time.monotonic())
+            try:
+                self._courier.tick()
+                self._unread.expire(time.monotonic())
+            except Exception:
+                if not is_failing:
+                    logger.exception("the leases could not be looked after")
+                is_failing = True
+            else:
+                is_failing = False
 
     def capable(self, features: frozenset[str]) -> None:
         """Note what the gateway can do."""

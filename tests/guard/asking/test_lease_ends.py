@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from guard.asking import updates
+from guard.asking.courier import Courier
+from guard.asking.keeper import Keeper
 from guard.breaker.exceptions import BreakerTransportError
+from guard.core.leases import Desk, LeaseBook
 from guard.core.usage import Usage
 from guard.gateway.ledger import leases
+from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.asking.test_waiting_in_line import COST, MODEL, WAIT_S, balance, held, limit
 from tests.support.waiting import until
@@ -41,3 +47,27 @@ def test_a_lease_is_not_closed_while_its_costs_cannot_be_delivered(
     assert balance(tenant)["reserved_nanousd"] >= COST
     is_broken = False
     until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
+
+
+def test_a_failure_does_not_end_the_care_for_the_leases(caplog: pytest.LogCaptureFixture) -> None:
+    ticks: list[int] = []
+
+    class Failing(Courier):
+        def __init__(self) -> None:
+            pass
+
+        def tick(self) -> None:
+            ticks.append(len(ticks))
+            if len(ticks) == 4:
+                raise asyncio.CancelledError
+            if len(ticks) < 3:
+                raise RuntimeError("a defect")
+
+    async def run() -> None:
+        nothing: Any = None
+        with contextlib.suppress(asyncio.CancelledError):
+            await Keeper(Desk(LeaseBook()), Failing(), nothing, UnreadAnswers(), nothing).run()
+
+    asyncio.run(run())
+    assert len(ticks) == 4
+    assert [each.message for each in caplog.records] == ["the leases could not be looked after"]
