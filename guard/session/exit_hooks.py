@@ -123,11 +123,12 @@ class ExitHooks:
         previous = signal.getsignal(signal.SIGTERM)
         if previous is signal.SIG_IGN or previous is None:  # ignored, or not Python's
             return
+        # First: the signal may arrive as soon as its handler is set.
+        self._previous = previous
         try:
             signal.signal(signal.SIGTERM, self._on_sigterm)
         except ValueError:  # a sub-interpreter
             return
-        self._previous = previous
         self._handles_sigterm = True
 
     def _install_waker(self) -> None:

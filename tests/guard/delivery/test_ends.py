@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from guard.delivery.spool import Spool, owner_of
+from guard.session.exit_hooks import ExitHooks
 from tests.guard.delivery.conftest import Spawn
 
 HEAD = """
@@ -462,3 +464,27 @@ def _pages(tenant: Any) -> Iterator[list[int]]:
             return
         yield [row["data"].get("input_tokens", 0) for row in rows]
         after = rows[-1]["event_seq"]
+
+
+def test_a_signal_that_comes_while_its_handler_is_installed_reaches_the_programs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("the program's"))
+    install = signal.signal
+
+    def signalled_at_once(number: int, handler: Any) -> Any:
+        previous = install(number, handler)
+        if seen == []:
+            handler(number, None)
+        return previous
+
+    hooks = ExitHooks(lambda _: seen.append("flushed"), lambda: seen.append("closed"))
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", lambda *_: seen.append("killed"))
+            patched.setattr(signal, "signal", signalled_at_once)
+            hooks._install_signal()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == ["flushed", "the program's"]
