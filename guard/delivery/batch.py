@@ -33,8 +33,8 @@ class Batch:
     @property
     def losses(self) -> int:
         """How many of the events are the SDK's own loss reports."""
-        # A report is always the last record of its batch.
-        return sum(record.kind == "sdk.loss" for record in self.records[-1:])
+        # A report is always the first record of its batch.
+        return sum(record.kind == "sdk.loss" for record in self.records[:1])
 
     def halves(self) -> list[Batch]:
         """Return the same events as two batches."""

@@ -270,7 +270,8 @@ class Flusher:
                 records = self._next_records()
                 report = self._losses.report()
                 if report is not None:
-                    records.append(report)
+                    # First, because the reply's decision is about the last event's workflow.
+                    records.insert(0, report)
                 self._in_flight = [Batch([], records=records)]
             taken = len(records)
             try:

@@ -273,6 +273,34 @@ class TestRepliesDecide:
         silent.flush(10)
         silent.enforcement.check(scope)
 
+    def test_a_kill_is_read_from_a_batch_with_a_report_of_losses(
+        self, silent: GuardRuntime, scripted: Scripted
+    ) -> None:
+        """A reply is about the last event's workflow, and a report has none."""
+
+        def answer(path: str, body: Any) -> Answer | None:
+            if path != EVENTS:
+                return Answer(404)
+            reply = scripted.taken(body)
+            if body["events"][-1].get("workflow_id") != "w":
+                return reply
+            accepted = {"accepted": len(body["events"]), "decision": "kill"}
+            return Answer(202, body=json.dumps(accepted).encode())
+
+        scripted.answer = answer
+        assert silent.link.session is not None
+        with guard.workflow("w"):
+            scope = current_scope.get()
+            guard.track_llm(1, 1)
+            silent.link.session.flusher._losses.lose(3, "the buffer sheds")
+            silent.flush(10)
+        assert [body["type"] for body in scripted.bodies] == ["sdk.loss", "llm"]
+        assert scripted.bodies[0]["data"] == {"events": 3}
+        assert silent.status().events_sent == 1
+        assert silent.link.session.flusher._losses.report() is None, "it is delivered"
+        with pytest.raises(WorkflowKilledInterrupt):
+            silent.enforcement.check(scope)
+
     def test_a_kill_in_a_reply_to_events_ends_no_service(
         self, against: Against, scripted: Scripted
     ) -> None:
