@@ -389,8 +389,18 @@ class Subscriber:
             try:
                 position = self._position()
                 reply = await self._client.poll(position[0], wait_ms, self._tools())
-            except GuardError as exc:
-                logger.debug("control poll: %s", exc)
+                if self._channel != "websocket":  # the socket may have come up during the poll
+                    self._use("poller")
+                if not self._starts_anew(reply.seq, reply.epoch, position):
+                    self._take(*reply.messages)
+                    current = not reply.messages
+                    if current:
+                        self._caught_up.set()
+            except Exception as exc:  # noqa: BLE001  # logged, and the next poll follows
+                if isinstance(exc, GuardError):
+                    logger.debug("control poll: %s", exc)
+                else:  # a mistake must not end the channel
+                    logger.error("control poll", exc_info=exc)
                 current = False
                 if wait_ms and isinstance(exc, RateLimitError):
                     # The gateway has no room for another waiting poll. It still answers at once, so
@@ -400,15 +410,8 @@ class Subscriber:
                 self._use("none", self._channel == "poller")
                 await asyncio.sleep(max(0.05, RECONNECT.delay_s(attempt, random.random())))
                 attempt += 1
-                continue
-            attempt = 0
-            if self._channel != "websocket":  # the socket may have come up during the poll
-                self._use("poller")
-            if not self._starts_anew(reply.seq, reply.epoch, position):
-                self._take(*reply.messages)
-                current = not reply.messages
-                if current:
-                    self._caught_up.set()
+            else:
+                attempt = 0
 
     def _take(self, *messages: wire.ControlMessage) -> None:
         # A bug in applying one batch is logged and must not end the channel: it brings the next

@@ -151,6 +151,27 @@ def test_a_kill_is_seen_without_room_to_wait(start: Start) -> None:
         runtime.shutdown(flush=False)
 
 
+def test_no_exception_ends_the_poller(start: Start, tenant: Any) -> None:
+    """Without a socket it is the only way for a kill to arrive."""
+    runtime = start(transport_mode="http")
+    until(lambda: channel(runtime) == "poller", WAIT_S)
+    assert runtime.link.session is not None
+    listening = runtime.link.session.subscriber
+    position, failed = listening._position, threading.Event()
+
+    def mistaken() -> tuple[int, str]:
+        listening._position = position
+        failed.set()
+        raise RuntimeError("a mistake")
+
+    listening._position = mistaken
+    tenant.admin.kill("earlier")  # ends the poll that waits
+    assert failed.wait(WAIT_S)
+    tenant.admin.kill("w")
+    until(lambda: killed(runtime), WAIT_S)
+    until(lambda: channel(runtime) == "poller", WAIT_S)
+
+
 def test_a_half_open_connection_is_noticed(
     start: Start, tenant: Any, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
