@@ -396,7 +396,7 @@ class Subscriber:
                     current = not reply.messages
                     if current:
                         self._caught_up.set()
-            except Exception as exc:  # noqa: BLE001  # logged, and the next poll follows
+            except Exception as exc:
                 if isinstance(exc, GuardError):
                     logger.debug("control poll: %s", exc)
                 else:  # a mistake must not end the channel
