@@ -78,9 +78,14 @@ class OpenRequest(NamedTuple):
 
 
 class JournalEntry:
-    """One request's slot in the journal, from its hold to its event."""
+    """One request's slot in the journal, from its hold to its event. Any thread.
 
-    __slots__ = ("_at", "_free", "_map", "begun_ms", "serial")
+    Who clears it may be another thread than who sets its amount. There is no lock, which a forked
+    child could inherit held; instead a thread pops the slot's offset while it uses the slot. So a
+    slot is not freed, and filled for another request, while its amount is being written.
+    """
+
+    __slots__ = ("_at", "_free", "_is_over", "_map", "_newest", "begun_ms", "serial")
 
     def __init__(
         self, mapped: mmap.mmap, free: list[int], at: int, begun_ms: int, serial: int
@@ -88,9 +93,12 @@ class JournalEntry:
         # The journal's map and list themselves, because a call for each request costs time.
         self._map = mapped
         self._free = free
-        # Offset of the slot; 0, which is in the head, once it is cleared: the slot may belong to
-        # another request then.
-        self._at = at
+        # The offset of the slot; empty while a thread uses it, and once it is cleared. `pop` and
+        # `append` are atomic.
+        self._at = [at]
+        self._is_over = False
+        # The newest amount, and whether it is the cost.
+        self._newest = (0, False)
         self.begun_ms = begun_ms
         self.serial = serial
 
@@ -103,31 +111,48 @@ class JournalEntry:
         self._set(amount, True)
 
     def _set(self, amount: int, is_cost: bool) -> None:
-        at = self._at
-        if at:
+        self._newest = amount, is_cost
+        while True:
+            try:
+                at = self._at.pop()
+            except IndexError:  # cleared; or another thread writes, and then sees the newest
+                return
+            newest = self._newest
             try:
                 # If the process dies between the two, a known cost is charged as a bound: the same
                 # amount, marked as less certain.
-                _pack_amount(self._map, at + _AMOUNT_AT, amount)
-                self._map[at + _FLAG_AT] = is_cost
+                _pack_amount(self._map, at + _AMOUNT_AT, newest[0])
+                self._map[at + _FLAG_AT] = newest[1]
             except ValueError:  # closed: the process ends, or this is a forked child
                 return
+            finally:
+                self._at.append(at)
+            # After the append: `clear`, and another `_set`, have either found the offset or are
+            # seen here.
+            if self._is_over:
+                self.clear()
+            elif newest is not self._newest:
+                continue
+            return
 
     def clear(self) -> None:
-        """Free the slot: the event is delivered or on disk, or nothing is to be charged.
+        """Free the slot: the event is delivered or on disk, or there is nothing to charge.
         Idempotent.
 
         If the process dies just before this, the request is charged by the same ``event_id`` again,
         which changes nothing.
         """
-        at, self._at = self._at, 0
-        if at:
-            try:
-                self._map[at + _OPEN_AT] = 0
-            except ValueError:  # closed, or a forked child
-                return
-            # Closed before it is free: another thread may fill it at once.
-            self._free.append(at)
+        self._is_over = True
+        try:
+            at = self._at.pop()
+        except IndexError:  # cleared already; or `_set` uses it, and clears it afterwards
+            return
+        try:
+            self._map[at + _OPEN_AT] = 0
+        except ValueError:  # closed, or a forked child
+            return
+        # Closed before it is free: another thread may fill it at once.
+        self._free.append(at)
 
 
 class Journal:

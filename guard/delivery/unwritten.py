@@ -15,7 +15,7 @@ from guard.delivery.journal import JournalEntry
 class UnwrittenEntry:
     """One request, from its hold to its event: like :class:`JournalEntry`, but in memory."""
 
-    __slots__ = ("_open", "_reservation_id", "begun_ms", "serial")
+    __slots__ = ("_is_over", "_open", "_reservation_id", "begun_ms", "serial")
 
     def __init__(
         self, leases: LeaseBook, reservation_id: str, amount: int, begun_ms: int, serial: int
@@ -26,18 +26,23 @@ class UnwrittenEntry:
         self._reservation_id = reservation_id
         self.begun_ms = begun_ms
         self.serial = serial
+        self._is_over = False
         self._open[serial] = reservation_id, amount
 
     def hold(self, amount: int) -> None:
         """Set what the request can cost, after a further hold."""
-        if self.serial in self._open:
+        if not self._is_over:
             self._open[self.serial] = self._reservation_id, amount
+        # After the write: a `clear` in another thread has either removed it, or is seen here.
+        if self._is_over:
+            self._open.pop(self.serial, None)
 
     cost = hold
     """Set what the request cost; its event is not delivered yet."""
 
     def clear(self) -> None:
         """Remove the request: its event is delivered, or there is nothing to charge. Idempotent."""
+        self._is_over = True
         self._open.pop(self.serial, None)
 
 

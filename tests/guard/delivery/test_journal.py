@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 
 import guard
 from guard.core.ids import IdFactory
+from guard.core.leases import LeaseBook
 from guard.delivery import journal
 from guard.delivery.journal import Journal, left_behind, live_journals
 from guard.delivery.spool import Spool, owner_of
+from guard.delivery.unwritten import UnwrittenEntry
 from tests.guard.conftest import Tenant
 from tests.support.cutting_vendor import cutting_vendor
 from tests.support.programs import environment
@@ -61,6 +63,20 @@ def fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
+def test_what_is_written_nowhere_does_not_come_back_once_it_is_cleared() -> None:
+    class Overtaken(dict[int, tuple[str, int]]):
+        def __setitem__(self, serial: int, value: tuple[str, int]) -> None:
+            if serial in self:  # not at the first time
+                entry.clear()
+            super().__setitem__(serial, value)
+
+    book = LeaseBook()
+    book.unwritten = Overtaken()
+    entry = UnwrittenEntry(book, "l", 500, 7, 1)
+    entry.hold(900)
+    assert book.unwritten == {}
+
+
 def open_in(directory: Path) -> list[journal.OpenRequest]:
     """Return what is open, as a process sees it that outlives all others."""
     return [each for left in left_behind(directory, also_living=True) for each in left.requests]
@@ -85,6 +101,46 @@ class TestSlots:
             (ids.uuid7(8, 2), 8, RESERVATION, 650, False, None),
             (ids.uuid7(9, 3), 9, RESERVATION, 70, True, "gpt-4o"),
         ])  # fmt: skip
+
+    def test_are_not_written_for_another_request_once_they_are_cleared(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A stream's answer to its question for more may meet its end in another thread."""
+        ids = IdFactory()
+        mine = Journal(directory, OWNER, ids)
+        first = mine.begin(RESERVATION, 500, None, 7, 1)
+        assert first is not None
+        write, others = journal._pack_amount, list[journal.JournalEntry | None]()
+
+        def overtaken(mapped: Any, at: int, amount: int) -> None:
+            if not others:
+                first.clear()
+                others.append(mine.begin(RESERVATION, 600, None, 8, 2))
+            write(mapped, at, amount)
+
+        monkeypatch.setattr(journal, "_pack_amount", overtaken)
+        first.hold(900)
+        assert open_in(directory) == [(ids.uuid7(8, 2), 8, RESERVATION, 600, False, None)]
+        others[0].clear()  # type: ignore[union-attr]
+        assert mine.is_empty
+
+    def test_say_the_newest_of_two_amounts_that_are_written_at_once(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ids = IdFactory()
+        mine = Journal(directory, OWNER, ids)
+        entry = mine.begin(RESERVATION, 500, None, 7, 1)
+        assert entry is not None
+        write = journal._pack_amount
+
+        def overtaken(mapped: Any, at: int, amount: int) -> None:
+            monkeypatch.setattr(journal, "_pack_amount", write)
+            entry.cost(70)
+            write(mapped, at, amount)
+
+        monkeypatch.setattr(journal, "_pack_amount", overtaken)
+        entry.hold(900)
+        assert open_in(directory) == [(ids.uuid7(7, 1), 7, RESERVATION, 70, True, None)]
 
     def test_are_used_again_and_run_out(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch
