@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
+import functools
 import hashlib
 import threading
 import time
@@ -27,7 +28,7 @@ from guard.breaker.exceptions import (
 )
 from guard.breaker.rejection import CallerRejectedError
 from guard.core import wire
-from guard.loop import LoopClosedError
+from guard.loop import LoopClosedError, in_thread
 from guard.runtime.account import KeyAccount, ProcessParts
 from guard.scope.scope import Entry
 from guard.settings import DEFAULT_WORKFLOW, Settings
@@ -189,6 +190,8 @@ class Callers:
         # Introductions under way, by hash: all callers that ask at once share one request to the
         # gateway. On the background loop only.
         self._introducing: dict[str, asyncio.Task[CallerAccount]] = {}
+        # Whether no further account may be opened. Set once, by the thread that shuts down.
+        self._is_finishing = False
         # Closes idle accounts; runs from the first account on.
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -274,6 +277,11 @@ class Callers:
         if not self._accounts:
             self._first()
         self._accounts[hashed] = account
+        # After it is added: `finish` sets this before it looks for accounts, so that one of the two
+        # ends this account.
+        if self._is_finishing:
+            self._close_soon(hashed, account)
+            raise was_shut_down()
         if self._sweeping is None:
             self._sweeping = self._parts.background.spawn(self._sweep, name="guard-callers")
         return account
@@ -317,7 +325,9 @@ class Callers:
         try:
             await account.end(time.monotonic() + _CLOSE_S, flush=True)
         finally:  # events that were not delivered go to disk, or are counted as lost
-            account.events.conclude(flush=True)
+            # In a thread: it writes to the disk, and the loop serves the other callers.
+            conclude = functools.partial(account.events.conclude, flush=True)
+            await in_thread(conclude, finish=True)
 
     # -- for all accounts -------------------------------------------------------------------------
 
@@ -386,6 +396,7 @@ class Callers:
         Returns:
             The exception to raise if events were lost, else None.
         """
+        self._is_finishing = True
         accounts = self.active
         if not accounts:
             return None

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 
 import guard
 from guard.breaker.exceptions import (
+    SHUT_DOWN,
+    BreakerTransportError,
     GuardAuthError,
     GuardBudgetError,
     GuardProtocolError,
@@ -29,6 +32,9 @@ from guard.gateway.embedded import Gateway
 from guard.runtime import callers
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
+from guard.session.event_pipeline import EventPipeline
+from guard.session.link import Link
+from guard.session.session import Session
 from tests.support.many_callers import (
     PROMPT,
     TOKEN,
@@ -38,7 +44,7 @@ from tests.support.many_callers import (
     process_for,
 )
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import until_async
+from tests.support.waiting import WAIT_S, until_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -278,6 +284,57 @@ async def test_an_idle_account_is_closed_and_opened_again(
         assert workflow["spent_nanousd"] == 2 * (PROMPT + 10) * TOKEN
         closers = process.runtime._background._closers
         assert len(closers) <= 2, "what is closed is forgotten"
+
+
+async def test_the_rest_of_a_closed_account_is_written_off_the_loop(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are served there meanwhile."""
+    monkeypatch.setattr(callers, "IDLE_S", 0.0)
+    monkeypatch.setattr(callers, "_SWEEP_S", 0.05)
+    off_the_loop: list[bool] = []
+    conclude = EventPipeline.conclude
+
+    def concluded(events: EventPipeline, **how: bool) -> BreakerTransportError | None:
+        off_the_loop.append(not events._background.is_own_thread)
+        return conclude(events, **how)
+
+    monkeypatch.setattr(EventPipeline, "conclude", concluded)
+    async with process_for(gateway) as process:
+        await until_async(lambda: process.runtime.callers.active == [])
+        await until_async(lambda: len(off_the_loop) == 3)
+    assert off_the_loop == [True] * 3
+
+
+async def test_who_is_introduced_during_a_shutdown_is_refused(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account would not be among those whose events are delivered or counted."""
+    async with process_for(gateway) as process:
+        key = await asyncio.to_thread(process.own.admin.create_key, "late")
+        opening, others_ended, decided = (threading.Event() for _ in range(3))
+        open_verified, finish = Link.open_verified, process.runtime.events.finish
+
+        async def slow(link: Link) -> Session:
+            session = await open_verified(link)
+            opening.set()
+            await asyncio.to_thread(others_ended.wait, WAIT_S)
+            return session
+
+        def late(*args: Any, **how: Any) -> Any:
+            others_ended.set()
+            decided.wait(WAIT_S)
+            return finish(*args, **how)
+
+        monkeypatch.setattr(Link, "open_verified", slow)
+        monkeypatch.setattr(process.runtime.events, "finish", late)
+        introducing = asyncio.create_task(introduce(key))
+        introducing.add_done_callback(lambda _: decided.set())
+        assert await asyncio.to_thread(opening.wait, WAIT_S)
+        await asyncio.to_thread(process.runtime.shutdown, WAIT_S)
+        with pytest.raises(GuardTransportError) as caught:
+            await introducing
+        assert caught.value.error_code == SHUT_DOWN
 
 
 async def test_events_on_the_disk_wait_for_whose_they_are(
