@@ -309,7 +309,9 @@ class LlmRequests:
             grows=grows,
             unjournaled=not self._events.has_journal,
             takes_last=self._settings.last_request,
-            digest=None if grows else bound.digest or None,
+            # Not where repeats are only noticed: those are counted from events, and the gateway
+            # grants no lease for what it counts itself.
+            digest=bound.digest if bound.is_counted and not grows else None,
         )
         if not grows:
             note_own_money(request, scope, gates_requests=True)

@@ -202,13 +202,26 @@ def test_the_same_prompt_is_refused(ruled: Any, client: openai.OpenAI, vendor: S
     assert len(vendor.bodies) == 3
 
 
-def test_the_same_prompt_is_noticed(ruled: Any, client: openai.OpenAI, tenant: Any) -> None:
+def test_the_same_prompt_is_noticed_and_goes_on_under_its_lease(
+    ruled: Any, client: openai.OpenAI, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime = ruled("notice")
+    session = until(lambda: runtime.link.session)
+    until(lambda: session.asks.can_lease)
+    courier, asked = runtime.gate._courier, list[Any]()
+    put = courier.put
+
+    def noted(question: Any, ticket: Any) -> None:
+        asked.append(question.request)
+        put(question, ticket)
+
+    monkeypatch.setattr(courier, "put", noted)
     with guard.workflow("w"):
-        for _ in range(4):
+        for _ in range(10):
             ask(client)
+    assert 0 < len(asked) < 10, "a lease covers the others"
     runtime.flush()
-    found = until(lambda: counted(tenant) if counted(tenant)["calls"] == 4 else None)
+    found = until(lambda: counted(tenant) if counted(tenant)["calls"] == 10 else None)
     assert found["worst"][0]["kind"] == "model"
 
 
