@@ -269,15 +269,18 @@ class GatewayApp:
 
     async def close(self) -> None:
         """Stop the background tasks and close the store."""
-        # The tasks first: they use the store.
-        while self._tasks:
-            task = self._tasks.pop()
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        await self.storage.close()
-        if self._redis is not None:
-            await self._redis.close()
+        async with contextlib.AsyncExitStack() as last:
+            # Closed in reverse, and each of them even if something before it fails.
+            if self._redis is not None:
+                last.push_async_callback(self._redis.close)
+            last.push_async_callback(self.storage.close)
+            # The tasks first: they use the store.
+            tasks, self._tasks = self._tasks, []
+            for task in tasks:
+                task.cancel()
+            for ended in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    logger.error("a background task has failed", exc_info=ended)
 
     def _committed(self, events: Sequence[PostCommitEvent]) -> None:
         """Handle the events of a commit, on the loop, before its callers get their answers.

@@ -12,6 +12,7 @@ from guard.gateway.domain.errors import ConflictError
 from guard.gateway.first_secrets import FirstSecrets
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import ANYTHING, NOTHING, within
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
 
@@ -33,20 +34,23 @@ async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
     """Set up an empty store; ``None`` when it has been set up before."""
     if await storage.organisations():
         return None
-    actor = Actor("first run")
-    # If the process dies between this write and the next ones, the store is not empty any more, and
-    # a later start makes no keys.
     try:
-        organisation = await storage.write(
-            NOTHING, directory.create_organisation, actor, FIRST_ORGANISATION
-        )
+        return await storage.write(NOTHING, _set_up, Actor("first run"), now_ms)
     except ConflictError:  # another replica that started at the same time
         return None
-    own = organisation.organisation_id
-    ids = IdFactory()
-    sdk = make_key(ids, now_ms, role="sdk", organisation_id=own, name="first key")
-    await storage.write(within(own), directory.create_key, actor, sdk.key, sdk.key_hash, None)
-    return FirstRun(own, sdk.api_key, await new_admin_key(storage, now_ms, "first admin key"))
+
+
+def _set_up(unit: UnitOfWork, actor: Actor, now_ms: int) -> FirstRun:
+    """Make the organisation and its keys, in one write.
+
+    If the process dies at any point, a later start finds all of them, or an empty store.
+    """
+    own = directory.create_organisation(unit, actor, FIRST_ORGANISATION).organisation_id
+    sdk = make_key(unit.ids, now_ms, role="sdk", organisation_id=own, name="first key")
+    admin = make_key(unit.ids, now_ms, role="admin", organisation_id=None, name="first admin key")
+    for made in (sdk, admin):
+        directory.create_key(unit, actor, made.key, made.key_hash, None)
+    return FirstRun(own, sdk.api_key, admin.api_key)
 
 
 async def begin_with(storage: Storage, now_ms: int, given: FirstSecrets) -> FirstRun | None:

@@ -6,10 +6,13 @@ All of it runs on the server's event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from typing import Final, Protocol
 
 from guard.gateway.reading import Accounts
+
+logger = logging.getLogger(__name__)
 
 _SCAN_INTERVAL_S: Final = 0.25
 _TRICKLES_S: Final = 1.0
@@ -107,7 +110,10 @@ class HttpConnections:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_SCAN_INTERVAL_S)
-            self.scan(loop.time())
+            try:
+                self.scan(loop.time())
+            except Exception:  # one failed scan does not end the deadlines
+                logger.exception("connections were not scanned")
 
     def scan(self, now: float) -> None:
         """End connections whose request has not arrived in time."""

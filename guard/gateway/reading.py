@@ -105,8 +105,11 @@ class Account:
         reader = next(iter(self._waiting))
         del self._waiting[reader]
         # With more in its backlog it goes to the end, so that all of them advance.
-        reader.read_on()
-        self._schedule()
+        try:
+            reader.read_on()
+        finally:
+            # The others get their turns even if this one fails.
+            self._schedule()
 
 
 class Accounts:

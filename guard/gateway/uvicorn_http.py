@@ -214,7 +214,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         data, self._backlog = self._backlog[:SLICE_BYTES], self._backlog[SLICE_BYTES:]
         self.account.held -= len(data)
         self._read(data)
-        if not self.flow.read_paused:
+        # Not after an upgrade: the WebSocket reads nothing more before it has answered it.
+        if self.parser is not None and not self.flow.read_paused:
             self._resumed()
 
     def _resumed(self) -> None:

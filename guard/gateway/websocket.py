@@ -146,8 +146,10 @@ class SocketProtocol(asyncio.Protocol):
         """End serving."""
         self._connections.discard(self)
         self._is_ending = True
-        # The bytes of the backlog stop counting with the connection.
+        # The bytes of the backlog stop counting with the connection. It is dropped, so that nobody
+        # who still refers to the connection, and lets it read again, has it wait for another turn.
         self._account.held -= len(self._backlog)
+        self._backlog = b""
         self._account.forget(self)
         if self._timer is not None:
             self._timer.cancel()

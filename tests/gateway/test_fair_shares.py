@@ -21,6 +21,7 @@ from guard.gateway.storage import memory_rates
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
+from tests.gateway.test_signing import BODY, SECRET, signed
 from tests.support.waiting import until
 
 CAP = 40
@@ -295,6 +296,23 @@ def test_a_strangers_answers_count_until_a_key_is_shown(
             body = {"call_id": "c", "kind": "call", "function": "f"}
             assert known.post("/gate", json=body).status_code == 200
     assert sum(charged) < ANSWER_S
+
+
+@pytest.mark.parametrize("path", ["/gate", "/api/v1/events"])
+def test_whoever_has_no_secret_of_a_signing_key_stays_a_stranger(small: Gateway, path: str) -> None:
+    tenant = new_tenant(small, hmac_secret=SECRET)
+    assert small._server is not None
+    known = small._server._connections.known
+    body = BODY if path == "/gate" else b'{"events": []}'
+    with httpx.Client(base_url=small.base_url, trust_env=False) as http:
+        bare = {**_headers(tenant), "Content-Type": "application/json"}
+        assert http.post(path, content=body, headers=bare).status_code == 401
+        assert tenant.organisation_id not in known
+        headers = signed(small.base_url, tenant.api_key, "POST", path, body)
+        assert http.post(path, content=body, headers=headers).status_code != 401
+        assert len(known[tenant.organisation_id]) == 1
+    tenant.http.close()
+    tenant.admin.close()
 
 
 def test_streams_of_open_pages_leave_room() -> None:

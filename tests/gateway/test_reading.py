@@ -62,6 +62,29 @@ def test_connections_of_one_account_take_turns() -> None:
     assert asyncio.run(read()) == [*"abcabcabc"]
 
 
+@attrs.define(eq=False)
+class Failing(Upload):
+    """A connection whose first slice cannot be read."""
+
+    def read_on(self) -> None:
+        raise RuntimeError("a defect")
+
+
+def test_a_connection_that_fails_holds_up_no_other() -> None:
+    async def read() -> list[str]:
+        account, order, failures = Account(100), list[str](), list[object]()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        account.wait_turn(Failing("a", account, order))
+        account.wait_turn(Upload("b", account, order))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(failures) == 1
+        return order
+
+    assert asyncio.run(read()) == [*"bbb"]
+
+
 def test_to_connect_again_is_no_way_out() -> None:
     accounts = Accounts()
     owing = accounts.of_address("192.0.2.1")

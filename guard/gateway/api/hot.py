@@ -112,7 +112,9 @@ class HotRoutes:
         headers = headers_of(scope)
         self._authenticator.check_protocol(headers)
         identity = await self._authenticator.identify(headers)
-        note_owner(scope, identity.organisation_id)
+        # With a secret, whoever sends the key is a stranger until the signature is checked.
+        if identity.hmac_secret is None:
+            note_owner(scope, identity.organisation_id)
         return headers, identity
 
     async def _enter(
@@ -128,6 +130,7 @@ class HotRoutes:
         raw = await read_body(headers, receive, bytes_max, held.grow)
         if identity.hmac_secret is not None:
             await self._authenticator.check_signature(identity, scope, headers, raw)
+            note_owner(scope, identity.organisation_id)
         body = decoded(headers, raw, bytes_max)
         # Unpacked: counted at its larger size.
         if body is not raw:

@@ -114,9 +114,14 @@ class ChangeWatcher:
                  self._listeners}  # fmt: skip
         try:
             found = await self._storage.watermarks(known)
-        except StoreError as exc:
+        except Exception as exc:
+            # One failed look does not end the watch. A failure of the store is expected; anything
+            # else is a defect, and needs its place.
             if self.healthy:
-                logger.warning("the dashboard cannot read the store: %s", exc)
+                logger.warning(
+                    "the dashboard cannot read the store: %s", exc,
+                    exc_info=not isinstance(exc, StoreError),
+                )  # fmt: skip
             self.healthy = False
             self._wake_all()
             return

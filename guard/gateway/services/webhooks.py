@@ -122,6 +122,9 @@ class WebhookSender:
                     except StoreError as exc:
                         logger.warning("webhooks wait: %s", exc)
                         page = []
+                    except Exception:  # one failed look does not end the sender
+                        logger.exception("webhooks wait")
+                        page = []
                     for due in page:
                         if due.delivery_id not in self._running:
                             self._start(http, due)
@@ -168,8 +171,12 @@ class WebhookSender:
                 retry_in_ms=retry_in_ms,
                 error=found.error,
             )
-        except StoreError as exc:
-            logger.warning("a message's delivery could not be recorded: %s", exc)
+        except Exception as exc:
+            # A failure of the store is expected; anything else is a defect, and needs its place.
+            logger.warning(
+                "a message's delivery could not be recorded: %s", exc,
+                exc_info=not isinstance(exc, StoreError),
+            )  # fmt: skip
             # It is still due. While this task lives it is not started again, so this is the pause
             # before the next attempt.
             await asyncio.sleep(_IDLE_S)
