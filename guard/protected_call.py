@@ -265,23 +265,30 @@ class ProtectedCall(Edge):
         if runtime.enforcement.counts:
             repeat = self._repeat = self._repeat_of(runtime, outer)
             has_checks = has_checks or (repeat is not None and repeat.is_asked)
-        if not has_checks:
-            lane = outer._call_lane or outer.call_lane
-            subject = subject_of(target, outer) if outer.tools else target.subject
-            hold = runtime.leases.take(lane, subject, now_s)
-        ids = runtime.events.ids
-        call_id, span_id = ids.call_ids(time.time_ns() // 1_000_000)
-        if hold is None:
-            self._record = record = CallRecord(call_id)
-        else:
-            self._record = record = CallRecord(call_id, hold.lease.lease_id, hold)
-        if repeat is not None:
-            record.counted = target.tool_name, target.watcher.kind
-        self._entry = entry = Entry(outer)
-        tool = None if target.watcher is FUNCTION and not target.sensitive else target.tool_name
-        self._call_scope = self.scope = scope = call_scope(
-            outer, ids, record, entry, span_id, target.function, tool
-        )
+        try:
+            if not has_checks:
+                lane = outer._call_lane or outer.call_lane
+                subject = subject_of(target, outer) if outer.tools else target.subject
+                hold = runtime.leases.take(lane, subject, now_s)
+            ids = runtime.events.ids
+            call_id, span_id = ids.call_ids(time.time_ns() // 1_000_000)
+            if hold is None:
+                self._record = record = CallRecord(call_id)
+            else:
+                self._record = record = CallRecord(call_id, hold.lease.lease_id, hold)
+            if repeat is not None:
+                record.counted = target.tool_name, target.watcher.kind
+            self._entry = entry = Entry(outer)
+            tool = None if target.watcher is FUNCTION and not target.sensitive else target.tool_name
+            self._call_scope = self.scope = scope = call_scope(
+                outer, ids, record, entry, span_id, target.function, tool
+            )
+        # Ctrl-C: until `_admitted` is set, the call's end does not give back the money. The `try`
+        # costs nothing where nothing is raised.
+        except BaseException:
+            if hold is not None:
+                hold.give_back()
+            raise
         if hold is None:
             return has_checks and self._is_covered_if_allowed(runtime, scope, now_s)
         self._admitted = True
@@ -328,7 +335,11 @@ class ProtectedCall(Edge):
         hold = runtime.leases.take(scope.call_lane, subject_of(target, scope), now_s)
         if hold is None:
             return False
-        self._accept(Grant(hold=hold))
+        try:
+            self._accept(Grant(hold=hold))
+        except BaseException:  # Ctrl-C, as above
+            hold.give_back()
+            raise
         if decision_log.was_on:
             what = f"call {target.tool_name}"
             decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)

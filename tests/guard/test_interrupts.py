@@ -8,10 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import guard
+from guard import protected_call
+from guard.protected_call import ProtectedCall
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
 from tests.support.waiting import WAIT_S, until
@@ -105,3 +108,37 @@ def test_in_a_call_that_waits_for_the_loop(
         assert interrupted
     runtime.flush(WAIT_S)
     assert runtime.status().events_lost == 0
+
+
+@pytest.mark.parametrize("how", ["covered", "with checks"])
+def test_the_money_of_a_call_that_is_interrupted_as_it_begins_goes_back(
+    runtime: GuardRuntime, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    @guard.protect
+    def step() -> None:
+        pass
+
+    until(lambda: (session := runtime.link.session) and session.asks.can_lease, WAIT_S)
+    step()
+    taken: list[Any] = []
+    take = runtime.leases.take
+
+    def noted(*args: Any) -> Any:
+        taken.append(take(*args))
+        return taken[-1]
+
+    def interrupted(*_: Any) -> Any:
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime.leases, "take", noted)
+        if how == "covered":
+            patched.setattr(protected_call, "call_scope", interrupted)
+        else:  # as if another workflow were halted
+            patched.setattr(runtime.enforcement, "halts", True)
+            patched.setattr(ProtectedCall, "_accept", interrupted)
+        with pytest.raises(Interrupted):
+            step()
+    assert taken[-1] is not None, "it was covered"
+    assert not taken[-1].give_back(), "it has ended already"
+    assert runtime.leases.totals().under_way == 0
