@@ -159,3 +159,26 @@ async def test_a_group_that_fails_is_halved_until_what_is_to_blame_stands_alone(
         assert unit.tried <= 1 + 2 * 6 * len(set(bad)), "not one commit for each of the others"
     assert made.healthy, "the store works, and /readyz says so"
     await made.close()
+
+
+class _Publishing(Unit):
+    """Each of its commits has an event."""
+
+    def commit(self) -> list[PostCommitEvent]:
+        return [PostCommitEvent("catalogue", None)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("inline", [True, False])
+async def test_callers_are_answered_though_an_event_could_not_be_delivered(
+    inline: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(events: list[PostCommitEvent]) -> None:
+        raise LookupError("no such channel")
+
+    made: GroupWriter[Any] = GroupWriter(_Publishing(), fail, inline=inline)
+    async with asyncio.timeout(60):
+        assert await made.submit(piece(1)) == 1
+        assert await made.submit(piece(2)) == 2
+        await made.close()
+    assert caplog.text.count("LookupError: no such channel") == 2

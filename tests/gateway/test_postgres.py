@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from guard.gateway.bootstrap import first_run
 from guard.gateway.cli.main import gateway as cli
-from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.settings import DatabaseUrl, GatewaySettings
@@ -133,6 +133,26 @@ async def test_replicas_that_start_at_once_on_nothing_make_one_organisation(tmp_
     assert sum(each is not None for each in made) == 1
     assert len(await stores[0].organisations()) == 1
     await asyncio.gather(*(each.close() for each in stores))
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_left_of_a_store_that_loses_its_database_while_it_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = postgres.store(tmp_path)
+    started: list[threading.Thread] = []
+
+    async def lost() -> None:
+        assert made._listener is not None
+        assert made._watch._thread is not None
+        started.extend([made._listener._thread, made._watch._thread])
+        raise StoreLostError("the database cannot be reached")
+
+    monkeypatch.setattr(made.rates, "open", lost)
+    with pytest.raises(StoreError, match="cannot open the database"):
+        await made.open(lambda _: None)
+    assert [thread.is_alive() for thread in started] == [False, False]
+    assert made._unit is None
 
 
 @pytest.mark.asyncio

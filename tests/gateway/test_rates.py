@@ -8,6 +8,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -164,6 +165,26 @@ async def test_a_loan_is_renewed_and_renamed(opened: Opened) -> None:
         assert await rates.free() == 6, "the question is repeated: its own loan stays"
         await store.settle(own, "lease", 3, unless="another")
         assert await rates.free() == 3
+
+
+@pytest.mark.asyncio
+async def test_a_loan_that_is_only_extended_outlasts_the_deletion_of_old_rows(
+    tmp_path: Path,
+) -> None:
+    """Another replica, which has nothing of it cached, counts it."""
+    clock = Clock()
+    lender, other = (postgres.store(tmp_path, clock_ms=clock) for _ in range(2))
+    for storage in (lender, other):
+        await storage.open(lambda _: None)
+    assert await lender.rates.take("o", USES) is None
+    assert await lender.rates.lend("o", USES, "a", 5, TTL) == 5
+    for _ in range(26):
+        clock.now += 60 * MINUTE
+        await lender.rates.extend("o", "a", TTL)
+    await lender.rates.delete_old()
+    assert await Rates(other.rates, clock, "o").free() == 12 - 5
+    for storage in (lender, other):
+        await storage.close()
 
 
 @pytest.mark.asyncio

@@ -27,11 +27,12 @@ from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.records import Webhook
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.ledger import control, directory, webhooks
-from guard.gateway.ledger.state import NOTHING, within
+from guard.gateway.ledger.state import NOTHING, ChainState, within
 from guard.gateway.services import webhooks as sender
-from guard.gateway.storage.postgres import listener
+from guard.gateway.storage.postgres import listener, money
 from guard.gateway.storage.postgres.money import CLAIM_MS
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
+from guard.gateway.storage.sql import tables
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.gateway.test_metrics import scraped
 from tests.support import postgres
@@ -206,6 +207,57 @@ async def test_a_notification_that_no_replica_sends_is_passed_over(tmp_path: Pat
     kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
     await one.write(within(owner), control.issue_directive, ACTOR, owner, kill)
     await until_async(lambda: any(event.kind == "control" for event in heard))
+    assert other._listener is not None
+    assert other._listener.healthy
+    for each in (one, other):
+        await each.close()
+
+
+@pytest.mark.asyncio
+async def test_what_stays_cached_when_caches_are_full_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another organisation has emptied the cache of chains before it was this one's turn."""
+    for module in (money, tables):
+        monkeypatch.setattr(module, "CACHE_MAX", 4)
+    one, other = postgres.store(tmp_path), postgres.store(tmp_path)
+    for each in (one, other):
+        await each.open(lambda _: None)
+    neighbour, own = [
+        (await one.write(NOTHING, directory.create_organisation, ACTOR, name)).organisation_id
+        for name in ("neighbour", "own")
+    ]
+    for owner, count in ((neighbour, 2), (own, 9)):
+        for number in range(count):
+            await one.write(within(owner), PostgresUnitOfWork.chain, owner, f"c{number}")
+    opened = ChainState(1, 2, False, None)
+    await other.write(within(own), PostgresUnitOfWork.save_chain, own, "c7", opened)
+    assert await one.write(within(own), PostgresUnitOfWork.chain, own, "c7") == opened
+    for each in (one, other):
+        await each.close()
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_cannot_be_read_does_not_end_the_listening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[PostCommitEvent] = []
+    one, other = postgres.store(tmp_path), postgres.store(tmp_path)
+    await one.open(lambda _: None)
+    await other.open(heard.extend)
+    owner = (await one.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    read, failures = listener.notices_of, iter([wire.WireError("not a message")])
+
+    def reading(*arguments: Any) -> list[PostCommitEvent]:
+        for failure in failures:
+            raise failure
+        return read(*arguments)
+
+    monkeypatch.setattr(listener, "notices_of", reading)
+    kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
+    await one.write(within(owner), control.issue_directive, ACTOR, owner, kill)
+    await until_async(lambda: any(event.kind == "control" for event in heard))
+    assert "other replicas are not heard: WireError" in caplog.text
     assert other._listener is not None
     assert other._listener.healthy
     for each in (one, other):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
+from guard.gateway.storage.postgres.store import PostgresStorage
+from guard.gateway.storage.sql import read_pool
+from guard.gateway.storage.sql.connection import Connection
 from tests.support.store import ACTOR, DAY, Clock, Store, decide, opened_store
 
 
@@ -273,3 +277,29 @@ async def test_holds_of_the_millisecond_of_a_sweep_are_found_again(store: Store)
     assert (await store.storage.verify_ledger()).reservations_open == 8
     store.clock.now += 900_001
     assert await store.storage.sweep() == 8
+
+
+@pytest.mark.asyncio
+async def test_a_report_that_does_not_end_holds_up_no_shutdown(
+    storage_factory: Callable[..., Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_pool, "CLOSE_WAIT_S", 0.0)
+    made = storage_factory(tmp_path)
+    await made.open(lambda _: None)
+    endless = (
+        "SELECT pg_sleep(600)"
+        if isinstance(made, PostgresStorage)
+        else "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT sum(x) FROM n"
+    )
+    running = threading.Event()
+
+    def read(reading: Connection) -> Any:
+        running.set()
+        return reading.rows(endless)
+
+    reports = [asyncio.ensure_future(made.report(read)) for _ in range(3)]  # one has to wait
+    assert await asyncio.to_thread(running.wait, 60)
+    async with asyncio.timeout(60):
+        await made.close()
+        answers = await asyncio.gather(*reports, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StoreError] * 3

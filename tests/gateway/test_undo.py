@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -171,6 +172,12 @@ class Machine:
             assert (counts.leases, counts.leased_nanousd) == (truth.leases, truth.leased_nanousd)
             expired = "SELECT count(*) FROM reservations WHERE state = 'expired'"
             assert counts.expired >= fresh.row(expired)[0], "retention may have deleted some"
+            due: dict[str, int] = {}
+            for at_ms, name in unit._expiries:
+                due[name] = min(at_ms, due.get(name, at_ms))
+            late = [name for name, each in unit.reservations.items()
+                    if due.get(name, math.inf) > each.expires_at_ms]  # fmt: skip
+            assert not late, "the sweep comes to none of these in time"
             assert unit.exhausted == fresh.exhausted
             assert unit.balances == {number: fresh.balance(number) for number in unit.balances}
             assert unit.chains == {key: fresh.chain(*key) for key in unit.chains}
@@ -210,21 +217,39 @@ steps = st.tuples(
     st.integers(0, 60), st.booleans(),
 )  # fmt: skip
 groups = st.tuples(
-    st.lists(steps, min_size=1, max_size=5),
+    st.builds(
+        # A sweep at the end meets what its own group has closed, renewed or expired.
+        lambda group, swept: [*group, ("sweep", 0, False)] if swept else group,
+        st.lists(steps, min_size=1, max_size=5),
+        st.booleans(),
+    ),
     st.sampled_from(["commit", "commit", "rollback", "flush"]),
     st.sampled_from([1000, 1000, HOUR, 50 * DAY]),
 )
 
+grants = st.tuples(st.sampled_from(["gate", "lease"]), st.integers(0, 60), st.just(False))
+overdue = st.tuples(
+    # What is granted is due when the next group begins.
+    st.tuples(st.lists(grants, min_size=1, max_size=3), st.just("commit"), st.just(HOUR)),
+    groups,
+)
+
+
+def histories(longest: int) -> st.SearchStrategy[list[Any]]:
+    """Return groups one after another."""
+    parts = st.lists(st.one_of(st.tuples(groups), overdue), min_size=1, max_size=longest)
+    return parts.map(lambda found: list(itertools.chain.from_iterable(found)))
+
 
 @settings(max_examples=40)
-@given(rounds=st.lists(groups, min_size=1, max_size=8))
+@given(rounds=histories(6))
 def test_caches_are_what_the_file_says_whatever_fails(rounds: list[Any]) -> None:
     _check_caches(rounds)
 
 
 @pytest.mark.long
 @settings(max_examples=500)
-@given(rounds=st.lists(groups, min_size=1, max_size=12))
+@given(rounds=histories(9))
 def test_caches_are_what_the_file_says_after_longer_runs(rounds: list[Any]) -> None:
     _check_caches(rounds)
 
@@ -247,6 +272,21 @@ def broken(work: Work) -> Work:
         raise Breakdown
 
     return fail
+
+
+@pytest.mark.parametrize("step", ["release", "renew"])
+@pytest.mark.parametrize("ending", ["rollback", "flush"])
+def test_what_a_failed_group_has_closed_or_renewed_still_expires(step: str, ending: str) -> None:
+    """The group's own sweep took it out of the queue of expiries."""
+    with new_machine() as machine:
+        machine.run([machine.work(("gate", 2))], "commit")
+        (held,) = machine.held
+        machine.clock.now += HOUR
+        machine.run([machine.work((step, 2)), lapse.sweep], ending)
+        machine.compare()
+        assert machine.unit.reservations[held].state == "open"
+        machine.run([lapse.sweep], "commit")
+        assert held not in machine.unit.reservations
 
 
 # -- a group that runs again -------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -90,6 +92,26 @@ async def test_a_backup_ends_beside_constant_writes(storage: SqliteStorage, tmp_
     await copy.open(lambda _: None)
     assert (await copy.verify_ledger()).problems == []
     await copy.close()
+
+
+def test_a_backup_that_was_killed_is_in_no_later_ones_way(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "copy.sqlite3"
+
+    def killed(*_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", killed)
+        patched.setattr(Path, "unlink", lambda _: None)  # a killed process tidies nothing
+        with pytest.raises(KeyboardInterrupt):
+            backup(large, target)
+    (left,) = tmp_path.iterdir()
+    assert stat.S_IMODE(left.stat().st_mode) == 0o600
+    assert backup(large, target) == target.stat().st_size
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert set(tmp_path.iterdir()) == {left, target}
 
 
 @pytest.mark.asyncio

@@ -92,8 +92,8 @@ class GroupWriter(Generic[UnitT]):
 
     Args:
         unit: the unit of work that the work runs on; used for one transaction after another.
-        deliver: called on the loop with a commit's events, before any answer. It must not raise:
-            the answers of the commit would never be set.
+        deliver: called on the loop with a commit's events, before any answer. What it raises is
+            logged.
         inline: whether commits are fast enough to run on the loop.
         remote: whether the store works in a process of its own.
         failures: exceptions of a failed store, of which callers get :class:`StoreError`.
@@ -255,7 +255,11 @@ class GroupWriter(Generic[UnitT]):
     def _deliver(self, group: list[_Item[UnitT]], events: list[PostCommitEvent]) -> None:
         # Before any answer: when an operator's kill is confirmed, it is already being delivered.
         if events:
-            self._deliver_events(events)
+            try:
+                self._deliver_events(events)
+            except Exception:
+                # The work is committed: its callers are answered whatever happens to the events.
+                logger.exception("the events of a commit were not delivered")
         for item in group:
             future = item.future
             if future.done():  # its caller was cancelled; the work is committed all the same

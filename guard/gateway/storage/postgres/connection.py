@@ -195,6 +195,10 @@ class _Connection:
         """Expect no answer."""
         self._line.rest()
 
+    def interrupt(self) -> None:
+        """Let what another thread waits for fail, by ending the connection."""
+        self._line.cut()
+
     def is_broken(self) -> bool:
         """Return whether the connection is lost."""
         return self.psycopg.closed or self.psycopg.broken

@@ -162,7 +162,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
             )
             await asyncio.to_thread(self._listener.start)
             await self.rates.open()
-        except (psycopg.Error, RuntimeError, OSError) as exc:
+        except (psycopg.Error, StoreLostError, RuntimeError, OSError) as exc:
             await asyncio.to_thread(self._close_connections)
             # ``from None``: the original text may quote the password.
             reason = reason_of(exc, self._dsn)

@@ -126,9 +126,16 @@ class Listener:
                     self._catch_up(connection)
                 self.healthy = True
                 self._hear(connection)
-            except (psycopg.Error, StoreLostError) as exc:
+            # Anything, such as a message that cannot be read: if the thread ended, nobody would
+            # notice, and the kills of other replicas would not reach this one's clients.
+            except Exception as exc:
                 if self.healthy:
-                    logger.warning("other replicas are not heard: %s", type(exc).__name__)
+                    is_lost = isinstance(exc, (psycopg.Error, StoreLostError))
+                    logger.warning(
+                        "other replicas are not heard: %s",
+                        type(exc).__name__,
+                        exc_info=None if is_lost else exc,
+                    )
                 self.healthy = False
                 if connection is not None:
                     connection.close()

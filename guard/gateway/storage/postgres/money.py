@@ -77,15 +77,15 @@ READ_AGAIN_MAX: Final = 256
 """If more rows of a kind are cached, they are dropped after another replica's commit, not read."""
 
 
-def _note(known: set[str], key: str) -> None:
-    """Note a cached key.
+def _note(known: set[str], own: str, key: str, cache: Mapping[tuple[str, str], Any]) -> None:
+    """Note a cached key of an organisation.
 
-    The set is emptied at twice the size of a cache, which is emptied when it is full: by then at
-    least half of the noted keys are not cached any more.
+    At twice the size of a cache, the set loses the keys that are not cached any more: about half of
+    it, since a cache is emptied when it is full.
     """
     if key not in known:
         if len(known) >= 2 * CACHE_MAX:
-            known.clear()
+            known.intersection_update([each for each in known if (own, each) in cache])
         known.add(key)
 
 
@@ -222,22 +222,22 @@ class PostgresMoney(MoneyTables):
 
     def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
         """Return a chain in any state."""
-        _note(self.cached(organisation_id).chains, chain_id)
+        _note(self.cached(organisation_id).chains, organisation_id, chain_id, self.chains)
         return super().chain(organisation_id, chain_id)
 
     def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
         """Write a chain."""
-        _note(self.cached(organisation_id).chains, chain_id)
+        _note(self.cached(organisation_id).chains, organisation_id, chain_id, self.chains)
         super().save_chain(organisation_id, chain_id, chain)
 
     def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
         """Return the learned cost of calls of one kind, if any were seen."""
-        _note(self.cached(organisation_id).estimates, subject)
+        _note(self.cached(organisation_id).estimates, organisation_id, subject, self.estimates)
         return super().estimate(organisation_id, subject)
 
     def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
         """Write an estimate."""
-        _note(self.cached(organisation_id).estimates, subject)
+        _note(self.cached(organisation_id).estimates, organisation_id, subject, self.estimates)
         super().save_estimate(organisation_id, subject, estimate)
 
     # -- balances ------------------------------------------------------------------------------

@@ -200,7 +200,8 @@ class RateUnit(RateCounters):
         # 3. Buckets, after the loans have added theirs.
         for bucket in own.touched.values():
             times = list(bucket.window)
-            ends_ms = (times[-1] if times else self.now_ms) + bucket.per_ms
+            # From now, not from the last call: a loan that is only extended uses it without one.
+            ends_ms = self.now_ms + bucket.per_ms
             execute(
                 "INSERT INTO rate_buckets VALUES (%s, %s, %s, %s, %s, %s::bigint[])"
                 " ON CONFLICT (organisation_id, bucket) DO UPDATE SET lent = excluded.lent,"

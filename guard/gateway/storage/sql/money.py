@@ -341,6 +341,9 @@ class MoneyTables(Tables):
         heap = self._expiries
         while heap and heap[0][0] <= self.now_ms and len(expired) < limit:
             entry = heapq.heappop(heap)
+            # Whatever is found: what this unit has closed or renewed is open and due again if the
+            # unit is undone. An entry too many is passed over in its turn.
+            self.on_undo(heapq.heappush, heap, entry)
             reservation = self.reservations.get(entry[1])
             # 1. Closed since it was queued.
             if reservation is None or reservation.state != "open":
@@ -349,8 +352,7 @@ class MoneyTables(Tables):
             if reservation.expires_at_ms > self.now_ms:
                 heapq.heappush(heap, (reservation.expires_at_ms, entry[1]))
                 continue
-            # 3. Expired. The caller closes it; if that is undone, it has to come up again.
-            self.on_undo(heapq.heappush, heap, entry)
+            # 3. Expired. The caller closes it.
             expired.append(reservation)
         return expired
 

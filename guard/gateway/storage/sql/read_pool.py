@@ -9,12 +9,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Generic, Protocol, TypeVar
 
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.statistics import PoolUse
 from guard.gateway.storage.sql.connection import Connection
 
 T = TypeVar("T")
 TRUST_S: Final = 5.0
 """A connection that was used so lately is not tested before it is used."""
+
+CLOSE_WAIT_S: Final = 5.0
+"""Queries that still run so long after the pool began to close are interrupted."""
+
+_INTERRUPT_S: Final = 0.02
+"""How often: a query that is between two statements when it is interrupted begins the second."""
 
 
 class Pooled(Connection, Protocol):
@@ -31,6 +38,9 @@ class Pooled(Connection, Protocol):
 
     def rest(self) -> None:
         """Expect no answer."""
+
+    def interrupt(self) -> None:
+        """Let the statement that another thread runs fail; do nothing if none runs."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -60,6 +70,12 @@ class ReadPool(Generic[PooledT]):
         # for a query and puts it back, so no connection is used by two threads at a time. The queue
         # does its own locking.
         self._idle: queue.SimpleQueue[tuple[PooledT, float]] = queue.SimpleQueue()
+        # Connections on which a query runs. Each is added and removed by its thread, and ``close``
+        # iterates over a copy; all are single operations of the interpreter.
+        self._in_use: set[PooledT] = set()
+        # Set by ``close``. A thread reads it after it has added its connection, and ``close`` looks
+        # for connections after it has set it: no query begins that ``close`` does not see.
+        self._closing = False
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=name)
         self._size = size
         # Queries that run or wait for a thread. Only the loop reads and writes it.
@@ -87,14 +103,18 @@ class ReadPool(Generic[PooledT]):
         while True:
             connection, is_new = self._connection()
             connection.expect(wait_s)
+            self._in_use.add(connection)
             try:
+                if self._closing:
+                    raise StoreError("the store is closed")
                 return work(connection)
             except Exception:
                 # Again only if the connection was lost, which is safe for a query. Not on a new
                 # connection: only one that was idle can have been lost before the query began.
-                if is_new or not connection.is_broken():
+                if is_new or self._closing or not connection.is_broken():
                     raise
             finally:
+                self._in_use.discard(connection)
                 connection.rest()
                 if connection.is_broken():
                     connection.close()
@@ -113,7 +133,14 @@ class ReadPool(Generic[PooledT]):
             connection.close()
 
     def close(self) -> None:
-        """Wait for running queries, and close the connections."""
+        """Wait a while for running queries, interrupt the others, and close the connections."""
+        self._closing = True
+        interrupt_at_s = time.monotonic() + CLOSE_WAIT_S
+        while in_use := tuple(self._in_use):
+            if time.monotonic() >= interrupt_at_s:
+                for connection in in_use:
+                    connection.interrupt()
+            time.sleep(_INTERRUPT_S)
         self._threads.shutdown()
         while not self._idle.empty():
             self._idle.get_nowait()[0].close()

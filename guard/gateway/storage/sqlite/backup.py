@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from pathlib import Path
 
 
@@ -12,6 +13,9 @@ def backup(source: Path, target: Path) -> int:
 
     The copy is a consistent snapshot; the gateway keeps running. It contains the same secrets as
     the original and is created with mode 0600.
+
+    A backup that is killed leaves its unfinished copy, ``TARGET.*.partial``, beside the target. It
+    may be deleted, and is in no later backup's way.
 
     Returns:
         The size of the copy in bytes.
@@ -23,10 +27,12 @@ def backup(source: Path, target: Path) -> int:
     """
     if not source.is_file():
         raise FileNotFoundError(f"no database at {source}")
-    partial = target.with_name(target.name + ".partial")
     if target.exists():
         raise FileExistsError(f"{target} is there already")
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    # A name of its own: one that another backup left or is writing to belongs to that backup.
+    descriptor, name = tempfile.mkstemp(".partial", target.name + ".", target.parent)  # mode 0600
+    os.close(descriptor)
+    partial = Path(name)
     try:
         reading = sqlite3.connect(source)
         writing = sqlite3.connect(partial)

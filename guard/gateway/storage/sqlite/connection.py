@@ -54,6 +54,10 @@ class SqliteReadConnection:
     def rest(self) -> None:
         """Do nothing."""
 
+    def interrupt(self) -> None:
+        """Let the statement that another thread runs fail."""
+        self.sqlite.interrupt()
+
     def close(self) -> None:
         """Close the connection."""
         self.sqlite.close()
