@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
 from guard.running.signals import FORWARDED
+
+logger = logging.getLogger("guard.run")
 
 
 @contextlib.contextmanager
@@ -17,7 +20,7 @@ def repeating(
     """Call ``look`` until the block ends.
 
     Args:
-        look: the function; an exception in it ends the calls.
+        look: the function; an exception in it is logged, once if it comes again at each call.
         every_s: how long to wait before each call, in seconds.
         name: of the thread.
         join_s: how long the block's end waits for a call under way, in seconds; None waits for it
@@ -26,8 +29,15 @@ def repeating(
     over = threading.Event()
 
     def repeat() -> None:
+        said = None
         while not over.wait(every_s):
-            look()
+            try:
+                look()
+                said = None
+            except Exception as exc:  # one failed look does not end the others
+                if repr(exc) != said:  # many calls a second may all fail in the same way
+                    said = repr(exc)
+                    logger.exception("%s: a look failed, the next may do better", name)
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)
     # A thread inherits the mask. With the signals blocked in every thread they stay pending until
