@@ -77,7 +77,10 @@ class ProxyProcess:
         self._listening: socket.socket | None = None
         # The newest proxy; it may have died.
         self._process: subprocess.Popen[bytes] | None = None
-        # Guards both and the start: one thread looks, and the main thread ends it.
+        # The proxy until it reports that it serves.
+        self._starting: subprocess.Popen[bytes] | None = None
+        # Held through a look, with the start, and through the end: one thread looks, and the main
+        # thread ends it.
         self._lock = threading.Lock()
         # Whether it could not be started; the run ends then.
         self._has_failed = False
@@ -125,6 +128,8 @@ class ProxyProcess:
             try:
                 self._start(listening)
             except (ProxyError, OSError) as exc:
+                if self._listening is None:  # that is why: `end` waits for this look
+                    return
                 if left:
                     continue
                 self._has_failed = True
@@ -134,11 +139,17 @@ class ProxyProcess:
 
     def end(self) -> None:
         """End the proxy after it has delivered its events, within a bounded time."""
-        with self._lock:
-            self._end()
-
-    def _end(self) -> None:
+        # 1. One that is being started is killed: it has nothing to deliver, and `look` holds the
+        #    lock until it serves.
         listening, self._listening = self._listening, None
+        starting = self._starting
+        if starting is not None:
+            starting.kill()
+        # 2. One that serves delivers its events.
+        with self._lock:
+            self._end(listening)
+
+    def _end(self, listening: socket.socket | None) -> None:
         if listening is not None:
             listening.close()
         process, self._process = self._process, None
@@ -173,6 +184,9 @@ class ProxyProcess:
             )
         # Before the wait: `pids` has to name it as not the program's.
         replaced, self._process = self._process, process
+        self._starting = process
+        if self._listening is None:  # `end` has just looked for one to kill
+            process.kill()
         if replaced is not None:
             _forget(replaced)
         answer: dict[str, Any] = {}
@@ -183,6 +197,7 @@ class ProxyProcess:
         with contextlib.suppress(OSError):
             ends_s = time.monotonic() + START_S
             answer = first_report(_pipe(process.stdout).fileno(), ends_s) or {}
+        self._starting = None
         if not isinstance(answer.get("url"), str):
             process.kill()
             _forget(process)

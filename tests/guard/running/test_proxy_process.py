@@ -6,15 +6,18 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from guard.running import reports
 from guard.running.plan import HOOK
-from guard.running.proxy_process import ProxyProcess
+from guard.running.proxy_process import START_S, ProxyProcess
 from tests.support.programs import is_gone
 from tests.support.waiting import WAIT_S, until
 
@@ -111,3 +114,45 @@ def test_one_that_cannot_be_started_ends_the_run(tmp_path: Path, script: str, sa
     assert found is not None
     assert found["message"] == "guard's proxy cannot be started, and nothing runs without it"
     assert says in found["reason"]
+
+
+def test_the_end_does_not_wait_for_one_that_is_being_started(tmp_path: Path) -> None:
+    # Each of its three starts would take a minute, and the end waited for all of them.
+    with proxy(tmp_path, "import sys; sys.stdin.readline(); sys.stdin.read()") as running:
+        assert running.address is not None
+        with socket.create_connection(running.address):
+            looking = threading.Thread(target=running.look)
+            looking.start()
+            [pid] = until(lambda: running.pids)
+            ending = threading.Thread(target=running.end)
+            ending.start()
+            ending.join(START_S / 2)
+            has_ended = not ending.is_alive()
+            ending.join()
+            looking.join()
+    assert has_ended
+    assert is_gone(pid)
+    assert reports.refusal(tmp_path) is None, "the run has ended, and its proxy has not failed"
+
+
+def test_one_whose_start_the_end_has_just_missed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with proxy(tmp_path, "import sys; sys.stdin.readline(); sys.stdin.read()") as running:
+        assert running.address is not None
+        ending = threading.Thread(target=running.end)
+        start = subprocess.Popen
+        started: list[subprocess.Popen[Any]] = []
+
+        def ended_meanwhile(*args: Any, **options: Any) -> subprocess.Popen[Any]:
+            started.append(start(*args, **options))
+            ending.start()
+            until(lambda: running._listening is None)
+            return started[-1]
+
+        monkeypatch.setattr(subprocess, "Popen", ended_meanwhile)
+        with socket.create_connection(running.address):
+            running.look()
+        ending.join()
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert reports.refusal(tmp_path) is None
