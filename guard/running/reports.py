@@ -78,7 +78,27 @@ def announce(directory: Path) -> int | None:
     Returns:
         Descriptor of the lock that shows it, until it is closed or the process ends.
     """
-    return try_lock(directory / f"{_PROCESS}{os.getpid()}")
+    return _appear(directory / f"{_PROCESS}{os.getpid()}")
+
+
+def _appear(path: Path, content: bytes = b"") -> int | None:
+    """Make a file that is locked from the moment on that it can be seen; return its descriptor.
+
+    A reader locks each file that it sees for a moment, to learn whether it is locked. If it met one
+    that its process has not locked yet, the process would not get the lock.
+    """
+    fresh = path.with_name(f"fresh-{path.name}")
+    lock = try_lock(fresh)
+    if lock is None:
+        return None
+    try:
+        os.truncate(lock, 0)  # an earlier process with this pid may have left it
+        os.write(lock, content)
+        fresh.rename(path)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def refuse(directory: Path, code: str, reason: str, **about: Any) -> None:
@@ -121,11 +141,7 @@ def say_nested(directory: Path, own: Path) -> int | None:
         own: of this run.
     """
     with contextlib.suppress(OSError):
-        lock = try_lock(directory / f"{_NESTED}{os.getpid()}")
-        if lock is not None:
-            os.truncate(lock, 0)
-            os.write(lock, os.fsencode(own))
-            return lock
+        return _appear(directory / f"{_NESTED}{os.getpid()}", os.fsencode(own))
     return None
 
 
