@@ -256,9 +256,10 @@ class LocalGateway:
         self.files = files
         self.url = ""
         self.identity = Identity()
-        # Descriptor of the shared lock on ``users``; None once the gateway was left. Its closing
-        # releases the lock.
-        self._users: int | None = users
+        # Descriptors of the shared lock on ``users``, whose closing releases it: one, two while the
+        # gateway is being restored, none once it was left. Each is closed by the thread that takes
+        # it out, in one step. No lock: a child forked meanwhile would never get it.
+        self._users = [users]
         # Whether it was left. Set before the descriptor is closed: a thread that restores the
         # gateway at the same time then leaves it again.
         self._left = False
@@ -270,18 +271,26 @@ class LocalGateway:
         """Stop using it; the gateway ends some seconds after its last user. Idempotent."""
         # Closed, not unlocked: a forked child shares the lock, and may still use the gateway.
         self._left = True
-        users, self._users = self._users, None
-        if users is not None:
-            os.close(users)
+        while self._release():
+            pass
+
+    def _release(self) -> bool:
+        """Close the oldest descriptor; return whether there was one."""
+        try:
+            users = self._users.pop(0)
+        except IndexError:
+            return False
+        os.close(users)
+        return True
 
     def is_running(self) -> bool:
         """Return whether the gateway runs; takes some microseconds and no network."""
-        users = self._users
-        if users is None or not is_at(users, self.files.users):
-            return False
         try:
+            users = self._users[-1:]
+            if not users or not is_at(users[0], self.files.users):
+                return False
             return _is_locked(self.files.gateway)
-        except OSError:
+        except OSError:  # such as a descriptor that another thread has just closed
             return False
 
     def restore(self) -> None:
@@ -292,9 +301,8 @@ class LocalGateway:
         """
         # The new lock before the old one is closed: a gateway without users ends.
         again = join(self.files.directory)
-        before, self._users = self._users, again._users
-        if before is not None:
-            os.close(before)
+        self._users.extend(again._users)
+        self._release()
         if self._left:  # meanwhile, in another thread
             self.leave()
             return
