@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import os
 import sys
 import threading
@@ -48,10 +49,10 @@ class Thread:
     def __init__(self) -> None:
         self.ident = threading.get_ident()
         # Held by the background thread while it inspects this thread and posts to it. This thread
-        # takes it when a killed body ends, so nothing is posted to a body that has ended.
+        # waits for it when a killed body ends, so nothing is posted to a body that has ended.
         self.lock = threading.Lock()
         # The body that an exception is posted for and not raised yet. Set and withdrawn under the
-        # lock; the exception itself clears it in this thread when it is raised, without the lock.
+        # lock; this thread clears it without the lock, when the exception is raised.
         self.pending: ThreadBody | None = None
 
 
@@ -62,6 +63,8 @@ class _Here(threading.local):
 
 here: Final = _Here()
 """Holds the calling thread's record, for callers that cannot afford :func:`this_thread`."""
+
+_call: Final[Any] = operator.call
 
 _pending: dict[int, ThreadBody] = {}
 """By thread identifier, the body whose exception has been posted and not been raised yet.
@@ -126,7 +129,7 @@ class ThreadBody(Struct, eq=False):
     Attributes:
         scope: the scope that the body runs in.
         _frame: frame of the SDK's function that is about to call the user's. None once a killed
-            body has ended; cleared under the carrier's lock.
+            body has ended; cleared when no delivery reads it.
         carrier: the thread that runs the body; it makes this object.
         killed_by: the mark that killed the body, if one did. Set once, on the background thread.
         sockets_shut_down: how many sockets were shut down, for tests and diagnosis.
@@ -284,9 +287,12 @@ class ThreadBody(Struct, eq=False):
         self.ended = True
         if self.killed_by is None:
             return exc
-        # Waits for a delivery that is under way; the next one sees `ended`.
-        with self.carrier.lock:
-            self._frame = None
+        # Waits for a delivery that is under way; the next one sees `ended`. One call, so that no
+        # signal handler runs in this thread while it holds the lock: a killed body in the handler
+        # would wait for the lock for ever, and the background thread for the handler.
+        lock = self.carrier.lock
+        list(map(_call, (lock.acquire, lock.release)))
+        self._frame = None
         if self._kill is not None and self._kill.trap is not None:
             self._kill.trap.disarm()
         # Last: a pending exception must not be raised in the caller's code.
@@ -307,10 +313,10 @@ class ThreadBody(Struct, eq=False):
         except _Posted:
             return
         # It was raised, but there was no room to make it, because the body has used up the stack:
-        # so its `__init__` has not cleared these.
-        with self.carrier.lock:
-            self.carrier.pending = None
-            _pending.pop(self.carrier.ident, None)
+        # so its `__init__` has not cleared these. `pending` last, and without the lock: until then
+        # the background thread posts nothing else to this thread.
+        _pending.pop(self.carrier.ident, None)
+        self.carrier.pending = None
 
 
 class ThreadRequest:

@@ -1,0 +1,79 @@
+"""The end of a killed body in its thread, one interpreter instruction at a time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from guard.breaker.exceptions import WorkflowKilledInterrupt
+from guard.control import threads
+from guard.control.threads import Thread, ThreadBody
+from guard.core.control import Mark
+from guard.scope.scope import Scope
+
+
+def killed_body(carrier: Thread) -> ThreadBody:
+    body = ThreadBody(Scope(workflow_id="w"), sys._getframe(1), carrier)
+    body.mark(Mark(1, halted=True, reason="an operator"))
+    return body
+
+
+@pytest.fixture
+def pending(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, ThreadBody]]:
+    """The bodies whose exceptions are posted."""
+    of_bodies: dict[int, ThreadBody] = {}
+    monkeypatch.setattr(threads, "_pending", of_bodies)
+    yield of_bodies
+    assert of_bodies == {}
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_a_signal_handler_never_finds_the_lock_held(
+    pending: dict[int, ThreadBody], is_pending: bool
+) -> None:
+    """It may run between any two instructions, and run a killed body, which needs the lock."""
+    carrier = Thread()
+    body = killed_body(carrier)
+    if is_pending:  # for good: there was no room to make the exception
+        carrier.pending = pending[threading.get_ident()] = body
+    ours = (ThreadBody.end.__code__, ThreadBody._take_pending.__code__)
+    held: list[bool] = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code not in ours:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            held.append(carrier.lock.locked())
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        killed = body.end(None)
+    finally:
+        sys.settrace(before)
+    assert isinstance(killed, WorkflowKilledInterrupt)
+    assert carrier.pending is None
+    assert not any(held)
+    assert len(held) > 20, "the instructions were seen"
+
+
+def test_the_end_waits_for_a_delivery_that_is_under_way() -> None:
+    carrier = Thread()
+    body = killed_body(carrier)
+    ended: list[BaseException | None] = []
+    ending = threading.Thread(target=lambda: ended.append(body.end(None)))
+    with carrier.lock:
+        ending.start()
+        ending.join(0.1)
+        assert ending.is_alive()
+        assert body._frame is not None, "the delivery reads it"
+    ending.join()
+    assert isinstance(ended[0], WorkflowKilledInterrupt)
+    assert body._frame is None
