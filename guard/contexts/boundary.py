@@ -91,10 +91,16 @@ class Boundary:
             self._renew()
         self._was_entered = True
         changes = self._changes(outer)  # may raise: before anything is set
-        self._entry = entry = Entry(outer, run_id=changes.get("run_id"))
+        entry = Entry(outer, run_id=changes.get("run_id"))
         self._open_span(outer, changes, entry)
-        self._scope = scope = outer.evolve(entry=entry, **changes)
-        self._entered(scope)
+        scope = outer.evolve(entry=entry, **changes)
+        try:
+            self._entered(scope)  # may raise: then this is not open
+        except BaseException as exc:
+            if entry.span is not None:
+                entry.span.end(exc)
+            raise
+        self._entry, self._scope = entry, scope
         return scope
 
     def _open_span(self, outer: Scope, changes: dict[str, Any], entry: Entry) -> None:

@@ -65,10 +65,10 @@ def _request(original: Any, reader: Any) -> Any:
             return await other_request_async(original, self, method, str_or_url, **options)
         if call.uncovered:
             await call.ask_async()
-        if _connects_as_usual(self):
-            call.unsent = True  # until there is a connection
-        _ask_for_usage(call, self, options)
         with call.sending():
+            if _connects_as_usual(self):
+                call.unsent = True  # until there is a connection
+            _ask_for_usage(call, self, options)
             while True:
                 try:
                     response = await llm_request_async(
@@ -320,9 +320,10 @@ def _observed_reader(base: type[Any]) -> type[Any]:
         def hide(self) -> None:
             """Hide what guard's option adds to the stream, from the buffer on."""
             call = _observed.get(id(self))
-            if call is None or call.filter is None or call.recording is None:
+            recording = None if call is None else call.recording
+            if call is None or call.filter is None or recording is None:
                 return
-            call.filter.hidden = call.recording.feed
+            call.filter.hidden = recording.feed
             _hiding[id(self)] = call.filter
             waiting = b"".join(self._buffer)  # it came with the head
             shown = call.filter.feed(waiting)

@@ -139,12 +139,12 @@ def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
             return other_request(original, self, request, **options)
         if call.uncovered:
             call.ask()
-        # 2. Change it. After the cover, which may have put a limit into the body.
-        _make_ready(call, self, request, outgoing)
-        # 3. Send it, and once more if the vendor refuses what was changed. `Sending` ends the call
-        #    when the client raises. The user's event hooks may turn a refusal into an exception,
-        #    so both ways lead to `_change_back`.
+        # `Sending` ends the call when anything in it raises.
         with Sending(call):
+            # 2. Change it. After the cover, which may have put a limit into the body.
+            _make_ready(call, self, request, outgoing)
+            # 3. Send it, and once more if the vendor refuses what was changed. The user's event
+            #    hooks may turn a refusal into an exception, so both ways lead to `_change_back`.
             while True:
                 try:
                     response = llm_request(original, self, request, **options)
@@ -177,8 +177,8 @@ def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
             return await other_request_async(original, self, request, **options)
         if call.uncovered:
             await call.ask_async()
-        _make_ready(call, self, request, outgoing)
         with Sending(call):
+            _make_ready(call, self, request, outgoing)
             while True:
                 try:
                     response = await llm_request_async(original, self, request, **options)
@@ -361,7 +361,9 @@ def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any
             call.whole(status, header, content)
     # 3. Its caller is going to read it.
     elif call.streaming(status, header):
-        response.stream = tee(response.stream, call, call.recording)
+        recording = call.recording
+        if recording is not None:  # None if `close` has abandoned the call since
+            response.stream = tee(response.stream, call, recording)
 
 
 def _reader(headers: Any) -> Callable[[str], str | None]:
@@ -398,9 +400,10 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             hide = call.filter
             chunks = checked(chunks_of(self._stream), call)
             pend, room = recording.pending.append, PENDING_BYTES
+            call.is_read_here()  # this runs with the first read, in the reader's own context
             try:
                 # 1. The common case, without a function call for each chunk: this is
-                #    `recording.feed` written out.
+                #    `call.feed` and `recording.feed` written out.
                 if hide is None and call.watch is None:
                     for chunk in chunks:
                         pend(chunk)
@@ -449,6 +452,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             hide = call.filter
             chunks = checked_async(chunks_of_async(self._stream), call)
             pend, room = recording.pending.append, PENDING_BYTES
+            call.is_read_here()  # this runs with the first read, in the reader's own context
             try:
                 if hide is None and call.watch is None:
                     async for chunk in chunks:

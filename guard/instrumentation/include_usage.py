@@ -8,6 +8,7 @@ requests for that model are left as they are.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -34,9 +35,9 @@ class StreamUsage:
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
-        # Hosts and models that refuse the option; a dict for its order. Written by the thread
-        # whose request was refused, without a lock: each operation is atomic.
-        self._refused: dict[tuple[str, str | None], None] = {}
+        # Hosts and models that refuse the option, the oldest first. Written by the thread whose
+        # request was refused, without a lock: each operation is atomic.
+        self._refused: OrderedDict[tuple[str, str | None], None] = OrderedDict()
 
     def asked(self, host: str, body: bytes) -> tuple[bytes, UsageChunkFilter] | None:
         """Return a request's body with ``include_usage``, and the filter that hides its effect.
@@ -58,7 +59,7 @@ class StreamUsage:
 
     def _refuse(self, key: tuple[str, str | None]) -> None:
         if len(self._refused) >= _KNOWN_MAX:
-            self._refused.pop(next(iter(self._refused), key), None)
+            self._refused.popitem(last=False)
         self._refused[key] = None
 
 

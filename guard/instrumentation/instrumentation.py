@@ -18,6 +18,7 @@ from msgspec import structs
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
 from guard.core.usage import Usage, find_endpoint
+from guard.core.usage.ends import Ending
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.usage.vendors import names_llm, names_unpriced
@@ -134,7 +135,10 @@ class Instrumentation:
         # Re-entrant: a signal handler may read the hosts while its thread reads an answer.
         self.reading = threading.RLock()
         # WebSockets, each dropped with its connection.
-        self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
+        # Not a `WeakSet`, which cannot be copied while another thread adds to it.
+        self._sessions: weakref.WeakKeyDictionary[RealtimeSession, None] = (
+            weakref.WeakKeyDictionary()
+        )
         # Hosts whose answers held no usage; a dict for its order.
         self._unseen: dict[str, None] = {}
         # Hosts that were reported to the gateway as unmetered; each is reported once.
@@ -208,8 +212,10 @@ class Instrumentation:
         self.uninstall()
         for call in list(self._open):
             call.abandon()
-        for session in list(self._sessions):
-            session.ended()
+        for ref in self._sessions.keyrefs():
+            session = ref()
+            if session is not None:
+                session.ended()
         self._unread.read()
         self.later.expire(math.inf)
 
@@ -236,7 +242,7 @@ class Instrumentation:
         self.later.after_fork()
         self._open = set()
         self.cut_short = 0
-        self._sessions = weakref.WeakSet()
+        self._sessions = weakref.WeakKeyDictionary()
         self.reading = threading.RLock()
 
     def unseen_hosts(self) -> tuple[str, ...]:
@@ -280,19 +286,25 @@ class Instrumentation:
         scope = current_scope.get()
         # Before the check, so that a refusal has a span too.
         span = RequestSpan.begin(endpoint, host, path, scope) if endpoint.asks else None
+        call: ObservedCall | None = None
         try:
             observed = endpoint.asks and bool(self._check(scope))
             call = ObservedCall(self, endpoint, scope, host, path, body, span)
             self._admit(call, path, body, replace, observed=observed)
+            if span is not None and observed:
+                span.decision = "observed"
+            # From here on every end of the call is recorded, or returns its money.
+            self._open.add(call)
+            return call
         except BaseException as exc:
+            # Also what is raised after its money was set aside, such as Ctrl-C: nothing was sent.
+            if call is not None:
+                self._open.discard(call)
+                if call.hold is not None:
+                    call.hold.give_back()
             if span is not None:
                 span.refused(exc)
             raise
-        if span is not None and observed:
-            span.decision = "observed"
-        # From here on every end of the call is recorded, or returns its money.
-        self._open.add(call)
-        return call
 
     def _admit(
         self,
@@ -376,7 +388,7 @@ class Instrumentation:
         if self._gate is not None:
             self.unseen.note_session(host, path)
         session = RealtimeSession(self, provider, host, query)
-        self._sessions.add(session)
+        self._sessions[session] = None
         return session
 
     def check_session(self) -> None:
@@ -427,8 +439,8 @@ class Instrumentation:
             charged = "it is charged what was set aside for it" if is_held else "it is not charged"
             logger.warning("an LLM answer of %s held no usage that can be read: %s", host, charged)
 
-    def ended(self, call: ObservedCall) -> None:
-        """Record a call that has ended; never raises.
+    def ended(self, call: ObservedCall, ending: Ending) -> None:
+        """Record a call that has ended, unless another thread does; never raises.
 
         Its response is parsed on the background loop, when its event is made: no caller waits.
         Three kinds are parsed here, on the caller's thread: a large one; all of them when too many
@@ -437,8 +449,11 @@ class Instrumentation:
         """
         try:
             self._open.remove(call)
-        except KeyError:  # the parent's call, in a forked child that drops its copy of the stream
+        except KeyError:
+            # Another thread was faster, or it is the parent's call, in a forked child that drops
+            # its copy of the stream.
             return
+        call.ending, call.ended_s = ending, time.monotonic()
         # An error in here must not reach the user's request, but its money must not stay held.
         try:
             latency_ms = (call.ended_s - call.started_s) * 1000

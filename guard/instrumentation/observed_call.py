@@ -64,8 +64,8 @@ class CallReports(Lessons, Protocol):
     tools: ToolGate | None
     """Decides about the tools that answers ask for."""
 
-    def ended(self, call: ObservedCall) -> None:
-        """Record a call that has ended; never raises."""
+    def ended(self, call: ObservedCall, ending: Ending) -> None:
+        """Record a call that has ended, unless another thread does; never raises."""
 
     def forget(self, call: ObservedCall) -> bool:
         """Forget a call that ends without anything to record; False if it is another process's."""
@@ -183,11 +183,11 @@ class ObservedCall:
         # recording moves here from `recording` at its end, so only one of the two is set.
         self._content: bytes | Recording | None = None
         self.recording: Recording | None = None
-        # Whether a chunk of its stream has passed through `feed`.
+        # Whether the reader of its stream is noted.
         self._is_read = False
         # Whether an end has come: a response, an error, a dropped stream. The first one counts,
-        # the others return without effect. Tested and set without a lock: the transports end a
-        # call on the thread that reads its answer.
+        # the others return without effect. Tested and set without a lock: if `abandon` comes from
+        # another thread just then, `CallReports.ended` decides which of the two was first.
         self._done = False
 
     # -- the request --------------------------------------------------------------------------
@@ -434,9 +434,7 @@ class ObservedCall:
 
     def _end(self, ending: Ending) -> None:
         self._done = True
-        self.ending = ending
-        self.ended_s = time.monotonic()
-        self._reports.ended(self)
+        self._reports.ended(self, ending)
 
     @property
     def reservation_id(self) -> str | None:
@@ -493,17 +491,26 @@ class ObservedCall:
         self.tool_watch = self._tool_watch(chosen)
         return True
 
+    def is_read_here(self) -> None:
+        """Note that the running task or thread reads the stream; with the first chunk or before.
+
+        ``feed`` calls it; so does a transport that records chunks without ``feed``.
+        """
+        if not self._is_read:
+            self._is_read = True
+            open_streams.note(self)
+
     def feed(self, chunk: bytes) -> None:
         """Record a chunk.
 
         Raises:
             Refusal: the stream has outgrown its cover, and must stop.
         """
-        if self.recording is not None:
+        recording = self.recording  # once: another thread may abandon the call at any moment
+        if recording is not None:
             if not self._is_read:
-                self._is_read = True
-                open_streams.note(self)  # with the first chunk: in the reader's own context
-            self.recording.feed(chunk)
+                self.is_read_here()
+            recording.feed(chunk)
         if self.watch is not None:
             try:
                 self.watch.feed(chunk)
@@ -515,7 +522,12 @@ class ObservedCall:
         """End the call: its stream reached its end, was closed here, or was lost."""
         if self._done:
             return
-        self._content, self.recording = self.recording, None
+        # The content first, and never None: another thread may be here as well, and whichever ends
+        # the call first must leave the content to be read.
+        recording = self.recording
+        if recording is not None:
+            self._content = recording
+            self.recording = None
         self._end(ending)
 
     def dropped(self) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+from weakref import ref
 
 from guard.core import wire
 from guard.instrumentation.request_gate import RequestCover
@@ -32,18 +33,21 @@ class ReadStream(Protocol):
         """The money set aside for it."""
 
 
-_open: Final[ContextVar[tuple[tuple[int, ReadStream], ...]]] = ContextVar(
+_Reader = asyncio.Task[Any] | threading.Thread
+
+_open: Final[ContextVar[tuple[tuple[ref[_Reader], ReadStream], ...]]] = ContextVar(
     "guard_open_streams", default=()
 )
 """The streams that were read in this context, each with the reader of its first chunk. A task has a
-copy of its creator's context, but is another reader; hence the reader beside each stream."""
+copy of its creator's context, but is another reader; hence the reader beside each stream. By a
+reference, since the id of one that is gone is given to another."""
 
 
 def note(stream: ReadStream) -> None:
     """Note that the running task or thread reads a stream; called with its first chunk."""
     # Streams that are over are dropped here, so that the tuple stays as short as what is open.
     others = [each for each in _open.get() if each[1].recording is not None]
-    _open.set((*others, (_reader(), stream)))
+    _open.set((*others, (ref(_reader()), stream)))
 
 
 def held(scope: Scope) -> dict[str, int]:
@@ -54,7 +58,7 @@ def held(scope: Scope) -> dict[str, int]:
     me = _reader()
     for reader, stream in _open.get()[-wire.AROUND_MAX :]:
         hold = stream.hold
-        if reader != me or stream.scope.caller is not scope.caller:
+        if reader() is not me or stream.scope.caller is not scope.caller:
             continue
         if stream.recording is not None and hold is not None:
             name, amount = hold.reservation_id, hold.amount_nanousd
@@ -63,9 +67,9 @@ def held(scope: Scope) -> dict[str, int]:
     return found
 
 
-def _reader() -> int:
+def _reader() -> _Reader:
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no loop runs in this thread
         task = None
-    return threading.get_ident() if task is None else id(task)
+    return threading.current_thread() if task is None else task

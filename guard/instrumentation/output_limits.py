@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -84,9 +85,9 @@ class OutputLimits:
     """Puts limits into requests, and remembers which ones a vendor accepts. Any thread."""
 
     def __init__(self) -> None:
-        # Hosts and models that accept other limits than the usual ones; a dict for its order. Each
+        # Hosts and models that accept other limits than the usual ones, the oldest first. Each
         # operation is atomic: at worst, two threads at once learn the same.
-        self._others: dict[_Target, _Known] = {}
+        self._others: OrderedDict[_Target, _Known] = OrderedDict()
 
     def put(
         self,
@@ -125,5 +126,5 @@ class OutputLimits:
         self._others.pop(target, None)  # to the end of the order, or out if it is the usual
         if known != _Known():
             if len(self._others) >= _KNOWN_MAX:
-                self._others.pop(next(iter(self._others)), None)
+                self._others.popitem(last=False)
             self._others[target] = known

@@ -104,7 +104,7 @@ def restored() -> tuple[str, ...]:
 def unhooked() -> tuple[str, ...]:
     """Return the clients whose version could not be hooked: their requests pass unseen."""
     return tuple(
-        name for name, is_hooked in _seams.items()
+        name for name, is_hooked in seams().items()
         if not is_hooked and name not in tool_table.PACKAGES
     )  # fmt: skip
 
@@ -213,7 +213,9 @@ def is_hooked(owner: type[Any], name: str) -> bool:
     for each in owner.__mro__:
         method = each.__dict__.get(name)
         if method is not None:
-            return any(seam.leads_to(method) for key, seam in _patches.items() if key[1] == name)
+            # By a copy, since other threads may be patching.
+            seams = [seam for seam in tuple(_patches.values()) if seam.name == name]
+            return any(seam.leads_to(method) for seam in seams)
     return False
 
 

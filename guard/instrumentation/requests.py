@@ -31,8 +31,8 @@ def _send(original: Any) -> Any:
         # The same steps as in `httpx._sync_send`. The adapter returns refusals as
         # answers, so no exception is looked at.
         encoding = request.headers.get("Accept-Encoding")
-        _ask_for_usage(call, request)
         with call.sending():
+            _ask_for_usage(call, request)
             response = llm_request(original, self, request, *args, **options)
             while call.is_doubted(response.status_code):
                 body = call.changed_back(response.content)  # read whole: its connection is free

@@ -138,7 +138,8 @@ def _held_by(function: Any) -> Iterator[Any]:
         if held is not None:
             yield held
     if not _is_function(function):
-        yield from getattr(function, "__dict__", {}).values()  # an object that can be called
+        # An object that can be called. A copy, since other threads may use the object.
+        yield from tuple(getattr(function, "__dict__", {}).values())
         return
     for cell in function.__closure__ or ():
         yield from _contents(cell)

@@ -22,6 +22,7 @@ from guard.breaker.exceptions import GuardBudgetError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal
 from guard.context import carry
 from guard.contexts import work
+from guard.contexts.caller import caller
 from guard.core.ids import IdFactory
 from guard.scope.scope import OUTSIDE, CallRecord, Entry, Scope, current_scope
 from guard.scope.span_ids import call_scope
@@ -568,3 +569,31 @@ def test_the_scope_of_a_call_has_every_field_of_the_one_around() -> None:
     inner = call_scope(outer, IdFactory(), CallRecord("c"), Entry(outer), "s")
     assert "caller" in kept
     assert [getattr(inner, name) for name in kept] == [getattr(outer, name) for name in kept]
+
+
+def test_an_entry_that_failed_leaves_it_closed() -> None:
+    """As that of a caller whose account was closed: what is told is that, each time."""
+
+    class Account:
+        workflow, outside, run_id, is_closed = None, "outside", "run", True
+        entered: list[object] = []  # noqa: RUF012
+
+        def enter(self, entry: object) -> None:
+            if self.is_closed:
+                raise RuntimeError("introduce it again")
+            self.entered.append(entry)
+
+        def leave(self, entry: object) -> None:
+            self.entered.remove(entry)
+
+    who: Any = Account()
+    entry = caller(who)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="introduce it again"), entry:
+            pass
+    assert here() is OUTSIDE
+    who.is_closed = False
+    with entry:
+        assert len(who.entered) == 1
+    assert not who.entered
+    assert here() is OUTSIDE
