@@ -397,9 +397,13 @@ class ObservedCall:
         lost._span = None  # one span for all tries
         self._reports.tried(lost)  # before its end: `ended` records only calls that are open
         lost._end(Ending.LOST)
-        self.unsent = None
+        self.unsent = self.hold = None
         if self._gate is not None and self.bound is not None:
-            self.cover(self._gate, self.bound, self._replace)
+            try:
+                self.cover(self._gate, self.bound, self._replace)
+            except BaseException:  # refused: this try is not sent, and the last one is charged
+                self.dropped()
+                raise
 
     # -- the response -------------------------------------------------------------------------
 

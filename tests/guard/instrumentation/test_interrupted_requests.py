@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import httpx
 import pytest
 import requests
 
+from guard.breaker.refusals import Refusal
 from guard.instrumentation import Instrumentation
 from guard.instrumentation.include_usage import StreamUsage
 from tests.guard.instrumentation.conftest import Observed
@@ -87,6 +89,24 @@ def test_while_the_results_of_its_tools_are_named(
     with pytest.raises(Interrupt):
         send(standin.url + CHAT)
     assert gate.ends == ["back"]
+    assert not gated.instrumentation._open
+
+
+def test_a_try_that_is_refused_is_not_charged_beside_the_one_before(
+    gate: FakeGate, gated: Observed
+) -> None:
+    gate.left = 1
+    call = gated.instrumentation.begin("POST", "api.openai.com", CHAT, lambda: BODY)
+    assert call is not None
+
+    def send() -> None:
+        call.sent_s, call.unsent = time.monotonic(), False
+        call.again()  # as the transports do: the first try is lost
+
+    with pytest.raises(Refusal), call.sending():
+        send()
+    assert [each.estimate for each in gated.events] == ["bound"]
+    assert gate.ends == ["kept"]
     assert not gated.instrumentation._open
 
 
