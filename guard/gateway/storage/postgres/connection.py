@@ -47,6 +47,9 @@ Shorter than ``LOCK_TIMEOUT_MS``: the locks of a frozen replica are freed before
 replicas give up.
 """
 
+_CANCEL_S: Final = 2.0
+"""How long the server may take to be asked to stop a query."""
+
 _DEFAULTS: Final = {
     "connect_timeout": str(CONNECT_TIMEOUT_S), "keepalives_idle": "5", "keepalives_interval": "2",
     "keepalives_count": "3", "tcp_user_timeout": "10000",
@@ -196,8 +199,13 @@ class _Connection:
         self._line.rest()
 
     def interrupt(self) -> None:
-        """Let what another thread waits for fail, by ending the connection."""
-        self._line.cut()
+        """Let what another thread waits for fail."""
+        # The server is asked first: a query whose connection is cut goes on there, with its locks,
+        # until it has an answer to send.
+        try:
+            self.psycopg.cancel_safe(timeout=_CANCEL_S)
+        except psycopg.Error:
+            self._line.cut()
 
     def is_broken(self) -> bool:
         """Return whether the connection is lost."""
