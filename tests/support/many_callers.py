@@ -98,9 +98,10 @@ class Organisation:
         return cls(name, admin)
 
     def committed(self) -> int:
-        """Return what its one budget was charged."""
-        (balance,) = self.admin.ledger()
-        return int(balance["committed_nanousd"])
+        """Return what its one budget was charged; nothing if no request has come through yet."""
+        balances = self.admin.ledger()
+        assert len(balances) <= 1
+        return sum(int(balance["committed_nanousd"]) for balance in balances)
 
     def in_doubt(self) -> int:
         """Return what of it was charged without an answer that shows it."""
