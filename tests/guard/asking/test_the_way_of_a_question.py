@@ -44,7 +44,8 @@ class Wire:
     """What a runtime asks its gateway, over the socket and over HTTP.
 
     Attributes:
-        over_socket, over_http: the questions' bodies.
+        over_socket, over_http: the questions' bodies. Top-ups, for which no call waits and which
+            come when they are due, are left out.
         keys: of the questions over HTTP.
         is_holding: whether frames are kept here, as if they had been sent.
         kept: those frames.
@@ -66,7 +67,7 @@ class Wire:
 
     def _asked(self, op: Any, key: str, body: bytes, answered: Any, wait_s: float) -> None:
         if op == "gate":
-            self.over_socket.append(msgspec.json.decode(body))
+            _keep(self.over_socket, body)
         self._ask(op, key, body, answered, wait_s)
 
     def _sent(self, frame: bytes) -> bool:
@@ -81,8 +82,8 @@ class Wire:
             body = request.body
             if request.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            self.over_http.append(msgspec.json.decode(body))
-            self.keys.append(request.headers[wire.HEADER_IDEMPOTENCY])
+            if _keep(self.over_http, body):
+                self.keys.append(request.headers[wire.HEADER_IDEMPOTENCY])
         return await self._send_http(request)
 
     def let_go(self) -> None:
@@ -90,6 +91,14 @@ class Wire:
         self.is_holding = False
         for frame in self.kept:
             self._send(frame)
+
+
+def _keep(questions: list[dict[str, Any]], body: bytes) -> bool:
+    question = msgspec.json.decode(body)
+    is_top_up = (question.get("lease") or {}).get("ahead", False)
+    if not is_top_up:
+        questions.append(question)
+    return not is_top_up
 
 
 @pytest.fixture
