@@ -49,7 +49,8 @@ def test_raised_twice_from_another_terminal_it_ends_by_itself(
         shown = wait_until_it_asks(run)
         assert "guard budgets raise raised-twice --by" in shown
         waiting = json.loads(guard("budgets", "waiting", "--local", "--json").stdout)
-        assert [each["workflow_id"] for each in waiting] == ["raised-twice"]
+        # Of another test's run, which has ended, a question may be left for a while.
+        assert [each["workflow_id"] for each in waiting].count("raised-twice") == 1
         raised = guard("budgets", "raise", "raised-twice", "--by", THREE_MORE, "--local")
         assert raised.returncode == 0, raised.stderr
         assert f"raised by $0.0016 to ${0.002 + 0.0016 * number:.4f}" in raised.stdout
