@@ -65,8 +65,8 @@ async def test_texts_that_wait_together_are_analysed_together(
     bodies = await asyncio.gather(*calls)
     assert all(f"text {n}".encode() in body for n, (body, _) in enumerate(bodies))
     assert gate.batches[0] == 64
+    # In how many batches the others go depends on how fast the first one was.
     assert sum(gate.batches) == 100
-    assert len(gate.batches) < 20  # where the speed is not known yet
     await pool.close()
 
 
