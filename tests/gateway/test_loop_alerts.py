@@ -50,9 +50,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     noted: list[str] = []
     look = SqlReports.spend_by_run
 
-    def noting(self: SqlReports, organisation_id: str, now_ms: int) -> Any:
+    def noting(self: SqlReports, organisation_id: str) -> Any:
         noted.append(organisation_id)
-        return look(self, organisation_id, now_ms)
+        return look(self, organisation_id)
 
     monkeypatch.setattr(SqlReports, "spend_by_run", noting)
     return noted

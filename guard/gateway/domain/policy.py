@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -169,11 +169,25 @@ def _own_tool(call: wire.GateRequest) -> str:
     return call.tool_name if call.tool_name is not None else call.function
 
 
-def applies(policy: Policy, call: wire.GateRequest | wire.Event, key_id: str) -> bool:
-    """Return whether a policy covers a call, or the call that an event reports."""
+class Placed(Protocol):
+    """Something that belongs to a workflow and an agent, or to none."""
+
+    @property
+    def workflow_id(self) -> str | None:
+        """Its workflow."""
+
+    @property
+    def agent(self) -> str | None:
+        """Its agent."""
+
+
+def applies(policy: Policy, placed: Placed, key_id: str) -> bool:
+    """Return whether a policy covers a call, what an event reports, or a count of either."""
     if policy.scope_kind == "organisation":
         return True
-    value = {"workflow": call.workflow_id, "agent": call.agent, "key": key_id}[policy.scope_kind]
+    value = {"workflow": placed.workflow_id, "agent": placed.agent, "key": key_id}[
+        policy.scope_kind
+    ]
     return value is not None and globs.matches(policy.scope_id, value)
 
 

@@ -161,7 +161,7 @@ def preview(policy: Policy, counts: Sequence[RepeatCount]) -> RepeatPreview:
     ]
     calls, since_ms, repeated = 0, None, []
     for count in counts:
-        if count.kind == "spend" or not _concerns(policy, count):
+        if count.kind == "spend" or not applies(policy, count, count.key_id):
             continue
         names = models.names(count.subject) if count.kind == "model" else (count.subject,)
         limits = [
@@ -190,12 +190,3 @@ def preview(policy: Policy, counts: Sequence[RepeatCount]) -> RepeatPreview:
         stopped_calls=sum(each.stopped_calls for each in repeated),
         worst=repeated[:WORST_MAX],
     )
-
-
-def _concerns(policy: Policy, count: RepeatCount) -> bool:
-    if policy.scope_kind == "organisation":
-        return True
-    value = {"workflow": count.workflow_id, "agent": count.agent, "key": count.key_id}[
-        policy.scope_kind
-    ]
-    return value is not None and globs.matches(policy.scope_id, value)

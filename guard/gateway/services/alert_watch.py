@@ -58,7 +58,7 @@ class AlertWatch:
         self._send = send
         self._clock_ms = clock_ms
         self._passed_s = passed_s
-        self._spend_watch = SpendWatch(storage, clock_ms, passed_s)
+        self._spend_watch = SpendWatch(storage, passed_s)
         self._ids = IdFactory()
         # The messages to send if the store fails. Read with every look while it works: when it has
         # failed, neither rules nor channels can be read.

@@ -21,15 +21,11 @@ class SpendWatch:
 
     Args:
         storage: where spend is read, and runs are flagged.
-        clock_ms: the gateway's clock.
         passed_s: time that only passes, in seconds.
     """
 
-    def __init__(
-        self, storage: Storage, clock_ms: Callable[[], int], passed_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, storage: Storage, passed_s: Callable[[], float]) -> None:
         self._storage = storage
-        self._clock_ms = clock_ms
         self._passed_s = passed_s
         # By organisation: when to look at it again, by ``passed_s``.
         self._next_s: dict[str, float] = {}
@@ -49,7 +45,7 @@ class SpendWatch:
 
     async def _look_at(self, own: str, policies: Sequence[Policy], *, is_alerted: bool) -> None:
         faster = []
-        for run in await self._storage.spend_by_run(own, self._clock_ms()):
+        for run in await self._storage.spend_by_run(own):
             rule = acceleration.rule_for(policies, run)
             if not (is_alerted or rule) or not acceleration.accelerates(run.spent):
                 continue

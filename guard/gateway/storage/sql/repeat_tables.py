@@ -109,7 +109,7 @@ def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount
     return [_count_from(row) for row in rows]
 
 
-def spend_by_run(reading: Connection, organisation_id: str, now_ms: int) -> list[SpendOfRun]:
+def spend_by_run(reading: Connection, now_ms: int, organisation_id: str) -> list[SpendOfRun]:
     """Return the spend of runs in each step before now; step 0 is the newest.
 
     Runs whose spend in the newest step is not worth a message are left out.

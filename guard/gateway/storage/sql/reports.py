@@ -106,6 +106,6 @@ class SqlReports(ReadingStore):
     unseen_traffic = _report_at(alert_reports.unseen_traffic)
     loops = _report(repeat_tables.loops)
     repeat_counts = _report(repeat_tables.repeat_counts)
-    spend_by_run = _report(repeat_tables.spend_by_run)
+    spend_by_run = _report_at(repeat_tables.spend_by_run)
     spend_by_minute = _report_at(repeat_tables.spend_by_minute)
     told_of_failures = _report(alert_reports.told_of_failures)
