@@ -83,6 +83,18 @@ class TerminalSession:
         """Tell whether the terminal shows what is typed."""
         return bool(termios.tcgetattr(self._device)[3] & termios.ECHO)
 
+    def foreground(self) -> int:
+        """Return the process group that the keys reach: the shell's, or that of its job."""
+        return os.tcgetpgrp(self._device)
+
+    def continue_job(self, group: int, timeout_s: float = 60.0) -> None:
+        """Type `fg`, and wait until the job has the terminal: a key before that is the shell's."""
+        self.type("fg\n")
+        ends_s = time.monotonic() + timeout_s
+        while self.foreground() != group:
+            assert time.monotonic() < ends_s, f"it was not continued: {self.shown!r}"
+            self._read(0.01)
+
     def _read(self, timeout_s: float) -> bool:
         if not select.select([self._device], [], [], max(0.0, timeout_s))[0]:
             return True
