@@ -112,7 +112,7 @@ def _run(bench: Bench, calls: int, latency_ms: float) -> dict[str, Any]:
 
 
 def _instrumentation() -> Any:
-    from guard.runtime.active import active_runtime
+    from guard.runtime import active_runtime
 
     runtime = active_runtime()
     assert runtime is not None

@@ -75,7 +75,7 @@ def _measured(work: Callable[[int], None], count: int) -> tuple[float, float]:
 
 def _run(rounds: int, count: int) -> dict[str, Times]:
     import guard
-    from guard.runtime.active import active_runtime
+    from guard.runtime import active_runtime
 
     guard.init()
     runtime: Any = active_runtime()

@@ -118,7 +118,7 @@ def _run(transport: str, *, lists: bool) -> None:
     recorder = Recorder()
     recorder.install()
     import guard
-    from guard.runtime.active import active_runtime
+    from guard.runtime import active_runtime
 
     guard.init()
     runtime: Any = active_runtime()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
 from guard.breaker.exceptions import BreakerTransportError
-from guard.runtime.active import active_runtime
+from guard.runtime import active_runtime
 from guard.runtime.runtime import GuardRuntime
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from guard.core.wire import NANOUSD_PER_CENT, NANOUSD_PER_DOLLAR
-from guard.runtime.active import active_runtime
+from guard.runtime import active_runtime
 from guard.runtime.runtime import GuardRuntime
 
 if TYPE_CHECKING:

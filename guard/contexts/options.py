@@ -12,7 +12,7 @@ from guard.core.call_options import CallOptions, Ceiling
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT, NANOUSD_PER_DOLLAR, cents
 from guard.core.written_numbers import read_dollars
 from guard.facade import name_of
-from guard.runtime.active import active_runtime
+from guard.runtime import active
 from guard.scope.scope import Scope
 
 
@@ -99,9 +99,8 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
         given, known = self._given, outer.options or CallOptions()
         ceiling = known.ceiling
         if given["limit_cents"] is not None:
-            runtime = active_runtime()
-            if runtime is not None:
-                runtime.settings.require_gated_requests("limit_cents")
+            if active.current is not None:
+                active.current.settings.require_gated_requests("limit_cents")
             limit_nanousd = round(given["limit_cents"] * NANOUSD_PER_CENT)
             ceiling = self._ceiling = Ceiling(limit_nanousd, ceiling)
         inner = CallOptions(

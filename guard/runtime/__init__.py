@@ -1,6 +1,5 @@
 """The SDK at work in one process."""
 
-from guard.runtime.active import active_runtime
-from guard.runtime.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime, active_runtime
 
 __all__ = ["GuardRuntime", "active_runtime"]

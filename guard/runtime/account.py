@@ -70,6 +70,7 @@ class KeyAccount:
 
     Attributes:
         settings: as given.
+        opened: whether this is a runtime that was opened in this process.
         is_shut_down: whether the runtime was shut down.
         reports: passes errors to the status and the hooks.
         enforcement: the control state, and the running bodies that a kill stops.
@@ -90,6 +91,7 @@ class KeyAccount:
         self._background = parts.background
         # Set once, by the thread that shuts down; any thread reads it.
         self.is_shut_down = False
+        self.opened = False
         self.decisions = Decisions()
         self.warnings = WarningLog()
         self.leases = LeaseBook()

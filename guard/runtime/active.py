@@ -1,4 +1,8 @@
-"""The process's one runtime: at most one is active at a time."""
+"""The process's one runtime: at most one is active at a time.
+
+It is known here as the account of the process's own key, which is what those below it ask;
+``guard.runtime.active_runtime`` returns it as what it is.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +16,19 @@ from guard.settings import LOCAL, MODE_VARIABLE
 
 if TYPE_CHECKING:  # constructing a runtime installs it, so this module is below it
     from guard.runtime.account import KeyAccount
-    from guard.runtime.runtime import GuardRuntime
     from guard.scope.scope import Scope
 
 logger = logging.getLogger("guard")
 
 # Held while one of the two below is replaced; they are read without it.
 _lock = threading.Lock()
-current: GuardRuntime | None = None
-"""The process's runtime. Hot paths read it here; all other code calls :func:`active_runtime`."""
+current: KeyAccount | None = None
+"""The process's runtime."""
 
-_switched_off: GuardRuntime | None = None
+switched_off: KeyAccount | None = None
 """The runtime that was made with ``mode="off"``; it is never the active one."""
 
 _warned_of_no_key = False
-
-
-def active_runtime() -> GuardRuntime | None:
-    """Return the process's runtime, or None."""
-    return current
 
 
 def active_account(scope: Scope) -> KeyAccount | None:
@@ -47,7 +45,7 @@ def is_off() -> bool:
     """
     if current is not None:
         return False
-    if _switched_off is not None:
+    if switched_off is not None:
         return True
     mode = os.environ.get(MODE_VARIABLE, "").strip().lower()
     return mode == "off" or (mode == "observe" and not _has_key())
@@ -68,18 +66,13 @@ def _has_key() -> bool:
     return False
 
 
-def switched_off_runtime() -> GuardRuntime | None:
-    """Return the runtime that was made with ``mode="off"``, or None."""
-    return _switched_off
-
-
 def refuse_second() -> None:
     """Raise if a runtime is already active.
 
     Raises:
         GuardConfigError: GD-C004.
     """
-    known = current or _switched_off
+    known = current or switched_off
     if known is not None and not known.is_shut_down:
         raise GuardConfigError(
             "guard is already initialised in this process; call guard.shutdown() first",
@@ -87,27 +80,27 @@ def refuse_second() -> None:
         )
 
 
-def install(runtime: GuardRuntime) -> None:
+def install(runtime: KeyAccount) -> None:
     """Make a runtime the process's own."""
-    global current, _switched_off
+    global current, switched_off
     with _lock:
         # Again, under the lock: another thread may have installed one since the constructor
         # checked.
         refuse_second()
         if runtime.settings.mode == "off":
-            current, _switched_off = None, runtime
+            current, switched_off = None, runtime
         else:
-            current, _switched_off = runtime, None
+            current, switched_off = runtime, None
 
 
-def uninstall(runtime: GuardRuntime) -> None:
+def uninstall(runtime: KeyAccount) -> None:
     """Forget a runtime, if it is the process's own."""
-    global current, _switched_off
+    global current, switched_off
     with _lock:
         if current is runtime:
             current = None
-        if _switched_off is runtime:
-            _switched_off = None
+        if switched_off is runtime:
+            switched_off = None
 
 
 def _after_fork() -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import attrs
 
@@ -303,7 +303,7 @@ class GuardRuntime(KeyAccount):
             api_key, api_url: as for ``guard.init``.
             settings: any other arguments of the constructor.
         """
-        current = active.active_runtime() or active.switched_off_runtime()
+        current = active_runtime() or switched_off_runtime()
         if isinstance(current, cls) and not current.is_shut_down:
             debug = settings.pop("debug", None)
             current.require_same(api_key=api_key, api_url=api_url, **settings)
@@ -519,3 +519,13 @@ class GuardRuntime(KeyAccount):
             unpriced_models=self.requests.unpriced_models,
             waiting_calls=self.waiting_calls + self.callers.waiting_calls,
         )
+
+
+def active_runtime() -> GuardRuntime | None:
+    """Return the process's runtime, or None."""
+    return cast("GuardRuntime | None", active.current)
+
+
+def switched_off_runtime() -> GuardRuntime | None:
+    """Return the runtime that was made with ``mode="off"``, or None."""
+    return cast("GuardRuntime | None", active.switched_off)

@@ -24,7 +24,7 @@ BUDGET = 1_000_000
 PROGRAM = """
 import sys, threading
 import guard, httpx
-from guard.runtime.active import active_runtime
+from guard.runtime import active_runtime
 
 guard.init()
 ask = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}

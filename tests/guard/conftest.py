@@ -19,7 +19,7 @@ from guard import hooks, messages
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import active
-from guard.runtime.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime, active_runtime, switched_off_runtime
 from guard.telemetry import spans
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import PATIENT
@@ -84,7 +84,7 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     spans.switch("test", is_on=True)
     yield
     spans.switch("test", is_on=False)
-    for runtime in (active.active_runtime(), active.switched_off_runtime()):
+    for runtime in (active_runtime(), switched_off_runtime()):
         if runtime is not None:
             runtime.shutdown(flush=False)
             active.uninstall(runtime)  # one that was shut down still enforces what it knows

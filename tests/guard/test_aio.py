@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 import guard
 from guard.breaker.exceptions import GuardAuthError, GuardConfigError
-from guard.runtime.active import active_runtime
+from guard.runtime import active_runtime
 from tests.guard.conftest import Tenant
 
 

@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 import guard
-from guard.runtime import active
-from guard.runtime.active import active_runtime
+from guard.runtime import active, active_runtime
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.conftest import Tenant
 from tests.support.llm_vendor import vendor_process

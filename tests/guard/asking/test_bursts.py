@@ -18,7 +18,7 @@ import pytest
 
 import guard
 from guard.core import wire
-from guard.runtime.active import active_runtime
+from guard.runtime import active_runtime
 from guard.runtime.runtime import GuardRuntime
 from guard.transport.http import GatewayHttp
 from tests.support.llm_vendor import vendor_process

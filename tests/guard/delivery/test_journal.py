@@ -296,7 +296,7 @@ sys.stdin.readline()
 """
 NEXT_OWNER = """
 import guard
-from guard.runtime.active import active_runtime
+from guard.runtime import active_runtime
 
 guard.init()
 active_runtime().flush()
