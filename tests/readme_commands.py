@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _KEY = re.compile(r"\b(?:gdk|gda|spam)_[\w.-]{16,}")
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
-_START_S = 30.0
+_START_S = 120.0
 _LINGER_S = 8.0
 """How long the local gateway may stay after its last user."""
 
@@ -98,12 +98,12 @@ class Server:
     def stop(self) -> None:
         """End it as Ctrl-C does."""
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 def main() -> None:
     """Clone, make an environment, run every command."""
-    with tempfile.TemporaryDirectory(prefix="readme-") as folder:
+    with tempfile.TemporaryDirectory(prefix="readme-", ignore_cleanup_errors=True) as folder:
         clone, environment = Path(folder) / "clone", Path(folder) / "venv"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         venv.create(environment, with_pip=True)
@@ -114,7 +114,7 @@ def main() -> None:
         env = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("GUARD_", "SPAMDETECT_", "VIRTUAL_ENV", "NOX"))
+            if not name.startswith(("GUARD_", "SPAMDETECT_", "VIRTUAL_ENV", "NOX", "PYTHON"))
         }
         env["PATH"] = f"{environment / 'bin'}{os.pathsep}{env['PATH']}"
         env["HOME"] = env["XDG_DATA_HOME"] = folder
@@ -160,14 +160,14 @@ def follow(command: str, cwd: Path, env: dict[str, str], servers: list[Server]) 
     elif command.startswith("guard run "):
         subprocess.run(["python", "-c", _AGENT], cwd=cwd, env=env, check=True)
         said = subprocess.run(
-            command, cwd=cwd, env=env, shell=True, check=True, timeout=120, capture_output=True,
+            command, cwd=cwd, env=env, shell=True, check=True, timeout=600, capture_output=True,
             text=True,
         )  # fmt: skip
         print(said.stdout, said.stderr, sep="", flush=True)
         if "Code within the code" not in said.stdout or "1 LLM request, $" not in said.stderr:
             raise SystemExit("the agent did not run under guard")
     else:
-        subprocess.run(command, cwd=cwd, env=env, shell=True, check=True, timeout=600)
+        subprocess.run(command, cwd=cwd, env=env, shell=True, check=True, timeout=1200)
 
 
 if __name__ == "__main__":
