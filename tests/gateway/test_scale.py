@@ -21,6 +21,7 @@ from guard.gateway.ledger.state import within
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_store
+from tests.support.made_once import made_once
 from tests.support.store import ACTOR, decide, ingest
 
 NOW = 1_800_000_000_000
@@ -41,20 +42,23 @@ _numbers = itertools.count()
     pytest.param((1_000_000, 100_000), id="full", marks=pytest.mark.long),
 ])  # fmt: skip
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("scale") / "g.sqlite3"
     events, workflows = request.param
-    large_store.make(path, events=events, workflows=workflows, now_ms=NOW, days=30)
-    convert_0_7(path)
-    return path
+
+    def make(folder: Path) -> None:
+        path = folder / "g.sqlite3"
+        large_store.make(path, events=events, workflows=workflows, now_ms=NOW, days=30)
+        convert_0_7(path)
+
+    return made_once(tmp_path_factory, f"scale{events}", make) / "g.sqlite3"
 
 
 @pytest.fixture
-def database(made: Path) -> Iterator[Path]:
+def database(made: Path, tmp_path: Path) -> Iterator[Path]:
     """A copy: what one test charges, sums and sweeps, another one would find."""
-    path = made.with_stem(f"copy{next(_numbers)}")
+    path = tmp_path / "g.sqlite3"
     shutil.copyfile(made, path)
     yield path
-    for each in path.parent.glob(f"{path.stem}.*"):
+    for each in tmp_path.glob(f"{path.stem}.*"):
         each.unlink()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import random
@@ -138,8 +139,14 @@ async def test_a_revoked_proxy_works_for_nobody(gateway: Gateway) -> None:
             while not isinstance(await process.a.request(), GuardAuthError):
                 await asyncio.sleep(0.01)
         process.loses_events = True
+
+        async def introduce_again_and_again() -> None:
+            while True:  # it is known until its own socket is closed, which is another's moment
+                await introduce(process.b.key)
+                await asyncio.sleep(0.01)
+
         with pytest.raises(GuardAuthError) as found:
-            await introduce(process.b.key)
+            await asyncio.wait_for(introduce_again_and_again(), 60)
         assert found.value.error_code == "GD-A003"
         await until_async(lambda: guard.status().state == "misconfigured")
 
@@ -469,14 +476,18 @@ async def test_each_is_charged_what_it_is_billed_and_within_its_limit(
 
         async def work(each: Customer) -> None:
             # Where most are lost, on a busy machine, it takes more of them to use the money up.
-            for number in range(1000):
+            for number in itertools.count():
                 refused = any(isinstance(outcome, GuardBudgetError) for outcome in outcomes)
                 if number >= 12 and refused:
                     break
                 tokens = dice.randrange(1, 20)
                 outcomes.append(await each.request(run_id="same", max_tokens=tokens))
+                if isinstance(outcomes[-1], GuardTransportError):
+                    await asyncio.sleep(0.02)  # at once, while the circuit is open
 
         is_over = asyncio.Event()
+        outcomes.append(await process.a.request(run_id="same"))
+        assert outcomes == [None]
 
         async def trouble() -> None:
             longest_s = 0.2
@@ -484,7 +495,7 @@ async def test_each_is_charged_what_it_is_billed_and_within_its_limit(
                 await asyncio.sleep(dice.random() * longest_s)
                 await asyncio.to_thread(between.cut)
                 # On a slow machine no request would ever come through.
-                longest_s = 0.2 if None in outcomes else longest_s * 1.1
+                longest_s = 0.2 if None in outcomes[1:] else longest_s * 1.1
 
         troubled = asyncio.create_task(trouble())
         await asyncio.gather(*(work(each) for each in process.customers for _ in range(4)))
@@ -495,7 +506,6 @@ async def test_each_is_charged_what_it_is_billed_and_within_its_limit(
         assert {type(each) for each in outcomes if each is not None} <= {
             GuardBudgetError, GuardTransportError,
         }  # fmt: skip
-        assert any(each is None for each in outcomes)
         assert any(isinstance(each, GuardBudgetError) for each in outcomes)
         billed = process.vendor.billed
         for organisation, bill in (

@@ -249,6 +249,21 @@ async def process_for(
     own, other = await asyncio.to_thread(
         lambda: (Organisation.of(gateway), Organisation.of(gateway))
     )
+    with contextlib.closing(own.admin), contextlib.closing(other.admin):
+        async with _process_for(gateway, url, own, other, settings) as process:
+            yield process
+        problems = await asyncio.to_thread(gateway.admin.verify_ledger)
+        assert problems["problems"] == []
+
+
+@contextlib.asynccontextmanager
+async def _process_for(
+    gateway: Gateway,
+    url: str | None,
+    own: Organisation,
+    other: Organisation,
+    settings: dict[str, Any],
+) -> AsyncIterator[Process]:
     made = await asyncio.to_thread(
         lambda: own.admin.create_key_full("proxy", role="proxy", every_organisation=True)
     )
@@ -283,7 +298,3 @@ async def process_for(
                     stack.enter_context(contextlib.suppress(BreakerTransportError))
                 await asyncio.to_thread(process.runtime.shutdown, 60)
             server.close()
-    problems = await asyncio.to_thread(gateway.admin.verify_ledger)
-    assert problems["problems"] == []
-    for organisation in (own, other):
-        organisation.admin.close()
