@@ -72,9 +72,6 @@ for _name in ("httpx", "httpx2"):
         _transports.create_ssl_context = _sharing(_transports.create_ssl_context)
 
 
-APART = "browser", "fault", "long", "matrix"
-"""The markers of what ``nox -s tests`` leaves to ``nox -s tests_rest``."""
-
 # Thousands of modules and tests are made now, of which nothing is garbage.
 gc.disable()
 
@@ -111,8 +108,7 @@ def _mark_undrawn(items: list[pytest.Item]) -> None:
     """Mark the cases of large matrices that were not drawn, for ``-m`` to choose by."""
     matrices: defaultdict[str, list[Any]] = defaultdict(list)
     for item in items:
-        is_case = isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        if is_case and not any(item.get_closest_marker(name) for name in APART):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             matrices[item.nodeid.partition("[")[0]].append(item)
     for name, cases in matrices.items():
         if len(cases) > MATRIX_MIN and DRAW != "all":
