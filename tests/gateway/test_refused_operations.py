@@ -147,8 +147,10 @@ async def test_no_operation_is_done_for_who_may_not(
             )
 
         before = await asyncio.to_thread(world.state)
+        sent: list[str] = []
         for operation in operations(_AnyHandler(), _AnyHandler()):  # type: ignore[arg-type]
             named = f"{operation.method} {operation.path}"
+            sent.append(named)
             for who, key in senders.items():
                 reply = await send(operation, key, world.organisation_id)
                 refusal = reply.status_code, reply.json()["error_code"]
@@ -162,7 +164,10 @@ async def test_no_operation_is_done_for_who_may_not(
                 assert reply.status_code == status, (named, reply.text)
                 cases += 1
             cases += 1
-            assert await asyncio.to_thread(world.state) == before, named
+            if len(sent) == 16:  # to read the whole store takes longer than they do
+                assert await asyncio.to_thread(world.state) == before, sent
+                sent.clear()
+        assert await asyncio.to_thread(world.state) == before, sent
     count_cases(cases)
 
 
@@ -328,5 +333,5 @@ async def test_no_command_changes_what_is_over(
             if reply.status_code == 200:
                 assert done.get("released_nanousd", 0) == done.get("held_nanousd", 0) == 0
                 assert done["state"] != "open"
-            assert await asyncio.to_thread(world.state) == before, (path, fields)
+        assert await asyncio.to_thread(world.state) == before
     count_cases(len(commands))
