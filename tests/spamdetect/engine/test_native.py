@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -162,9 +163,10 @@ def test_nothing_is_leaked(engine: Engine) -> None:
         return sys.getallocatedblocks()
 
     work()
-    first = work()
-    # Each block that a call forgets would be there 200 times.
-    assert min(work(), work()) - first < 150
+    counts = [work() for _ in range(5)]
+    # Each block that a call forgets would be there 200 times after each run. Threads that others
+    # have left behind make blocks too, but not as many in every run.
+    assert min(after - before for before, after in itertools.pairwise(counts)) < 150
 
 
 @pytest.mark.parametrize(
