@@ -52,7 +52,7 @@ class StreamUsage:
         if request.get("stream") is not True or asks or key in self._refused:
             return None
         with held_forks():  # a child would keep the half of it that is loaded
-            from guard.core.bounds.members import with_member
+            from guard.core.bounds import with_member
         # Spliced into the bytes, not encoded anew: all else stays as the caller has written it.
         changed = with_member(body, ("stream_options", "include_usage"), b"true")
         return None if changed is None else (changed, UsageChunkFilter(lambda: self._refuse(key)))

@@ -5,6 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+
+# Not used here, but loaded in the caller's thread, before there is another. When one thread imports
+# a package and another one a module of it at the same moment, Python may end one of the imports
+# with "deadlock detected". The loop's thread would import this package, for the certificates of its
+# client; and many programs import its module ``abc``, by way of ``importlib.metadata``.
+import importlib.resources  # noqa: F401
 import os
 import threading
 import time

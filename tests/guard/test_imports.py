@@ -16,6 +16,7 @@ import attrs
 import pytest
 
 import guard
+from tests.support.programs import environment
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -364,6 +365,92 @@ def circles(arrows: list[Arrow]) -> list[list[str]]:
         for module in reached
     }
     return [list(group) for group in sorted(groups) if group]
+
+
+_MEETING = """
+import importlib.machinery, sys, threading, time
+import guard
+
+held, comes = threading.Event(), threading.Event()
+main = threading.main_thread()
+
+class Loader(importlib.machinery.SourceFileLoader):
+    def create_module(self, spec):
+        if spec.name == "importlib.resources" and threading.current_thread() is not main:
+            held.set()
+            comes.wait(10)
+            time.sleep(0.5)  # until the other waits, which shows nowhere
+
+    def exec_module(self, module):
+        if module.__name__ == "importlib.abc" and threading.current_thread() is main:
+            held.wait(2)
+            comes.set()
+        super().exec_module(module)
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name not in ("importlib.resources", "importlib.abc"):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec.loader = Loader(name, spec.origin)
+        return spec
+
+sys.meta_path.insert(0, Finder)
+guard.init()
+import importlib.abc
+"""
+"""The loop's thread imports a package while the program's imports one of its modules."""
+
+_WHO_LOADS = """
+import sys, threading
+import guard
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        frame = sys._getframe(1)
+        while "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        outer = frame.f_globals["__name__"]
+        if name.startswith(f"{outer}.") and threading.current_thread().name == "guard-loop":
+            loaded.add(outer)
+
+loaded = set()
+sys.meta_path.insert(0, Finder)
+guard.init()
+guard.protect(lambda: None)()
+guard.shutdown()
+print(*sorted(each for each in loaded if "own_httpx" not in each))
+"""
+"""Prints the packages that load modules of their own when the loop's thread imports them."""
+
+
+def _initialised(script: str, tenant: Any) -> str:
+    env = environment({"GUARD_API_URL": tenant.url, "GUARD_API_KEY": tenant.key})
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, text=True, capture_output=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_loop_imports_beside_the_program(tenant: Any) -> None:
+    """Python 3.11 ended one of the imports with an error, and with it ``init``."""
+    _initialised(_MEETING, tenant)
+
+
+def test_what_the_loop_imports_others_do_not_import_in_part(tenant: Any) -> None:
+    """A package that loads modules of its own, which nobody else imports one by one."""
+    assert set(_initialised(_WHO_LOADS, tenant).split()) <= {
+        "certifi", "guard.core.bounds", "h11", "idna", "sniffio",
+    }  # fmt: skip
+    imports_in_part = [
+        arrow for arrow in inner("guard")
+        if arrow.target.startswith("guard.core.bounds.") and "core.bounds" not in arrow.source
+    ]  # fmt: skip
+    assert not imports_in_part
 
 
 def test_no_modules_import_each_other() -> None:
