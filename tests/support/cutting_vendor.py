@@ -39,7 +39,7 @@ class CuttingVendor:
         hang_s: after what time a connection that hangs is closed.
         billed: tokens of all requests.
         received: how many requests have arrived whole.
-        reached: set when an answer has come to the moment.
+        reached: how many answers have come to the moment.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,8 @@ class CuttingVendor:
         self.hang_s = 20.0
         self.billed = 0
         self.received = 0
-        self.reached = threading.Event()
+        self.reached = 0
+        self._lock = threading.Lock()
         self._over = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -118,7 +119,8 @@ class CuttingVendor:
                 return
 
     def _cut(self, connection: socket.socket) -> None:
-        self.reached.set()
+        with self._lock:
+            self.reached += 1
         if self.way == "hang":
             self._over.wait(self.hang_s)
         elif self.way == "reset":

@@ -15,6 +15,7 @@ from guard.local_gateway import Files, read_json
 from tests.support.cutting_vendor import cutting_vendor
 from tests.support.llm_vendor import vendor_process
 from tests.support.runs import Runs
+from tests.support.waiting import until
 
 OUTPUT_NANOUSD = 50 * 10_000
 """Of gpt-4o."""
@@ -84,7 +85,7 @@ def test_a_request_that_was_under_way_is_charged(end: str, guard: Runs, tmp_path
         process = guard.start(
             "run", "--json", "--limit", "$5", "--", "python", "-c", program, vendor.url, str(mark)
         )
-        assert vendor.reached.wait(60)
+        until(lambda: vendor.reached)
         mark.write_text("")
         out, err = process.communicate(timeout=120)
     report = report_of(out)
@@ -146,7 +147,7 @@ def test_a_child_that_was_killed_is_charged_while_the_run_goes_on(
             "run", "--json", "--watch", "--limit", "$5", "--",
             "sh", "-c", shell, sys.executable, str(child), vendor.url, str(mark),
         )  # fmt: skip
-        assert vendor.reached.wait(60)
+        until(lambda: vendor.reached)
         mark.write_text("")
         assert process.stderr is not None
         assert any("1 LLM request" in line for line in process.stderr), "charged meanwhile"
@@ -175,7 +176,7 @@ def test_a_run_within_the_run_that_was_killed_is_charged_to_the_outer_one(
             str(child), vendor.url, str(mark),
             env={"TMPDIR": str(temporary)},
         )  # fmt: skip
-        assert vendor.reached.wait(60)
+        until(lambda: vendor.reached)
         mark.write_text("")
         assert process.stderr is not None
         assert any("1 LLM request" in line for line in process.stderr), "charged meanwhile"

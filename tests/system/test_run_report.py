@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.cutting_vendor import cutting_vendor
 from tests.support.runs import Runs
+from tests.support.waiting import until
 
 ASK = """
 import json, sys, httpx
@@ -187,7 +188,7 @@ sys.stdin.readline()
         process = guard.start(
             "run", "--json", "--limit", "$1", "--", "python", "-c", program, vendor.url + CHAT
         )
-        assert vendor.reached.wait(60)
+        until(lambda: vendor.reached)
         out, err = process.communicate("\n", timeout=120)
     report = json.loads(out.strip().splitlines()[-1])
     assert (report["requests"], report["uncertain_nanousd"]) == (1, 0), err

@@ -17,7 +17,7 @@ import requests
 
 from tests.guard.instrumentation.matrix.other_cases import CONVERSE, bedrock_client
 from tests.support.cutting_vendor import OUTPUT, CuttingVendor
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, until, until_async
 
 PATH = "/v1/chat/completions"
 ASK: dict[str, Any] = {
@@ -95,7 +95,7 @@ def closed_in_another_thread(vendor: CuttingVendor, stream: bool) -> None:
 
     thread = threading.Thread(target=copy_context().run, args=(read,))
     thread.start()
-    assert vendor.reached.wait(WAIT_S)
+    until(lambda: vendor.reached)
     client.close()
     vendor.close()  # a blocked read notices only that
     thread.join(WAIT_S)
@@ -160,7 +160,7 @@ def closed_beside_neighbours(name: str, vendor: CuttingVendor, stream: bool) -> 
     make, read = ASYNC[name]
 
     async def fail() -> None:
-        await _reached(vendor)
+        await _reached(vendor, 3)
         raise ValueError("this task fails")
 
     async def main() -> None:
@@ -178,9 +178,8 @@ def closed_beside_neighbours(name: str, vendor: CuttingVendor, stream: bool) -> 
     asyncio.run(main())
 
 
-async def _reached(vendor: CuttingVendor) -> None:
-    while not vendor.reached.is_set():
-        await asyncio.sleep(0.005)
+async def _reached(vendor: CuttingVendor, answers: int = 1) -> None:
+    await until_async(lambda: vendor.reached == answers)
     await asyncio.sleep(0.02)  # what was written has arrived
     for _ in range(50):  # and goes from one task to the next before its reader has it
         await asyncio.sleep(0)
