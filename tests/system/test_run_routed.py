@@ -160,7 +160,7 @@ def test_a_guarded_process_that_sends_to_the_proxy_leaves_it_to_that(
 
 SHOWS = """
 import os, subprocess, sys
-print(os.environ.get("OPENAI_BASE_URL"), os.environ.get("ANTHROPIC_BASE_URL"))
+print(os.environ.get("OPENAI_BASE_URL"), os.environ.get("ANTHROPIC_BASE_URL"), flush=True)
 show = 'echo "$OPENAI_BASE_URL $ANTHROPIC_BASE_URL"'
 for env in (None, dict(os.environ), {"PATH": os.environ["PATH"]}):
     subprocess.run(["sh", "-c", show], env=env)
