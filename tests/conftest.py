@@ -26,6 +26,10 @@ from tests.support.drawing import Case, draw
 # that the tests start; Ctrl-C is part of what they test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Whoever runs the tests, their programs print the same.
+for _name in ("CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "PYTHONUNBUFFERED", "PYTHONWARNINGS"):
+    os.environ.pop(_name, None)
+
 # How long an example takes says something about the machine's load only; and a test that is tried
 # again by the runner has another executor.
 settings.register_profile(
