@@ -78,7 +78,10 @@ class Pool:
         if self._is_closed:
             raise psycopg.OperationalError("the pool is closed")
         async with asyncio.timeout(TIMEOUT_S):
-            return await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+            # Without an encoding, text of a database in SQL_ASCII would come as bytes.
+            return await psycopg.AsyncConnection.connect(
+                self._dsn, autocommit=True, client_encoding="utf8"
+            )
 
     async def _give_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
         state = connection.info.transaction_status

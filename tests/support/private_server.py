@@ -95,7 +95,7 @@ def postgres_server() -> Iterator[Server]:
         os.chown(folder, user["user"], user["group"])  # type: ignore[arg-type]  # numbers
     data = folder / "data"
     subprocess.run(
-        [initdb, "-D", str(data), "-A", "trust", "-U", "postgres", "--no-sync"],
+        [initdb, "-D", str(data), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8"],
         check=True,
         capture_output=True,
         cwd="/",
