@@ -69,6 +69,13 @@ def proxy(gateway: Gateway) -> Iterator[ChaosProxy]:
     chaos.close()
 
 
+def _forget_runtimes() -> None:
+    for runtime in (active_runtime(), switched_off_runtime()):
+        if runtime is not None:
+            runtime.shutdown(flush=False)
+            active.uninstall(runtime)  # one that was shut down still enforces what it knows
+
+
 @pytest.fixture(autouse=True)
 def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No settings from outside, and nothing left behind: runtime, hooks, message overrides.
@@ -81,13 +88,11 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.delenv(name)
     for name, value in PATIENT.items():
         monkeypatch.setenv(name, value)
+    _forget_runtimes()  # that tests of the gateway have left
     spans.switch("test", is_on=True)
     yield
     spans.switch("test", is_on=False)
-    for runtime in (active_runtime(), switched_off_runtime()):
-        if runtime is not None:
-            runtime.shutdown(flush=False)
-            active.uninstall(runtime)  # one that was shut down still enforces what it knows
+    _forget_runtimes()
     hooks._errors.registrations = ()
     hooks._warnings.registrations = ()
     messages._overrides.clear()
