@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from guard.gateway.bootstrap import first_run
+from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.main import gateway as cli
 from guard.gateway.domain.errors import StoreError, StoreLostError
+from guard.gateway.embedded import run_gateway
 from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.settings import DatabaseUrl, GatewaySettings
@@ -45,6 +48,17 @@ TYPES = {"t": {"a": "text", "b": "bigint", "c": "double precision"}}
 )  # fmt: skip
 def test_the_shared_sql_is_spelled_for_postgresql(shared: str, own: str) -> None:
     assert spelled(shared).text == own
+
+
+def test_a_database_without_an_encoding() -> None:
+    with run_gateway(postgres.database_without_encoding()) as gateway:
+        gateway.admin.create_organisation("ключ 🎉")
+        with contextlib.closing(
+            AdminClient(gateway.base_url, gateway.admin_key, organisation="ключ 🎉")
+        ) as admin:
+            admin.create_key("é")
+            (key,) = admin.keys()
+            assert key["name"] == "é"
 
 
 @pytest.mark.parametrize(

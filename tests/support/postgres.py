@@ -41,9 +41,14 @@ def _database() -> str:
     return _new_database()
 
 
-def own_database() -> str:
+def own_database(options: str = "") -> str:
     """Make a database of a test's own, dropped at the end of the process; return its URI."""
-    return _uri(conninfo.conninfo_to_dict(_new_database()))
+    return _uri(conninfo.conninfo_to_dict(_new_database(options)))
+
+
+def database_without_encoding() -> str:
+    """Make one as a server has that was set up in the locale C: its bytes may mean anything."""
+    return own_database("ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
 
 
 def _uri(parts: Mapping[str, Any]) -> str:
@@ -52,13 +57,14 @@ def _uri(parts: Mapping[str, Any]) -> str:
     return f"postgresql://{user}@{parts['host']}:{parts.get('port', 5432)}/{parts['dbname']}"
 
 
-def _new_database() -> str:
+def _new_database(options: str = "") -> str:
     dsn = server()
     if dsn is None:
         pytest.skip("no PostgreSQL server (GUARD_TEST_POSTGRES_DSN)")
     name = f"guard_test_{os.getpid()}_{secrets.token_hex(4)}"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        create = sql.SQL("CREATE DATABASE {} " + options)
+        connection.execute(create.format(sql.Identifier(name)))
     atexit.register(_drop, dsn, name, os.getpid())
     return conninfo.make_conninfo(dsn, dbname=name)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import sqlite3
 import stat
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 import pytest_asyncio
 
@@ -29,6 +26,7 @@ from spamdetect.service.keys import (
     secret_matches,
 )
 from spamdetect.service.sqlite_store import SqliteKeyStore
+from tests.support import postgres
 from tests.support.private_server import schema_in
 
 pytestmark = pytest.mark.asyncio
@@ -75,24 +73,13 @@ async def test_a_key_is_made_found_and_revoked(store: KeyStore) -> None:
     assert await store.find("nosuchkey234") is None
 
 
-async def test_a_database_without_an_encoding(postgres_url: str) -> None:
-    """Its server was set up where the locale is C, and says nothing of what its bytes mean."""
-    name = f"ascii_{secrets.token_hex(6)}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(
-            f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0".encode()
-        )
-        try:
-            opened = await open_store(urlsplit(postgres_url)._replace(path=f"/{name}").geturl())
-            try:
-                new = await opened.create(KeySpec("ключ 🎉", owner="é"))
-                record = await opened.find(new.key_id)
-                assert record is not None
-                assert (record.key_id, record.label, record.owner) == (new.key_id, "ключ 🎉", "é")
-            finally:
-                await opened.close()
-        finally:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+async def test_a_database_without_an_encoding() -> None:
+    opened = await open_store(postgres.database_without_encoding())
+    new = await opened.create(KeySpec("ключ 🎉", owner="é"))
+    record = await opened.find(new.key_id)
+    await opened.close()
+    assert record is not None
+    assert (record.key_id, record.label, record.owner) == (new.key_id, "ключ 🎉", "é")
 
 
 async def test_a_key_that_was_found_is_found_as_it_is_now(store: KeyStore) -> None:

@@ -138,7 +138,8 @@ def connect(dsn: str, name: str) -> psycopg.Connection[Any]:
 def _opened(dsn: str, name: str) -> psycopg.Connection[Any]:
     given = conninfo.conninfo_to_dict(dsn)
     missing = {key: value for key, value in _DEFAULTS.items() if key not in given}
-    named = conninfo.make_conninfo(dsn, application_name=name, **missing)
+    # Without an encoding, names and text of a database in SQL_ASCII would come as bytes.
+    named = conninfo.make_conninfo(dsn, application_name=name, client_encoding="utf8", **missing)
     connection = psycopg.connect(named, autocommit=True)
     adapters = connection.adapters
     adapters.register_dumper(int, Int8BinaryDumper)
