@@ -30,7 +30,7 @@ from guard.loop.threads import in_thread
 from guard.messages import format_user_message
 from guard.runtime import active as _active
 from guard.runtime.account import KeyAccount, account_in
-from guard.runtime.runtime import GuardRuntime, active_runtime, switched_off_runtime
+from guard.runtime.runtime import GuardRuntime, active_runtime, known_runtime
 from guard.scope.scope import Scope, current_scope
 from guard.state import GuardStatus
 
@@ -82,7 +82,7 @@ def init(
     """
     with _init_lock:
         try:
-            runtime = active_runtime() or switched_off_runtime()
+            runtime = known_runtime()
             if runtime is not None and not runtime.is_shut_down:
                 runtime.require_same(api_key=api_key, api_url=api_url)
                 if debug:
@@ -181,7 +181,7 @@ def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     Raises:
         BreakerTransportError: events could not be delivered in time.
     """
-    runtime = active_runtime() or switched_off_runtime()
+    runtime = known_runtime()
     if runtime is None:
         return
     try:
@@ -198,7 +198,7 @@ def status() -> GuardStatus:
     Raises:
         GuardConfigError: the runtime is not initialised (GD-C002).
     """
-    runtime = active_runtime() or switched_off_runtime()
+    runtime = known_runtime()
     if runtime is None:
         error = GuardConfigError(
             "guard is not initialised; call guard.init() first", error_code="GD-C002"

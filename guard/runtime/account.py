@@ -91,6 +91,7 @@ class KeyAccount:
         self._background = parts.background
         # Set once, by the thread that shuts down; any thread reads it.
         self.is_shut_down = False
+        # Set by the runtime, once the gateway has been asked; never for a caller's account.
         self.opened = False
         self.decisions = Decisions()
         self.warnings = WarningLog()

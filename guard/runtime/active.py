@@ -25,7 +25,7 @@ _lock = threading.Lock()
 current: KeyAccount | None = None
 """The process's runtime."""
 
-switched_off: KeyAccount | None = None
+_switched_off: KeyAccount | None = None
 """The runtime that was made with ``mode="off"``; it is never the active one."""
 
 _warned_of_no_key = False
@@ -45,7 +45,7 @@ def is_off() -> bool:
     """
     if current is not None:
         return False
-    if switched_off is not None:
+    if _switched_off is not None:
         return True
     mode = os.environ.get(MODE_VARIABLE, "").strip().lower()
     return mode == "off" or (mode == "observe" and not _has_key())
@@ -66,14 +66,19 @@ def _has_key() -> bool:
     return False
 
 
+def known() -> KeyAccount | None:
+    """Return the runtime that was made, active or switched off; at most one of them is there."""
+    return current or _switched_off
+
+
 def refuse_second() -> None:
     """Raise if a runtime is already active.
 
     Raises:
         GuardConfigError: GD-C004.
     """
-    known = current or switched_off
-    if known is not None and not known.is_shut_down:
+    runtime = known()
+    if runtime is not None and not runtime.is_shut_down:
         raise GuardConfigError(
             "guard is already initialised in this process; call guard.shutdown() first",
             error_code="GD-C004",
@@ -82,25 +87,25 @@ def refuse_second() -> None:
 
 def install(runtime: KeyAccount) -> None:
     """Make a runtime the process's own."""
-    global current, switched_off
+    global current, _switched_off
     with _lock:
         # Again, under the lock: another thread may have installed one since the constructor
         # checked.
         refuse_second()
         if runtime.settings.mode == "off":
-            current, switched_off = None, runtime
+            current, _switched_off = None, runtime
         else:
-            current, switched_off = runtime, None
+            current, _switched_off = runtime, None
 
 
 def uninstall(runtime: KeyAccount) -> None:
     """Forget a runtime, if it is the process's own."""
-    global current, switched_off
+    global current, _switched_off
     with _lock:
         if current is runtime:
             current = None
-        if switched_off is runtime:
-            switched_off = None
+        if _switched_off is runtime:
+            _switched_off = None
 
 
 def _after_fork() -> None:

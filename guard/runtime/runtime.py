@@ -303,7 +303,7 @@ class GuardRuntime(KeyAccount):
             api_key, api_url: as for ``guard.init``.
             settings: any other arguments of the constructor.
         """
-        current = active_runtime() or switched_off_runtime()
+        current = known_runtime()
         if isinstance(current, cls) and not current.is_shut_down:
             debug = settings.pop("debug", None)
             current.require_same(api_key=api_key, api_url=api_url, **settings)
@@ -526,6 +526,6 @@ def active_runtime() -> GuardRuntime | None:
     return cast("GuardRuntime | None", active.current)
 
 
-def switched_off_runtime() -> GuardRuntime | None:
-    """Return the runtime that was made with ``mode="off"``, or None."""
-    return cast("GuardRuntime | None", active.switched_off)
+def known_runtime() -> GuardRuntime | None:
+    """Return the runtime that was made, also one with ``mode="off"``, or None."""
+    return cast("GuardRuntime | None", active.known())

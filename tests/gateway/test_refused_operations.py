@@ -333,5 +333,5 @@ async def test_no_command_changes_what_is_over(
             if reply.status_code == 200:
                 assert done.get("released_nanousd", 0) == done.get("held_nanousd", 0) == 0
                 assert done["state"] != "open"
-        assert await asyncio.to_thread(world.state) == before
+            assert await asyncio.to_thread(world.state) == before, (path, fields)
     count_cases(len(commands))

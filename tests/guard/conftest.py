@@ -19,7 +19,7 @@ from guard import hooks, messages
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import active
-from guard.runtime.runtime import GuardRuntime, active_runtime, switched_off_runtime
+from guard.runtime.runtime import GuardRuntime, known_runtime
 from guard.telemetry import spans
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import PATIENT
@@ -69,11 +69,11 @@ def proxy(gateway: Gateway) -> Iterator[ChaosProxy]:
     chaos.close()
 
 
-def _forget_runtimes() -> None:
-    for runtime in (active_runtime(), switched_off_runtime()):
-        if runtime is not None:
-            runtime.shutdown(flush=False)
-            active.uninstall(runtime)  # one that was shut down still enforces what it knows
+def _forget_runtime() -> None:
+    runtime = known_runtime()
+    if runtime is not None:
+        runtime.shutdown(flush=False)
+        active.uninstall(runtime)  # one that was shut down still enforces what it knows
 
 
 @pytest.fixture(autouse=True)
@@ -88,11 +88,11 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.delenv(name)
     for name, value in PATIENT.items():
         monkeypatch.setenv(name, value)
-    _forget_runtimes()  # that tests of the gateway have left
+    _forget_runtime()  # that a test of the gateway has left
     spans.switch("test", is_on=True)
     yield
     spans.switch("test", is_on=False)
-    _forget_runtimes()
+    _forget_runtime()
     hooks._errors.registrations = ()
     hooks._warnings.registrations = ()
     messages._overrides.clear()

@@ -81,13 +81,15 @@ class CuttingVendor:
 
     def _answer(self, connection: socket.socket, head: bytes, body: dict[str, Any]) -> None:
         prompt = len(json.dumps(body)) // 4
-        self.received += 1
+        with self._lock:
+            self.received += 1
         if self.moment == "overloaded":
             connection.sendall(
                 b"HTTP/1.1 503 X\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
             )
             return
-        self.billed += prompt + OUTPUT
+        with self._lock:
+            self.billed += prompt + OUTPUT
         if self.moment == "no answer":
             return
         if self.moment == "bad gateway":

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from tests.support.waiting import until
+
 _TAKE = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
 _TAKE += "os.execvp(sys.argv[1], sys.argv[1:])"
 
@@ -87,13 +89,10 @@ class TerminalSession:
         """Return the process group that the keys reach: the shell's, or that of its job."""
         return os.tcgetpgrp(self._device)
 
-    def continue_job(self, group: int, timeout_s: float = 60.0) -> None:
+    def continue_job(self, group: int) -> None:
         """Type `fg`, and wait until the job has the terminal: a key before that is the shell's."""
         self.type("fg\n")
-        ends_s = time.monotonic() + timeout_s
-        while self.foreground() != group:
-            assert time.monotonic() < ends_s, f"it was not continued: {self.shown!r}"
-            self._read(0.01)
+        until(lambda: self.foreground() == group)
 
     def _read(self, timeout_s: float) -> bool:
         if not select.select([self._device], [], [], max(0.0, timeout_s))[0]:
