@@ -289,13 +289,14 @@ def test_a_strangers_answers_count_until_a_key_is_shown(
     with httpx.Client(base_url=small.base_url) as stranger:
         for _ in range(5):
             assert stranger.get("/healthz").status_code == 200
-    assert sum(charged) > 5 * ANSWER_S
+    assert charged.count(ANSWER_S) == 5
     charged.clear()
     with httpx.Client(base_url=small.base_url, headers=_headers(tenants[0])) as known:
         for _ in range(5):
             body = {"call_id": "c", "kind": "call", "function": "f"}
             assert known.post("/gate", json=body).status_code == 200
-    assert sum(charged) < ANSWER_S
+    assert charged.count(ANSWER_S) == 1
+    assert min(charged) <= -ANSWER_S, "what was counted before the key was shown is given back"
 
 
 @pytest.mark.parametrize("path", ["/gate", "/api/v1/events"])

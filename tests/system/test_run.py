@@ -146,8 +146,9 @@ def test_a_kill_ends_a_program_that_sleeps(guard: Runs, tmp_path: Path) -> None:
 def test_signals_reach_the_program(guard: Runs, tmp_path: Path, number: int) -> None:
     script = tmp_path / "patient.py"
     script.write_text(
-        "import signal, sys, time\n"
-        "def told(number, frame):\n    print('told', number, flush=True)\n    sys.exit(5)\n"
+        "import os, signal, sys, time\n"
+        # By os.write: the signal may come in mid-print, and another print there would fail.
+        "def told(number, frame):\n    os.write(1, b'told %d\\n' % number)\n    sys.exit(5)\n"
         f"signal.signal({number:d}, told)\n"
         "print('up', flush=True)\n"
         "for _ in range(1200): time.sleep(0.05)\n"  # Python takes a signal between two naps
