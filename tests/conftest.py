@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from websockets.asyncio import client as asyncio_client
 from websockets.sync import client as sync_client
 
+from tests.support import garbage
 from tests.support.drawing import Case, draw
 
 # A run that was started in the background inherits an ignored SIGINT, and so would every program
@@ -90,8 +91,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()
+        garbage.collect()
 
 
 # -- what is drawn from large matrices -------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import os
@@ -21,6 +20,7 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime, known_runtime
 from guard.telemetry import spans
+from tests.support import garbage
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import PATIENT
 
@@ -111,7 +111,7 @@ def _telemetry_is_told(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def _collected() -> Iterator[None]:
     """What vendors' clients leave open is collected under the filters of the module that did it."""
     yield
-    gc.collect()
+    garbage.collect()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 import guard
+from tests.support import garbage
 from tests.support.slow_server import SlowServer
 from tests.support.waiting import WAIT_S, until
 
@@ -65,7 +65,7 @@ def operator(tenant: Any) -> Iterator[Operator]:
 def collected() -> Iterator[None]:
     """What a client leaves to the garbage collector is collected here, not in another test."""
     yield
-    gc.collect()
+    garbage.collect()
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -60,12 +59,6 @@ def charged(gated: Observed) -> int:
 
 # Clients that are cut off leave connections open, which the collector finds in a later test.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found_here() -> Iterator[None]:
-    yield
-    gc.collect()
 
 
 NOTHING_BILLED: tuple[Moment, ...] = ("at once", "overloaded")

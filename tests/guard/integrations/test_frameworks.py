@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib.util
 import json
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 import guard
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.instrumentation.standin.server import StandIn
+from tests.support import garbage
 from tests.support.tool_answers import ARGUMENT
 from tests.support.tool_asker import ToolAsker
 from tests.support.waiting import until_async
@@ -42,7 +42,7 @@ def model(asker: ToolAsker, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToolAsk
     ran.clear()
     asker.reset()
     yield asker
-    gc.collect()
+    garbage.collect()
 
 
 def delete_files(path: str) -> str:

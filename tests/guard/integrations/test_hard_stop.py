@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -24,6 +23,7 @@ import guard
 from guard.core.usage import Usage
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.instrumentation.standin.server import StandIn
+from tests.support import garbage
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.filterwarnings("ignore")]
 
@@ -98,7 +98,7 @@ def vendor(insatiable: Insatiable, tenant: Any) -> Iterator[Insatiable]:
     # Most of them set no limit, and ten answers do not pay for the least one that is put in.
     tenant.admin.update_settings(unbounded_output="learned")
     yield insatiable
-    gc.collect()  # connections that the frameworks leave open end here
+    garbage.collect()  # connections that the frameworks leave open end here
 
 
 async def agents_chat(url: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +25,7 @@ import guard
 from guard.breaker.exceptions import GuardBlockedException
 from guard.integrations import langgraph, mcp
 from guard.integrations.agents import GuardRunHooks, guard_tool_input
+from tests.support import garbage
 from tests.support.operators import Operator
 from tests.support.tool_asker import ToolAsker
 from tests.support.waiting import until
@@ -74,7 +74,7 @@ def model(asker: ToolAsker) -> Iterator[ToolAsker]:
     asker.reset()
     asker.tools = ("delete_files",)
     yield asker
-    gc.collect()
+    garbage.collect()
 
 
 @attrs.frozen

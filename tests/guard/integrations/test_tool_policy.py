@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import json
 import logging
 import time
@@ -30,6 +29,7 @@ from langchain_core.tools import tool as langchain_tool
 from langchain_openai import ChatOpenAI
 
 import guard
+from tests.support import garbage
 from tests.support.tool_answers import ARGUMENT
 from tests.support.tool_asker import ToolAsker
 from tests.support.waiting import WAIT_S, until_async
@@ -57,7 +57,7 @@ def model(asker: ToolAsker, caplog: pytest.LogCaptureFixture) -> Iterator[ToolAs
     caplog.set_level(logging.DEBUG, "guard")
     yield asker
     assert ARGUMENT not in caplog.text
-    gc.collect()  # what clients of others leave to the collector is not the subject here
+    garbage.collect()  # what clients of others leave to the collector is not the subject here
 
 
 def delete_files(path: str) -> str:

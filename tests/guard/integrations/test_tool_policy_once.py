@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from guard.asking import tool_calls
 from guard.breaker.exceptions import GuardTransportError
 from guard.integrations.agents import GuardRunHooks
 from tests.guard.instrumentation.standin.reply import Reply
+from tests.support import garbage
 from tests.support.tool_answers import ARGUMENT, answer
 from tests.support.tool_asker import ToolAsker
 from tests.support.waiting import until, until_async
@@ -40,7 +40,7 @@ def model(asker: ToolAsker) -> Iterator[ToolAsker]:
     asker.reset()
     asker.tools = ("delete_files",)
     yield asker
-    gc.collect()
+    garbage.collect()
 
 
 @attrs.define

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from guard.core.usage import Usage
 from guard.hooks import WindDown, on_wind_down
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.integrations.test_hard_stop import INPUT, LIMIT, OUTPUT, TURNS, Insatiable
+from tests.support import garbage
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.filterwarnings("ignore")]
@@ -54,7 +54,7 @@ def vendor(tenant: Any) -> Iterator[Summing]:
     )
     tenant.admin.update_settings(unbounded_output="learned")
     yield running
-    gc.collect()  # connections that the frameworks leave open end here
+    garbage.collect()  # connections that the frameworks leave open end here
     running.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.metadata
 import inspect
 import warnings
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+
+from tests.support import garbage
 
 MODES = ("plain", "raw", "stream", "raw stream", "helper", "early break", "exception")
 UNFINISHED = ("early break", "exception")
@@ -61,7 +62,7 @@ class Case:
             else:
                 self.run(url)
             if self.mode in UNFINISHED:
-                gc.collect()
+                garbage.collect()
 
 
 CASES: list[Case] = []
