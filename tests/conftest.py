@@ -94,6 +94,13 @@ def pytest_collection() -> Iterator[None]:
         garbage.collect()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    """What a module leaves open is found, and warned of, in that module and under its filters."""
+    yield
+    garbage.collect()
+
+
 # -- what is drawn from large matrices -------------------------------------------------------------
 
 MATRIX_MIN = 16

@@ -20,7 +20,6 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime, known_runtime
 from guard.telemetry import spans
-from tests.support import garbage
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import PATIENT
 
@@ -105,13 +104,6 @@ def _telemetry_is_told(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         yield
     failed = [each for each in caplog.get_records("call") if each.name == spans.logger.name]
     assert not failed, failed[0].exc_info
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collected() -> Iterator[None]:
-    """What vendors' clients leave open is collected under the filters of the module that did it."""
-    yield
-    garbage.collect()
 
 
 @pytest.fixture
