@@ -188,6 +188,32 @@ async def test_a_loan_that_is_only_extended_outlasts_the_deletion_of_old_rows(
 
 
 @pytest.mark.asyncio
+async def test_what_a_dead_holder_was_lent_is_free_again_after_old_rows_are_deleted(
+    tmp_path: Path,
+) -> None:
+    """The cap is by the week: its counter is in use for longer than rows without a use are kept."""
+    clock = Clock()
+    day = 24 * 60 * MINUTE
+    weekly = [CapUse("a", 12, 7 * day)]
+    for moves_ms in (0, 2 * day, 6 * day):  # each time by a replica with nothing cached
+        clock.now += moves_ms
+        store = postgres.store(tmp_path, clock_ms=clock)
+        await store.open(lambda _: None)
+        if moves_ms == 0:
+            assert await store.rates.lend("o", weekly, "a", 5, TTL) == 5
+        taken = [await store.rates.take("o", weekly) for _ in range(3)]
+        assert taken == [None] * 3
+        await store.rates.delete_old()
+        await store.close()
+    store = postgres.store(tmp_path, clock_ms=clock)
+    await store.open(lambda _: None)
+    took = [await store.rates.take("o", weekly) for _ in range(7)]
+    await store.close()
+    assert took == [None] * 6 + [took[-1]], "six of the last week count, and no loan"
+    assert took[-1] is not None
+
+
+@pytest.mark.asyncio
 async def test_what_a_repeated_question_was_lent_is_freed(opened: Opened) -> None:
     async with opened() as rates:
         store, own = rates.store, rates.own

@@ -241,11 +241,15 @@ class RateUnit(RateCounters):
 
     def delete_old(self) -> None:
         """Delete the rows of counters and loans that were not used for a day."""
-        for sql in (
-            "DELETE FROM rate_loans WHERE until_ms < %s",
-            "DELETE FROM rate_buckets WHERE ends_ms < %s",
-        ):
-            self.connection.psycopg.execute(sql, (self.now_ms - KEEP_MS,))
+        old = (self.now_ms - KEEP_MS,)
+        self.connection.psycopg.execute("DELETE FROM rate_buckets WHERE ends_ms < %s", old)
+        # A loan goes after the last of its counters: while one is in use, its calls count there,
+        # and only the loan's own end takes them out.
+        self.connection.psycopg.execute(
+            "DELETE FROM rate_loans l WHERE until_ms < %s AND NOT EXISTS (SELECT 1"
+            " FROM rate_buckets b WHERE b.organisation_id = l.organisation_id"
+            " AND b.bucket = ANY(l.buckets))", old,
+        )  # fmt: skip
 
 
 class PostgresRates:
