@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import argon2
-import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 from websockets.asyncio import client as asyncio_client
 from websockets.sync import client as sync_client
 
+from guard.gateway import embedded
 from tests.support import garbage
 from tests.support.drawing import Case, draw
 
@@ -41,19 +41,20 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# A busy machine may take longer for an answer than httpx waits by itself, which is 5 seconds.
-for _ask in (httpx.Client.__init__, httpx.AsyncClient.__init__, httpx.request,
-             httpx.get, httpx.head, httpx.post, httpx.put, httpx.patch, httpx.delete):  # fmt: skip
-    _ask.__kwdefaults__["timeout"] = httpx.Timeout(60.0)
-
-# A loop that a test blocks, or a busy machine, answers a ping late.
+# A loop that a test blocks, or a busy machine, answers a ping late, and a handshake.
 for _connect in (asyncio_client.connect.__init__, sync_client.connect):
-    _connect.__kwdefaults__["ping_timeout"] = None
+    _connect.__kwdefaults__ |= {"ping_timeout": None, "open_timeout": 60.0}
+
+# So long may it take to make the tables of a store.
+embedded.START_TIMEOUT_S = 120.0
 
 # Hashing a password is meant to be dear, and tests sign in hundreds of times. What it costs people
 # is tested where the gateway is a program (dashboard/test_password_command.py).
 _hasher: Any = argon2.PasswordHasher.__init__
 _hasher.__defaults__ = (1, 8, 1, *_hasher.__defaults__[3:])
+
+
+_METHODS = ("get", "head", "post", "put", "patch", "delete")
 
 
 def _sharing(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
@@ -73,8 +74,13 @@ def _sharing(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLCont
 
 for _name in ("httpx", "httpx2"):
     with contextlib.suppress(ImportError):
+        _client: Any = importlib.import_module(_name)
         _transports: Any = importlib.import_module(f"{_name}._transports.default")
         _transports.create_ssl_context = _sharing(_transports.create_ssl_context)
+        # A busy machine may take longer for an answer than they wait by themselves: 5 seconds.
+        for _ask in (_client.Client.__init__, _client.AsyncClient.__init__, _client.request,
+                     *(getattr(_client, each) for each in _METHODS)):  # fmt: skip
+            _ask.__kwdefaults__["timeout"] = _client.Timeout(60.0)
 
 
 # Thousands of modules and tests are made now, of which nothing is garbage.

@@ -109,17 +109,22 @@ class Gate:
             WorkflowKilledInterrupt: the workflow is killed.
         """
         began_s = time.monotonic()
-        grant = self._wait(question, self._courier.put, self._timeout_s)
-        pending = grant.reply
-        if pending is not None and pending.decision == "pending":
-            self._require_people(pending, question.request)
-            submit = functools.partial(self._submit_pending, pending)
-            # The answer of the person only says that the call may run. Then the gateway is asked
-            # again, for the money; if that fails, the approval is withdrawn as well.
-            with self._withdrawing(pending):
+        try:
+            grant = self._wait(question, self._courier.put, self._timeout_s)
+            pending = grant.reply
+            if pending is not None and pending.decision == "pending":
+                self._require_people(pending, question.request)
+                submit = functools.partial(self._submit_pending, pending)
+                # The answer of the person only says that the call may run. Then the gateway is
+                # asked again, for the money; if that fails, the approval is withdrawn as well.
                 self._wait(Question(question.request), submit, math.inf)
                 again = _again(question)
                 grant = _approved(self._wait(again, self._courier.put, self._timeout_s))
+        except GuardBlockedException:  # a refusal has ended the approval request already
+            raise
+        except BaseException as exc:  # Ctrl-C at any instruction above
+            self._withdraw(question, exc)
+            raise
         if decision_log.is_on():
             decision_log.granted(question.request, grant, question.over, began_s)
         return grant
@@ -168,16 +173,21 @@ class Gate:
             WorkflowKilledInterrupt: the workflow is killed.
         """
         began_s = time.monotonic()
-        grant = await self._wait_async(question, self._courier.put, self._timeout_s)
-        pending = grant.reply
-        if pending is not None and pending.decision == "pending":
-            self._require_people(pending, question.request)
-            submit = functools.partial(self._submit_pending, pending)
-            with self._withdrawing(pending):
+        try:
+            grant = await self._wait_async(question, self._courier.put, self._timeout_s)
+            pending = grant.reply
+            if pending is not None and pending.decision == "pending":
+                self._require_people(pending, question.request)
+                submit = functools.partial(self._submit_pending, pending)
                 await self._wait_async(Question(question.request), submit, math.inf)
                 again = _again(question)
                 granted = await self._wait_async(again, self._courier.put, self._timeout_s)
                 grant = _approved(granted)
+        except GuardBlockedException:
+            raise
+        except BaseException as exc:
+            self._withdraw(question, exc)
+            raise
         if decision_log.is_on():
             decision_log.granted(question.request, grant, question.over, began_s)
         return grant
@@ -300,7 +310,9 @@ class Gate:
         # (`Courier._complete`). It fails when the answer has just come: then it is given back here.
         # `exception` may wait, for the instant between the two steps of setting a result.
         if not future.cancel() and not future.cancelled() and future.exception() is None:
-            self._background.call_soon(self.give_back, future.result())
+            grant = future.result()
+            if not _is_pending(grant):  # which `_withdraw` gives back
+                self._background.call_soon(self.give_back, grant)
 
     def _require_people(self, pending: wire.GateReply, request: wire.GateRequest) -> None:
         """Where calls do not wait for people: withdraw the approval request and refuse the call.
@@ -318,22 +330,19 @@ class Gate:
             tool_name=request.tool_name or request.function,
         )
 
-    @contextlib.contextmanager
-    def _withdrawing(self, pending: wire.GateReply) -> Iterator[None]:
-        """Withdraw the approval request when its caller is cancelled, killed or interrupted.
+    def _withdraw(self, question: Question, exc: BaseException) -> None:
+        """Withdraw the approval request of a caller that was cancelled, killed or interrupted.
 
         Also when the person has answered, but the gateway could not be asked again in time.
         """
-        try:
-            yield
-        except GuardBlockedException:  # a refusal has ended the approval request already
-            raise
-        except BaseException as exc:
+        ticket: Any = question.ticket
+        if ticket is None or not ticket.done() or ticket.cancelled() or ticket.exception():
+            return
+        if _is_pending(ticket.result()):
             # A kill or a deadline is no CancelledError here: such a call does not come again.
             stays = questions_stay.get() and isinstance(exc, asyncio.CancelledError)
             give_back = functools.partial(self._courier.give_back, stays=stays)
-            self._background.call_soon(give_back, Grant(pending))
-            raise
+            self._background.call_soon(give_back, ticket.result())
 
     def release(self, grant: Grant) -> None:
         """Give back what a grant has set aside; from any thread, without waiting."""
@@ -349,6 +358,10 @@ class Gate:
 
 def _left_s(ends_s: float) -> float | None:
     return None if ends_s == math.inf else max(0.0, ends_s - time.monotonic())
+
+
+def _is_pending(grant: Grant) -> bool:
+    return grant.reply is not None and grant.reply.decision == "pending"
 
 
 def _again(question: Question) -> Question:

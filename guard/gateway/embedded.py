@@ -18,7 +18,8 @@ from guard.gateway.server import GatewayServer, bind, new_event_loop
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.tls import files_of, fingerprint
 
-_START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 30.0
+"""How long a start may take, and a stop."""
 
 
 class Gateway:
@@ -49,7 +50,7 @@ class Gateway:
         self.organisation_id = ""
         self._thread = threading.Thread(target=self._run, name="guard-gateway", daemon=True)
         self._thread.start()
-        if not self._started.wait(_START_TIMEOUT_S):
+        if not self._started.wait(START_TIMEOUT_S):
             raise TimeoutError("the gateway did not start in time")
         self._raise_failure()
         pinned = fingerprint(self._tls[0]) if self._tls is not None else None
@@ -62,11 +63,11 @@ class Gateway:
         if loop is not None and server is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
                 loop.call_soon_threadsafe(server.stop)
-            self._thread.join(_START_TIMEOUT_S)
+            self._thread.join(START_TIMEOUT_S)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            self._thread.join(_START_TIMEOUT_S)
+            self._thread.join(START_TIMEOUT_S)
             raise self._failure
 
     def _run(self) -> None:

@@ -112,7 +112,8 @@ class TreeWatch:
         # 2. Look at the others' connections.
         for pid in unguarded - guarded:
             self._look_at(pid, now_s)
-        for pid in guarded:
+        # Those that were slow to say so, too: a Python that starts, or a run within this run.
+        for pid in guarded | left_out:
             self._named.pop(pid, None)
 
     def _tree(self, left_out: set[int]) -> tuple[list[int], set[int]]:

@@ -36,13 +36,15 @@ logger = logging.getLogger("guard.session")
 
 _RELEASES_AT_ONCE: Final = 4
 _CATCH_UP_MAX_S: Final = 1.0
-_RETURN_S: Final = 0.2
 _CLOSE_S: Final = 2.0
 _TURN_S: Final = 0.005
 _UNANSWERED_S: Final = 0.25
 """How long ``close`` waits for the answers to questions that are under way."""
 _WITHDRAW_S: Final = 1.0
 """How long ``close`` waits for releases that are under way, such as withdrawn approvals."""
+_RETURN_S: Final = 1.0
+"""How long ``close`` waits until the gateway has its leases back, over HTTP where there is no
+socket: to others their money is missing until they expire."""
 
 
 class LeaseService(Protocol):
@@ -378,7 +380,7 @@ class Session:
             await asyncio.wait(self._releases, timeout=min(_WITHDRAW_S, left_s / 4))
         # 4.
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(_RETURN_S):
+            async with asyncio.timeout(min(_RETURN_S, left_s / 4)):
                 await self._leases.close()
         # 5.
         with contextlib.suppress(Exception):

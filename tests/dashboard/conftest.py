@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -19,8 +18,13 @@ import pytest
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from tests.support.browser import chromium
+from tests.support.programs import environment
+from tests.support.waiting import WAIT_S
 
 PASSWORD = "a password for tests"
+PAGE_WAIT_MS = WAIT_S * 1000
+"""The end of a wait for something on a page; by itself Playwright expects it within 5 s."""
+
 _numbers = itertools.count(1)
 
 
@@ -182,14 +186,10 @@ def agent(tenant: Tenant, tmp_path: Path) -> Iterator[Callable[..., subprocess.P
     def run(source: str) -> subprocess.Popen[str]:
         program = tmp_path / f"agent_{len(started)}.py"
         program.write_text(source)
-        environment = os.environ | {
-            "GUARD_API_KEY": tenant.api_key,
-            "GUARD_API_URL": tenant.gateway.base_url,
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-        }
+        named = {"GUARD_API_KEY": tenant.api_key, "GUARD_API_URL": tenant.gateway.base_url}
         process = subprocess.Popen(
             [sys.executable, str(program)],
-            env=environment,
+            env=environment(named),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -212,6 +212,9 @@ def browser() -> Iterator[Any]:
     """Headless Chromium."""
     # For the module only: while it is open, Playwright's loop counts as running in this thread.
     with chromium() as opened:
+        from playwright.sync_api import expect
+
+        expect.set_options(timeout=PAGE_WAIT_MS)
         yield opened
 
 
@@ -228,7 +231,7 @@ def new_page(browser: Any, gateway: Gateway) -> Iterator[Callable[..., Any]]:
     def open_page(**options: Any) -> Any:
         context = browser.new_context(base_url=gateway.base_url, **options)
         contexts.append(context)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PAGE_WAIT_MS)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", heard)

@@ -115,13 +115,14 @@ def test_the_keyboard_alone_can_kill(signed_in: Callable[..., Any], tenant: Any)
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     dialog.wait_for()
-    assert page.evaluate("document.activeElement.id") == "reason"
+    page.wait_for_function("document.activeElement.id === 'reason'")
     page.keyboard.type("by keyboard")
     page.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
-    assert page.evaluate("document.activeElement.id") == "kill-victim", "focus comes back"
+    page.wait_for_function("document.activeElement.id === 'kill-victim'")  # focus comes back
     page.keyboard.press("Enter")
     dialog.wait_for()
+    page.wait_for_function("document.activeElement.id === 'reason'")
     page.keyboard.type("by keyboard")
     page.keyboard.press("Enter")
     page.get_by_role("status").filter(has_text="Killed.").wait_for()

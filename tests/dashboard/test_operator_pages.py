@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 from tests.dashboard.conftest import PASSWORD, Tenant, Visitor
 from tests.dashboard.test_accessibility import CHECKS
 from tests.dashboard.test_counted_budgets import text_of
+from tests.support.waiting import WAIT_S
 
 WAITS: Final = """
 import guard
@@ -270,11 +271,11 @@ def test_a_run_that_waits_for_a_raise_is_refused_on_the_page(
     page = signed_in("/budgets")
     process = agent(WAITS)
     waiting = page.get_by_role("group", name="Waiting for a raise")
-    expect(waiting).to_contain_text("1 call waits for a raise", timeout=60_000)
+    expect(waiting).to_contain_text("1 call waits for a raise")
     waiting.get_by_label("Reason to refuse").fill("not tonight")
     waiting.get_by_role("button", name="Refuse the call").click()
     expect(page.get_by_role("status").filter(has_text="has ended")).to_be_visible()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=WAIT_S)
     assert "refused GD-B004" in output, output
     assert "an operator refused to raise it: not tonight" in output
     assert "it ran" not in output

@@ -401,7 +401,10 @@ def test_an_admin_key_of_one_organisation_cannot_take_over_an_operator(
 def test_people_behind_a_trusted_proxy_have_throttles_of_their_own(
     tmp_path: Path, trusted: tuple[str, ...], throttled: bool
 ) -> None:
-    with run_gateway(tmp_path / "g.sqlite3", trusted_proxies=trusted) as gateway:
+    # The clock stands still: nobody has waited long enough in the meantime.
+    with run_gateway(
+        tmp_path / "g.sqlite3", trusted_proxies=trusted, clock_ms=lambda: 1_800_000_000_000
+    ) as gateway:
         gateway.admin.set_password("admin", PASSWORD)
         with httpx.Client(base_url=gateway.base_url, trust_env=False) as http:
             csrf = csrf_in(http.get("/sign-in").text)

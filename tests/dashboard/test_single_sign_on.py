@@ -21,10 +21,13 @@ from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
 
 from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.services import openid
 from guard.gateway.services.openid import Flow, OpenIdError, OpenIdProvider
 from guard.gateway.settings import GatewaySettings, SettingError
 from guard.gateway.single_sign_on import provider_of
+from tests.dashboard.conftest import PAGE_WAIT_MS
 from tests.support.openid_provider import openid_provider
+from tests.support.waiting import WAIT_S
 
 PASSWORD = "a password for tests"
 HEADER = "X-Forwarded-User"
@@ -188,9 +191,13 @@ def provider() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def site(provider: str) -> Iterator[Site]:
-    with run_gateway(
-        openid_issuer=provider, openid_client_id="guard", openid_client_secret="a secret"
-    ) as gateway:
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        run_gateway(
+            openid_issuer=provider, openid_client_id="guard", openid_client_secret="a secret"
+        ) as gateway,
+    ):
+        patched.setattr(openid, "_TIMEOUT_S", WAIT_S)  # a slow provider is not away
         gateway.admin.put_operator("alice@example.com", role="operator")
         gateway.admin.put_operator("bob@example.com", role="viewer")
         yield Site(gateway, provider)
@@ -321,7 +328,7 @@ def test_a_token_that_is_for_somebody_else_is_refused(
     provider = OpenIdProvider("https://login.example", "guard", None, "sub")
     now = int(time.time())
     right = {"iss": "https://login.example", "aud": "guard", "nonce": "n", "sub": "s",
-             "exp": now + 60, "iat": now}  # fmt: skip
+             "exp": now + 3600, "iat": now}  # fmt: skip
     good = jwt.encode({"alg": "RS256", "kid": "k"}, right, own)
     assert provider._claims(good, keys, "n")["sub"] == "s"
     claims = {name: value for name, value in (right | change).items() if value is not None}
@@ -391,7 +398,7 @@ def browser_of(request: pytest.FixtureRequest) -> Iterator[Any]:
 
     def open_page(base_url: str) -> Any:
         contexts.append(opened.new_context(base_url=base_url))
-        contexts[-1].set_default_timeout(15_000)
+        contexts[-1].set_default_timeout(PAGE_WAIT_MS)
         return contexts[-1].new_page()
 
     yield open_page

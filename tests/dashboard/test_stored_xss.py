@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import pytest
-
 from tests.support.waiting import until
 
 CORPUS: Final = [
@@ -70,7 +68,6 @@ def plant(tenant: Any) -> None:
         tenant.admin.request("POST", "/control", body)
 
 
-@pytest.mark.timeout(180)
 def test_no_name_becomes_markup(signed_in: Callable[..., Any], tenant: Any) -> None:
     plant(tenant)
     tenant.admin.create_key("<script>window.pwned=1</script>")

@@ -155,7 +155,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             httpx.post(f"{proxy.url}/{vendor_name}/{path}", json=_CHAT)
         url = f"{proxy.url}/openai/v1/chat/completions"
         assert httpx.post(url, json=_CHAT | {"max_tokens": 10**6}).status_code == 400
-        until(lambda: "guard_gateway_budget_limit{" in page_of(gateway), 30)
+        until(lambda: "guard_gateway_budget_limit{" in page_of(gateway))
         yield Served(gateway.base_url, proxy.url)
         tenant.http.close()
         tenant.admin.close()
@@ -438,13 +438,17 @@ def test_a_prometheus_answers_each_query_of_the_dashboard(served: Served, tmp_pa
             return found
 
         try:
-            until(lambda: not empty(), 60)
+            until(lambda: not empty())
         except AssertionError:
             raise AssertionError(f"no series for {empty()}") from None
-        groups = client.get("/rules").json()["data"]["groups"]
-        states = {rule["name"]: rule for group in groups for rule in group["rules"]}
-        assert states.keys() == rules().keys()
-        assert {rule["health"] for rule in states.values()} == {"ok"}
-        assert states["GuardBudgetNearlySpent"]["state"] == "firing"
+
+        def shown() -> dict[str, Any]:
+            groups = client.get("/rules").json()["data"]["groups"]
+            return {rule["name"]: rule for group in groups for rule in group["rules"]}
+
+        assert shown().keys() == rules().keys()
+        until(lambda: {rule["health"] for rule in shown().values()} == {"ok"})
+        until(lambda: shown()["GuardBudgetNearlySpent"]["state"] == "firing")
+        states = shown()
         assert states["GuardRedisAway"]["state"] in ("pending", "firing")
         assert states["GuardStoreFails"]["state"] == "inactive"

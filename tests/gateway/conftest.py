@@ -15,8 +15,11 @@ import attrs
 import httpx
 import pytest
 
+from guard.gateway.cli import admin_client, alerts
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.services import webhooks
+from guard.gateway.services.channels import mail
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import postgres
@@ -28,6 +31,22 @@ _numbers = itertools.count(1)
 SERVE = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.argv[1:])"
 PROOF_SCALE = float(os.environ.get("GUARD_PROOF_SCALE", "1"))
 T = TypeVar("T")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_gateway() -> Iterator[None]:
+    """Deadlines that are no test's subject, and that a busy machine would reach.
+
+    A message that arrives late would be sent again, and a kill does not ask for long whether its
+    target is known.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(webhooks, "_TIMEOUT_S", 120.0)
+        patch.setattr(mail, "ANSWER_WAIT_S", 120.0)
+        patch.setattr(mail, "TOTAL_S", 120.0)
+        patch.setattr(alerts, "_OUTCOME_S", 120.0)
+        patch.setattr(admin_client, "_KNOWN_S", 60.0)
+        yield
 
 
 @pytest.fixture
@@ -187,10 +206,10 @@ def make_tenant(gateway: Gateway) -> Iterator[Callable[..., Tenant]]:
         return made[-1]
 
     yield make
-    assert gateway.admin.verify_ledger()["problems"] == []
     for tenant in made:
         tenant.http.close()
         tenant.admin.close()
+    assert gateway.admin.verify_ledger()["problems"] == []
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import run_gateway
+from guard.gateway.ledger import webhooks as notices
 from guard.gateway.services import alert_watch
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
@@ -93,14 +94,21 @@ def test_a_refusal_for_want_of_a_budget_is_told_before_all_is_spent(
     assert texts(receiver)[0].startswith("Budget exhausted")
 
 
-def test_a_storm_becomes_a_digest(team: Tenant, receiver: Receiver) -> None:
+def test_a_storm_becomes_a_digest(
+    team: Tenant, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "PACE_MS", 3_600_000)  # no minute of the storm ends meanwhile
     slack(team, receiver)
     team.admin.set_alert("kill", "kill")
     for number in range(30):
         team.admin.kill(f"w{number}")
     until(lambda: len(receiver.got) == 5)
-    waiting = [d for d in team.admin.deliveries() if not d["delivered_at_ms"]]
-    assert [d["type"] for d in waiting] == ["digest"]
+
+    def waiting() -> list[str]:
+        return [d["type"] for d in team.admin.deliveries() if not d["delivered_at_ms"]]
+
+    until(lambda: len(waiting()) == 1)  # an arrival is recorded after it
+    assert waiting() == ["digest"]
     assert len(team.admin.deliveries()) == 6
 
 
@@ -238,6 +246,7 @@ def test_a_failed_delivery_is_retried_and_its_outcome_shown(
     from guard.gateway.services import webhooks
 
     monkeypatch.setattr(webhooks, "RETRY_AFTER_MS", (1, 1, 600_000))
+    monkeypatch.setattr(webhooks, "_IDLE_S", 0.05)
     receiver.answers = [500, 503]
     slack(team, receiver)
     team.admin.test_channel("ops")

@@ -296,7 +296,8 @@ def test_both_engines_answer_any_text_alike(
         found = [each.everything() for each in commands]
         assert found[0] == found[1]
     assert all(status == 200 for status, _ in found[0].values())
-    assert not caplog.records
+    ours = ("guard.gateway", "uvicorn", "asyncio")  # and not of what other tests have left
+    assert not [record for record in caplog.records if record.name.startswith(ours)]
     for engine in engines:
         assert engine.hostile.gateway.admin.verify_ledger()["problems"] == []
     count_cases(count)

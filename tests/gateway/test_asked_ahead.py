@@ -14,6 +14,12 @@ LIMIT = 1_000_000
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.fixture(autouse=True)
+def long_leases(tenant: Tenant) -> None:
+    """Nobody renews the leases here, however long a busy machine takes."""
+    tenant.admin.update_settings(lease_ttl_ms=3_600_000)
+
+
 async def admin(method: Any, *args: Any, **fields: Any) -> Any:
     return await asyncio.to_thread(method, *args, **fields)
 

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services.load import REQUEST_BYTES, Load
+from tests.support.waiting import until
 
 _MB = 1 << 20
 BATCH = 300
@@ -35,6 +36,11 @@ def batch(number: int, events: int, padding: int) -> bytes:
 def figure(base_url: str, name: str) -> float:
     lines = httpx.get(f"{base_url}/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def nothing_is_held(base_url: str) -> None:
+    """What a request held is given back after its answer."""
+    until(lambda: figure(base_url, "guard_gateway_pending_bytes") == 0)
 
 
 def test_events_leave_room_for_calls() -> None:
@@ -59,14 +65,23 @@ def test_one_organisation_leaves_room_for_the_others() -> None:
     assert load.take("a", 30, held=20) is True, "its only request may grow past its share"
 
 
-async def _flood(base_url: str, api_key: str, bodies: list[bytes]) -> list[httpx.Response]:
+async def _flood(
+    base_url: str, api_key: str, bodies: list[bytes], statuses: list[int]
+) -> list[httpx.Response]:
+    """Send all at once; ``statuses`` has those of the answers so far."""
     headers = {"X-API-Key": api_key, "X-Guard-Protocol": "3", "Content-Type": "application/json"}
     # What arrives before the key is read counts for the address, which may hold 8 MB.
     limits = httpx.Limits(max_connections=24)
     async with httpx.AsyncClient(
-        base_url=base_url, headers=headers, limits=limits, timeout=30, trust_env=False
+        base_url=base_url, headers=headers, limits=limits, timeout=120, trust_env=False
     ) as http:
-        return await asyncio.gather(*(http.post("/api/v1/events", content=body) for body in bodies))
+
+        async def send(body: bytes) -> httpx.Response:
+            reply = await http.post("/api/v1/events", content=body)
+            statuses.append(reply.status_code)
+            return reply
+
+        return await asyncio.gather(*map(send, bodies))
 
 
 @pytest.mark.fault
@@ -84,10 +99,13 @@ def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path
         replies: list[httpx.Response] = []
 
         async def stalled() -> None:
-            flood = asyncio.ensure_future(_flood(served.base_url, served.api_key, bodies))
+            seen: list[int] = []
+            flood = asyncio.ensure_future(_flood(served.base_url, served.api_key, bodies, seen))
             async with httpx.AsyncClient(base_url=served.base_url, timeout=60) as watching:
-                for _ in range(10):  # the loop answers while the store does not
+                looks = 0
+                while looks < 10 or 429 not in seen:  # the loop answers while the store does not
                     assert (await watching.get("/healthz")).status_code == 200
+                    looks += 1
                     await asyncio.sleep(0.05)
             blocker.execute("ROLLBACK")
             replies.extend(await flood)
@@ -95,18 +113,19 @@ def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path
         asyncio.run(stalled())
         blocker.close()
         statuses = {reply.status_code for reply in replies}
-        assert statuses == {202, 429}
+        # A store that is locked for 5 seconds fails, and nothing is lost either.
+        assert {202, 429} <= statuses <= {202, 429, 503}
         refused = next(reply for reply in replies if reply.status_code == 429)
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error_code"] == "GD-R001"
         assert refused.json()["retry_after_ms"] == 1000
         assert process.memory_info().rss - before < 150 * _MB
-        assert figure(served.base_url, "guard_gateway_pending_bytes") == 0
+        nothing_is_held(served.base_url)
         assert figure(served.base_url, "guard_gateway_overload_refusals_total") == sum(
             reply.status_code == 429 for reply in replies
         )
         left = [body for body, reply in zip(bodies, replies, strict=True)
-                if reply.status_code == 429]  # fmt: skip
+                if reply.status_code != 202]  # fmt: skip
         for body in left:
             reply = http.post(
                 "/api/v1/events", content=body, headers={"content-type": "application/json"}
@@ -126,7 +145,7 @@ def test_a_strangers_body_takes_no_room() -> None:
             for _ in range(3):  # refused by the key; the connection and the room stay
                 reply = http.post(url, content=b"x" * 900_000)
                 assert reply.status_code == 401
-        assert figure(gateway.base_url, "guard_gateway_pending_bytes") == 0
+        nothing_is_held(gateway.base_url)
 
 
 @pytest.mark.parametrize("path", ["/gate", "/api/v1/events", "/healthz"])
@@ -140,7 +159,8 @@ def test_requests_leave_nothing_to_the_garbage_collector(tenant: Any, path: str)
             tenant.send(tenant.llm(1))
 
     def alive() -> int:
-        return sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
+        # Not by `isinstance`, which asks objects of anybody's: a dead weak proxy raises.
+        return sum(type(each) is RequestResponseCycle for each in gc.get_objects())
 
     ask(0)
     gc.collect()

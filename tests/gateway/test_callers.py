@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from guard.core import signing, wire
 from guard.gateway.cli.admin_client import AdminClient, AdminError
@@ -307,12 +308,20 @@ async def test_a_revoked_key_ends_its_callers_everywhere_at_once(
 @pytest.mark.parametrize("whose", ["caller", "proxy"])
 async def test_a_socket_ends_with_the_key_that_ends_first(two: Two, whose: str) -> None:
     admin = two.own.admin
-    soon = {"expires_at_ms": int(time.time() * 1000) + 1500}
-    key = await asyncio.to_thread(admin.create_key, "k", **(soon if whose == "caller" else {}))
-    fields = {"role": "proxy", **(soon if whose == "proxy" else {})}
-    proxy = await asyncio.to_thread(admin.create_key, "p", **fields)
-    async with asker(two.gateways[0].base_url, naming(proxy, key)) as client:
-        assert await close_code(client.channel) == 4401
+    for life_ms in (1500, 10_000, 40_000):
+        soon = {"expires_at_ms": int(time.time() * 1000) + life_ms}
+        key = await asyncio.to_thread(admin.create_key, "k", **(soon if whose == "caller" else {}))
+        fields = {"role": "proxy", **(soon if whose == "proxy" else {})}
+        proxy = await asyncio.to_thread(admin.create_key, "p", **fields)
+        try:
+            async with asker(two.gateways[0].base_url, naming(proxy, key)) as client:
+                assert await close_code(client.channel) == 4401
+        except InvalidStatus as refused:  # a busy machine was slower than the key lives
+            if refused.response.status_code != 401:
+                raise
+        else:
+            return
+    pytest.fail("no socket was opened within the life of its key")
 
 
 @pytest.mark.asyncio
@@ -323,9 +332,9 @@ async def test_a_poll_ends_when_the_caller_is_revoked(two: Two) -> None:
     app = two.gateways[0]._server.app  # type: ignore[union-attr]
     async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as http:
         path = f"{wire.CONTROL_PATH}?after=0&wait_ms=20000"
-        before = app.hub.count()
+        await until_async(lambda: not app.hub.count())  # what earlier tests have closed
         poll = asyncio.create_task(http.get(path, timeout=60))
-        await until_async(lambda: app.hub.count() > before)
+        await until_async(app.hub.count)
         await asyncio.to_thread(two.own.admin.revoke_key, two.own.key_id)
         assert (await poll).status_code == 401
 

@@ -51,6 +51,7 @@ def origin(tmp_path: Path) -> Origin:
     path = tmp_path / "g.sqlite3"
     with run_gateway(path) as gateway:
         tenant = new_tenant(gateway)
+        tenant.admin.update_settings(lease_ttl_ms=3_600_000)  # nobody renews the lease below
         tenant.admin.set_budget(10_000)
         tenant.admin.set_budget(500, scope_kind="workflow", scope_id="*", window="day")
         tenant.admin.set_policy("p", tools_block=["rm"])

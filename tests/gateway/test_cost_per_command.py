@@ -367,7 +367,9 @@ def _rows(tenants: list[Tenants], looking: psycopg.Connection[Any]) -> Callable[
         pytest.skip("before version 15 it does not tell at once what was read")
 
     def measure() -> int:
-        tenants[0].unit.connection.psycopg.execute("SELECT pg_stat_force_next_flush()")
+        # Of every replica: what another has read before would be told in the middle of a command.
+        for each in tenants:
+            each.unit.connection.psycopg.execute("SELECT pg_stat_force_next_flush()")
         row = looking.execute(
             "SELECT (SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0) + n_tup_ins + n_tup_upd"
             " + n_tup_del) FROM pg_stat_user_tables WHERE schemaname = current_schema())"
@@ -432,16 +434,21 @@ async def make_postgres(tmp_path: Path) -> AsyncIterator[Callable[[int], Any]]:
             looking = psycopg.connect(postgres.dsn_of(folder), autocommit=True)
             ended.callback(looking.close)
             measure = _rows(found, looking)
+            filling = _postgres(folder, clock)
+            await filling.open(lambda _: None)
+            first = Tenants(filling, measure)
+            names = [
+                first.run(NOTHING, directory.create_organisation, ACTOR, each) for each in "ab"
+            ]
+            large_tenant.fill(first.unit, names[0].organisation_id, rows)
+            await filling.close()
+            # Opened after that: their listeners would read, beside the commands, all that they
+            # have not heard of.
             for _ in range(2):
                 storage = _postgres(folder, clock)
                 await storage.open(lambda _: None)
                 opened.append(storage)
                 found.append(Tenants(storage, measure))
-            first = found[0]
-            names = [
-                first.run(NOTHING, directory.create_organisation, ACTOR, each) for each in "ab"
-            ]
-            large_tenant.fill(first.unit, names[0].organisation_id, rows)
             for each in found:
                 each.own, each.neighbour = (name.organisation_id for name in names)
             found[1].gate()

@@ -55,9 +55,9 @@ def refused(site: Site, served: Served) -> None:  # noqa: F811
 
 
 def recovered(site: Site, served: Served) -> None:  # noqa: F811
-    until(lambda: site.probe(served)[0] == 200, NOTICED_S)
+    until(lambda: site.probe(served)[0] == 200)
     url = f"{served.base_url}/readyz"
-    until(lambda: httpx.get(url, timeout=60).status_code == 200, NOTICED_S)
+    until(lambda: httpx.get(url, timeout=60).status_code == 200)
 
 
 @pytest.mark.fault

@@ -17,7 +17,12 @@ from tests.support.cutting_vendor import CuttingVendor, cutting_vendor
 from tests.support.programs import environment
 from tests.support.waiting import until
 
-LIFE_S = 2.0
+LIFE_S = 5.0
+"""Of a lease. It is renewed after a third, and a busy machine may be late."""
+
+HANG_S = 600.0
+"""The vendor never answers within a test."""
+
 BUDGET = 1_000_000
 """A tenth of a cent; it pays for one of the requests below at a time."""
 
@@ -35,11 +40,15 @@ def send():
 
 for _ in range(int(sys.argv[2])):
     threading.Thread(target=send, daemon=True).start()
-for line in sys.stdin:  # whether the gateway knows of all that is under way
+for line in sys.stdin:  # whether the gateway has answered that it knows of all that is under way
     leases = active_runtime().leases
-    told = sum(each.told for each in list(leases._leases.values()))
+    with leases.lock:
+        held = list(leases._leases.values())
+        told = sum(each.told for each in held)
+        is_answered = all(each.expires_s >= each.renewed_s + each.ttl_s for each in held)
     known = sum(amount for _, amount in list(leases.unwritten.values()))
-    print(guard.status().journal, len(leases.unwritten), int(told == known), known, flush=True)
+    is_told = is_answered and told == known
+    print(guard.status().journal, len(leases.unwritten), int(is_told), known, flush=True)
 """
 
 
@@ -71,6 +80,13 @@ def seen_by(process: subprocess.Popen[str]) -> tuple[str, int, bool, int]:
     return journal, int(requests), bool(int(is_told)), int(amount)
 
 
+def waiting_calls(tenant: Tenant) -> float:
+    """Return how many calls wait in line at the gateway."""
+    lines = tenant.http.get("/metrics").text.splitlines()
+    name = "guard_gateway_waiting_calls "
+    return next(float(line.split()[1]) for line in lines if line.startswith(name))
+
+
 def kill(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait()
@@ -82,21 +98,21 @@ def test_money_of_a_dead_holder_comes_back_before_a_wait_ends(
     tenant.admin.update_settings(lease_ttl_ms=int(1000 * LIFE_S))
     tenant.admin.set_budget(limit_nanousd=BUDGET)
     over_http = {"GUARD_TRANSPORT_MODE": "http"}
-    waits = {"GUARD_WAIT_FOR_ROOM_MS": "60000"}
-    with cutting_vendor("no answer", "hang") as vendor:
+    waits = {"GUARD_WAIT_FOR_ROOM_MS": "600000"}
+    with cutting_vendor("no answer", "hang", HANG_S) as vendor:
         spool = {"GUARD_SPOOL_DIR": str(tmp_path / "spool")}
         with program(tenant, vendor, over_http | spool) as holder:
             until(lambda: vendor.received == 1)
             held = tenant.balance()["reserved_nanousd"]
             assert BUDGET / 2 < held <= BUDGET
             with program(tenant, vendor, over_http | waits):
-                ends_s = time.monotonic() + 3 * LIFE_S
+                until(lambda: waiting_calls(tenant) == 1)
+                ends_s = time.monotonic() + 1.5 * LIFE_S
                 until(lambda: time.monotonic() > ends_s)
                 assert vendor.received == 1, "a living holder renews what it holds"
                 assert seen_by(holder)[:2] == ("open", 0)
                 kill(holder)
-                until(lambda: vendor.received == 2)
-                assert time.monotonic() - ends_s < 30, "long before the wait ends"
+                until(lambda: vendor.received == 2)  # long before the wait ends
     assert tenant.balance()["committed_nanousd"] == 0, "its journal is for others to charge"
 
 
@@ -105,7 +121,7 @@ def test_without_a_journal_what_was_under_way_is_charged_once(tenant: Tenant, mo
     tenant.admin.update_settings(lease_ttl_ms=int(1000 * LIFE_S))
     tenant.admin.set_budget(1)
     with (
-        cutting_vendor("no answer", "hang") as vendor,
+        cutting_vendor("no answer", "hang", HANG_S) as vendor,
         program(tenant, vendor, {"GUARD_TRANSPORT_MODE": mode}, 3) as holder,
     ):
         until(lambda: vendor.received == 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from guard.gateway.settings import GatewaySettings, SettingError
 from tests.gateway.conftest import SERVE
 from tests.support import postgres
 from tests.support.programs import killed_at_last
+from tests.support.waiting import WAIT_S, until
 
 PASSWORD = "a password that was given"
 
@@ -38,34 +38,25 @@ def _key(prefix: str) -> str:
 
 
 @contextmanager
-def serving(database: str, **environment: str) -> Iterator[tuple[str, list[str]]]:
-    """Serve in a process of its own, with no terminal; all that it says goes into the list."""
+def serving(database: str, output: Path, **environment: str) -> Iterator[str]:
+    """Serve in a process of its own, with no terminal; all that it says goes into the file."""
     given = {f"GUARD_GATEWAY_{name.upper()}": value for name, value in environment.items()}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", database,
-         "--log-level", "debug"],
-        env={**os.environ, **given}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    said: list[str] = []
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", database,
+             "--log-level", "debug"],
+            env={**os.environ, **given}, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
     with killed_at_last(process):
-        assert process.stdout is not None
-        url = ""
-        while True:
-            assert select.select([process.stdout], [], [], 60)[0], said
-            said.append(process.stdout.readline())
-            assert said[-1] or process.poll() is None, said
-            if found := re.match(r"guard gateway on (http\S+)", said[-1]):
-                url = found[1]
-            if "ready on" in said[-1] or "Dashboard:" in said[-1]:
-                break
-        with httpx.Client(base_url=url, trust_env=False) as http:
-            for _ in range(200):
-                if http.get("/readyz").status_code == 200:
-                    break
-        yield url, said
+        until(lambda: "ready on" in output.read_text() or process.poll() is not None)
+        found = re.search(r"^guard gateway on (http\S+)", output.read_text(), re.MULTILINE)
+        assert found is not None, output.read_text()
+        url = found[1]
+        until(lambda: httpx.get(f"{url}/readyz", trust_env=False).status_code == 200)
+        yield url
         process.terminate()
-        said.append(process.communicate(timeout=60)[0])
+        process.wait(WAIT_S)
 
 
 def all_keys(admin: AdminClient) -> list[dict[str, Any]]:
@@ -85,7 +76,8 @@ def test_given_keys_are_the_first_ones(database: str, tmp_path: Path) -> None:
     file.write_text(admin_key + "\n")
     given = {"first_admin_key_file": str(file), "first_api_key": api_key,
              "first_password": PASSWORD}  # fmt: skip
-    with serving(database, **given) as (url, said):
+    output = tmp_path / "output"
+    with serving(database, output, **given) as url:
         admin = AdminClient(url, admin_key)
         assert [each["role"] for each in admin.operators()] == ["owner"]
         assert _works(url, api_key)
@@ -93,12 +85,13 @@ def test_given_keys_are_the_first_ones(database: str, tmp_path: Path) -> None:
         admin.revoke_key(key["key_id"])
         admin.set_password("admin", "a password of the operator's own")
         admin.close()
-    text = "".join(said)
+    text = output.read_text()
+    assert "ready on" in text
     for secret in (admin_key, api_key, PASSWORD, "shown once", "GUARD_ADMIN_KEY", "GUARD_API_KEY"):
         assert secret not in text
 
     file.write_text(other)
-    with serving(database, **given) as (url, _):
+    with serving(database, tmp_path / "second", **given) as url:
         assert not _works(url, api_key), "a revoked key stays revoked"
         for each in (admin_key, other):
             admin = AdminClient(url, each)
@@ -116,8 +109,10 @@ def test_given_keys_are_the_first_ones(database: str, tmp_path: Path) -> None:
 
 
 def test_without_them_the_keys_are_printed(tmp_path: Path) -> None:
-    with serving(str(tmp_path / "g.sqlite3")) as (url, said):
-        key = next(e.partition("=")[2].strip() for e in said if "GUARD_ADMIN_KEY" in e)
+    output = tmp_path / "output"
+    with serving(str(tmp_path / "g.sqlite3"), output) as url:
+        lines = output.read_text().splitlines()
+        key = next(e.partition("=")[2].strip() for e in lines if "GUARD_ADMIN_KEY" in e)
         admin = AdminClient(url, key)
         assert len(admin.keys()) == 1
         admin.close()

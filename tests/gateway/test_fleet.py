@@ -22,7 +22,7 @@ from tests.support import postgres
 from tests.support.fleet import CALLS, COST_TOKENS, WORKFLOW, Fleet, fleet
 from tests.support.proxy import BACKLOG, ChaosProxy
 from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 Serve = Callable[..., Served]
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(1800)]
@@ -140,6 +140,10 @@ def memory_of(served: Served) -> int:
     return int(psutil.Process(served.process.pid).memory_info().rss)
 
 
+def sockets_of(served: Served) -> float:
+    return scraped(served.base_url)["guard_gateway_control_sockets"]
+
+
 def overflows() -> int:
     """Return how many connections of this machine found their accept queue full."""
     lines = Path("/proc/net/netstat").read_text().splitlines()
@@ -202,10 +206,10 @@ def test_every_socket_is_cut_at_once(
         time.sleep(1)  # what is replayed would be here by now
         assert run.until(up=count)["interrupts"] == {"1": count}, "nobody saw it twice"
         now = [memory_of(each) for each in (a, b)]
-        sockets = [scraped(each.base_url)["guard_gateway_control_sockets"] for each in (a, b)]
+        until(lambda: sum(map(sockets_of, (a, b))) == count)  # those that were cut are noticed
+        sockets = [sockets_of(each) for each in (a, b)]
         mib = [[round(each / 2**20) for each in some] for some in (memory, now)]
         print(f"  MiB of the replicas before and after the last cut: {mib}; sockets: {sockets}")
-        assert sum(sockets) == count
         assert sum(now) < 1.15 * sum(memory)
         full = overflows() - before
         print(f"  connections that found an accept queue full: {full}")
@@ -227,7 +231,7 @@ def test_a_replica_goes_and_its_sockets_move(
     control.set_price("gpt-4o", input_per_mtok=10**9, output_per_mtok=10**9)
     control.set_budget(limit_nanousd=10**15)
     with watched(count, [going]) as run:
-        assert scraped(going.base_url)["guard_gateway_control_sockets"] == count
+        until(lambda: sockets_of(going) == count)
         run.proxy.retarget(staying.base_url, going.base_url)
         with Calling(run.fleet) as calling:
             until(lambda: calling.rounds, run.wait_s)
@@ -236,11 +240,11 @@ def test_a_replica_goes_and_its_sockets_move(
             at_s = time.monotonic()
             going.process.send_signal(signal.SIGTERM)
             control.kill(WORKFLOW)
-            assert going.process.wait(60) == 0
+            assert going.process.wait(WAIT_S) == 0
             run.until(bodies=0, interrupts={"1": count})
             run.back(at_s, f"{count} sockets move", count)
         assert run.until(up=count)["failed"] == 0
-        assert scraped(staying.base_url)["guard_gateway_control_sockets"] == count
+        until(lambda: sockets_of(staying) == count)
         run.fleet.tell("close")
     print(f"  {calling.rounds * count} calls meanwhile")
     settled(control, count, calling.rounds * count)

@@ -22,7 +22,10 @@ from tests.support import postgres
 from tests.support.waiting import until
 
 PROCESSES = 8
-DEADLINE_S = 100
+DEADLINE_S = 600
+TTL_MS = 15_000
+"""Of reservations: much longer than a worker takes for its call on a busy machine, since what is
+spent after it is over may exceed a limit, and no longer than orphans are waited for at the end."""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -47,7 +50,7 @@ class _Caller:
         while True:
             try:
                 if self._connection is None:
-                    self._connection = http.client.HTTPConnection("127.0.0.1", self._port, 10)
+                    self._connection = http.client.HTTPConnection("127.0.0.1", self._port, 60)
                 self._connection.request("POST", path, json.dumps(body), headers)
                 response = self._connection.getresponse()
                 reply = json.loads(response.read())
@@ -139,7 +142,7 @@ def _results(workers: list[Any], out: Any) -> list[Any]:
 
 def _prepare(served: Any) -> AdminClient:
     admin = AdminClient(served.base_url, served.admin_key)
-    admin.update_settings(reservation_ttl_ms=1500)
+    admin.update_settings(reservation_ttl_ms=TTL_MS)
     admin.set_price("m", input_per_mtok=0, output_per_mtok=1000 * 1_000_000)
     # Five scopes, three of them tight, so that many calls are refused.
     admin.set_budget(limit_nanousd=2**40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -30,20 +31,25 @@ HEAD = b"POST /gate HTTP/1.1\r\nHost: x\r\nX-Guard-Protocol: 3\r\nX-API-Key: %s\
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Gateway]:
-    with run_gateway(request_deadline_ms=1000, connections_max=20) as gateway:
+    with run_gateway(request_deadline_ms=1000) as gateway:
         yield gateway
 
 
 def talk(gateway: Gateway, *parts: bytes, timeout_s: float = 60.0) -> bytes:
     """Send parts and read until the gateway closes."""
     host, port = gateway.base_url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=timeout_s) as sock:
-        for part in parts:
-            sock.sendall(part.replace(b"KEY", gateway.api_key.encode()))
-        received = b""
+    received = b""
+    with (
+        socket.create_connection((host, int(port)), timeout=timeout_s) as sock,
+        # On a busy machine a part may be sent so late that the gateway has answered and closed.
+        contextlib.suppress(ConnectionError),
+    ):
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                sock.sendall(part.replace(b"KEY", gateway.api_key.encode()))
         while data := sock.recv(65536):
             received += data
-        return received
+    return received
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,8 @@ def test_swollen_requests_are_answered(
 
 
 def test_keep_alive_connections_are_not_ended_while_idle(strict: Gateway) -> None:
-    with httpx.Client(base_url=strict.base_url) as http:
+    limits = httpx.Limits(keepalive_expiry=None)  # the client ends none, either
+    with httpx.Client(base_url=strict.base_url, limits=limits) as http:
         assert http.get("/healthz").status_code == 200
         stream = http.get("/healthz").extensions["network_stream"]
         time.sleep(1.2)  # longer than the deadline of a request
@@ -93,19 +100,21 @@ def _first_bytes(sock: socket.socket) -> bytes:
         return b""
 
 
-def test_connections_are_capped(strict: Gateway) -> None:
-    host, port = strict.base_url.removeprefix("http://").split(":")
-    socks = [socket.create_connection((host, int(port))) for _ in range(30)]
-    try:
-        for sock in socks:
-            sock.settimeout(60)
-        ends = [_first_bytes(sock) for sock in socks]
-        assert ends[:10] == [b""] * 10, "the oldest made room"
-        assert set(ends[10:]) == {b"HTTP/1.1 408"}
-    finally:
-        for sock in socks:
-            sock.close()
-    until(lambda: httpx.get(f"{strict.base_url}/healthz").status_code == 200)
+def test_connections_are_capped() -> None:
+    # With a deadline that none of them reaches: only the cap ends connections.
+    with run_gateway(request_deadline_ms=3_600_000, connections_max=20) as gateway:
+        host, port = gateway.base_url.removeprefix("http://").split(":")
+        socks = [socket.create_connection((host, int(port)), timeout=60) for _ in range(30)]
+        try:
+            ends = [_first_bytes(sock) for sock in socks[:10]]
+            assert ends == [b""] * 10, "the oldest made room"
+            for sock in socks[10:]:
+                sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert _first_bytes(sock) == b"HTTP/1.1 200"
+        finally:
+            for sock in socks:
+                sock.close()
+        until(lambda: httpx.get(f"{gateway.base_url}/healthz").status_code == 200)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,12 @@ async def test_a_renewal_long_after_a_recall_is_no_answer_to_it() -> None:
 
 
 @pytest.mark.asyncio
-async def test_who_ignores_recalls_gets_small_leases(tenant: Tenant) -> None:
+async def test_who_ignores_recalls_gets_small_leases(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tenant.gateway._server is not None
+    recalls = tenant.gateway._server.app._recalls
+    monkeypatch.setattr(recalls, "_silence_s", 3600.0)  # a late answer is one, however late it is
     await asyncio.to_thread(tenant.admin.set_budget, limit_nanousd=LIMIT)
     other_key = await asyncio.to_thread(tenant.admin.create_key, "other")
 

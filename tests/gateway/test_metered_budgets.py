@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.ledger.state import ANYTHING
-from tests.gateway.conftest import Tenant
+from tests.gateway.conftest import Tenant, new_tenant
+from tests.support import postgres
+from tests.support.store import Clock
+from tests.support.waiting import WAIT_S
 
 GPT_4O = {"model": "gpt-4o", "function": "openai", "kind": "llm"}
 LOCAL = {"model": "qwen3:4b", "function": "openai", "kind": "llm", "local": True}
@@ -184,16 +189,47 @@ def sum_events(tenant: Tenant) -> None:
     async def step() -> None:
         await storage.write(ANYTHING, lambda unit: [each.step(10**6) for each in unit.scope_sums])
 
-    asyncio.run_coroutine_threadsafe(step(), gateway._loop).result(30)
+    asyncio.run_coroutine_threadsafe(step(), gateway._loop).result(WAIT_S)
+
+
+MIDDAY_MS = 1_800_016_200_000  # half past twelve of a day in the middle of January
+FIRST_MS = 1_801_440_000_000  # at which an hour, a day and a month begin
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("sqlite", MIDDAY_MS), ("postgres", MIDDAY_MS), ("sqlite", FIRST_MS)],
+    ids=["sqlite", "postgres", "sqlite-first"],
+)
+def still_gateway(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A gateway whose clock stands: no hour, day or month ends within a test."""
+    engine, now_ms = request.param
+    database = None
+    if engine == "postgres":
+        database = postgres.url_of(tmp_path_factory.mktemp("still"))
+    with run_gateway(database, clock_ms=Clock(now_ms)) as running:
+        yield running
+
+
+@pytest.fixture
+def still_tenant(still_gateway: Gateway) -> Iterator[Tenant]:
+    made = new_tenant(still_gateway)
+    yield made
+    assert still_gateway.admin.verify_ledger()["problems"] == []
+    made.http.close()
+    made.admin.close()
 
 
 @pytest.mark.parametrize("window", ["total", "hour", "day", "month"])
 @pytest.mark.parametrize("scope", ["organisation", "workflow", "user"])
 @pytest.mark.parametrize("is_summed", [False, True])
 def test_tokens_count_what_was_used_before_in_the_period(
-    tenant: Tenant, window: str, scope: str, is_summed: bool
+    still_tenant: Tenant, window: str, scope: str, is_summed: bool
 ) -> None:
     """Whether the sums by time have come to it yet, or not."""
+    tenant = still_tenant
     answer(tenant, ask(tenant, workflow_id="w", user="u").json(), input_tokens=30, output_tokens=5)
     answer(tenant, ask(tenant, workflow_id="x", user="v").json(), input_tokens=100)
     if is_summed:

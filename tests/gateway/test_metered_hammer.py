@@ -14,10 +14,9 @@ from guard.gateway.cli.admin_client import AdminClient
 from tests.gateway.test_hard_stop_hammer import TTL_MS, agent_process, answered_by, storm_settings
 from tests.support.llm_vendor import vendor_process
 from tests.support.spending_agent import MODEL
-from tests.support.waiting import until
+from tests.support.waiting import PATIENT, until
 
 PROCESSES = 3
-PATIENT = {"GUARD_TIMEOUT_MS": "30000"}
 
 
 @pytest.fixture
@@ -58,6 +57,8 @@ def check(admin: AdminClient) -> None:
 def test_processes_share_a_limit_exactly(
     served: Any, admin: AdminClient, vendor: str, limit: dict[str, Any]
 ) -> None:
+    # Nobody dies here: what a busy machine holds up must not expire.
+    admin.update_settings(lease_ttl_ms=60_000, reservation_ttl_ms=60_000)
     admin.set_budget(**limit)
     agents = [
         agent_process(served.base_url, served.api_key, vendor, 4, seed, **PATIENT)
@@ -88,10 +89,10 @@ def test_a_killed_process_leaves_no_more_than_it_had_under_way(
         return agent_process(served.base_url, served.api_key, vendor, 1000, next(seeds))
 
     agents = [start() for _ in range(PROCESSES)]
-    ends = time.monotonic() + 240
     killed = 0
-    while counted(admin, "calls") < 150:
-        assert time.monotonic() < ends, counted(admin, "calls")
+    while (before := counted(admin, "calls")) < 150:
+        # On a busy machine a program takes longer to start than it would live.
+        until(lambda before=before: counted(admin, "calls") > before)  # type: ignore[misc]
         time.sleep(rng.uniform(0.3, 1.5))  # a random moment is the point
         victim = rng.randrange(PROCESSES)
         agents[victim].kill()

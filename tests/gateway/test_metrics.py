@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -71,7 +72,7 @@ def served(database: str | Path) -> dict[str, Family]:
     with run_gateway(database, redis="redis://127.0.0.1:1/0", sweep_interval_ms=50) as gateway:
         tenant = new_tenant(gateway)
         happen(tenant)
-        until(lambda: "guard_gateway_budget_limit{" in page_of(gateway), 30)
+        until(lambda: "guard_gateway_budget_limit{" in page_of(gateway))
         page = page_of(gateway)
         tenant.http.close()
         tenant.admin.close()
@@ -111,10 +112,18 @@ def test_who_comes_by_a_proxy_gets_none(gateway: Gateway) -> None:
     assert "guard_gateway" not in reply.text
 
 
+@pytest.fixture
+def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Money is read soon again, also where a busy machine takes long to read it once."""
+    monkeypatch.setattr(money_samples, "PAUSES", 1)
+
+
+@pytest.mark.usefixtures("brief_pauses")
 def test_the_page_lists_what_is_served(tmp_path: Path) -> None:
     assert served(tmp_path / "g.sqlite3") == documented()
 
 
+@pytest.mark.usefixtures("brief_pauses")
 def test_replicas_serve_the_same_but_for_the_log(tmp_path: Path) -> None:
     known = documented()
     del known["guard_gateway_log_bytes"]
@@ -144,22 +153,27 @@ async def test_leases_and_their_money(tmp_path: Path) -> None:
             assert found["guard_gateway_leased_usd"] >= 2
             assert found["guard_gateway_expired_reservations_total"] == 0
         clock.now += DAY
-        await asyncio.to_thread(
-            until, lambda: scraped(gateway.base_url)["guard_gateway_leases"] == 0
-        )
-        found = await asyncio.to_thread(scraped, gateway.base_url)
-        assert found["guard_gateway_leased_usd"] == 0
-        assert found["guard_gateway_expired_reservations_total"] == 1
-        assert found["guard_gateway_control_sockets"] == 0
+        ended = {
+            "guard_gateway_leases": 0,
+            "guard_gateway_leased_usd": 0,
+            "guard_gateway_expired_reservations_total": 1,
+            "guard_gateway_control_sockets": 0,
+        }
+        await asyncio.to_thread(until, lambda: ended.items() <= scraped(gateway.base_url).items())
         tenant.http.close()
         tenant.admin.close()
 
 
 def test_the_writers_figures_agree(gateway: Gateway, tenant: Tenant) -> None:
     tenant.allowed()
-    found = scraped(gateway.base_url)
     size, name = "guard_gateway_group_commands", "guard_gateway_commit_seconds"
-    assert found[f"{size}_count"] == found[f"{name}_count"] > 0
+
+    def agreeing() -> dict[str, float] | None:
+        found = scraped(gateway.base_url)  # maybe while the writer's thread counts a commit
+        return found if found[f"{size}_count"] == found[f"{name}_count"] > 0 else None
+
+    found = until(agreeing)
+    assert found is not None
     assert found[f"{size}_sum"] >= found[f"{size}_count"]
     assert found["guard_gateway_lock_wait_seconds_sum"] > 0
     until(lambda: scraped(gateway.base_url)["guard_gateway_database_bytes"] > 0)
@@ -241,18 +255,20 @@ async def test_what_is_open_is_counted_less_often_where_that_takes_long(
     clock = Clock()
     storage = postgres.store(tmp_path, clock_ms=clock)
     await storage.open(lambda _: None)
-    counted, pause_s = 0, 0.0
+    counted, pause_s, now_s = 0, 0.0, 1000.0
     sampled = []
 
     storage._next_money_ms = 2**62
 
     async def report(*_: Any) -> list[Any]:
-        nonlocal counted
+        nonlocal counted, now_s
         counted += 1
-        await asyncio.sleep(pause_s)
+        now_s += pause_s
         return [(counted, 0, 0, 0)]
 
     monkeypatch.setattr(storage, "report", report)
+    # On a busy machine any count may take long.
+    monkeypatch.setattr(postgres_engine, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(postgres_engine, "COUNT_PAUSES", 5)
     for pause_s in (0.0, 0.0, 0.2, 0.0):  # noqa: B007  # the report above reads it
         clock.now += samples.INTERVAL_MS
@@ -260,11 +276,11 @@ async def test_what_is_open_is_counted_less_often_where_that_takes_long(
         sampled.append(counted)
     assert sampled == [1, 2, 3, 3], "not right after one that took long"
     assert storage.statistics()["open_reservations"] == counted
-    async with asyncio.timeout(60):  # five times as long as the count took
-        while counted == 3:
-            await asyncio.sleep(0.1)
-            clock.now += samples.INTERVAL_MS
-            await storage.sample()
+    for passed_s in (0.9, 0.2):  # five times as long as the count took
+        assert counted == 3
+        now_s += passed_s
+        clock.now += samples.INTERVAL_MS
+        await storage.sample()
     assert storage.statistics()["open_reservations"] == counted == 4
     await storage.close()
 
@@ -301,6 +317,7 @@ def test_only_some_organisations_have_a_name_and_no_sum_falls() -> None:
     assert {"dear0", "dear1", "dear2"} <= last.keys()
 
 
+@pytest.mark.usefixtures("brief_pauses")
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 def test_money_and_decisions(engine: str, tmp_path: Path) -> None:
     database = tmp_path / "g.sqlite3" if engine == "sqlite" else postgres.url_of(tmp_path)
@@ -325,9 +342,10 @@ def test_money_and_decisions(engine: str, tmp_path: Path) -> None:
             found.clear()
             found.update(scraped(gateway.base_url))
             spent = f'guard_gateway_spent_usd_total{{organisation="{own}"}}'
-            return round(found.get(spent, 0), 6) == 0.65
+            # Balances are read a moment before the sums: the last charge may come between them.
+            return round(found.get(spent, 0), 6) == 0.65 and of("spent", 'unit="usd"') == 0.45
 
-        until(is_read, 30)
+        until(is_read)
         page = page_of(gateway)
         tenant.http.close()
         tenant.admin.close()

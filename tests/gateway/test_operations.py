@@ -38,6 +38,7 @@ from guard.gateway.services.keys import make_key
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.postgres import migrations
 from guard.gateway.storage.postgres.connection import (
+    _SERVER_SETTINGS,
     IDLE_TIMEOUT_MS,
     LOCK_TIMEOUT_MS,
     STATEMENT_TIMEOUT_MS,
@@ -175,11 +176,19 @@ async def opening(path: Path | str) -> AsyncIterator[tuple[GatewayApp, httpx.Asy
             await served
 
 
+def _connect_patiently(connect: Callable[..., Any], *names: Any, **options: Any) -> Any:
+    return connect(*names, **{**options, "timeout": 120.0})
+
+
 @pytest.mark.asyncio
 async def test_not_ready_while_migrating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "_OPEN_WAIT_S", 0.2)
+    monkeypatch.setattr(health, "READY_WAIT_S", 60.0)  # a busy machine is no fault
     path = tmp_path / "g.sqlite3"
     other = sqlite3.connect(path, isolation_level=None)
+    # Nor does the migration give up while a busy machine asks what is asked here.
+    patient = functools.partial(_connect_patiently, sqlite3.connect)
+    monkeypatch.setattr(sqlite3, "connect", patient)
     other.execute("PRAGMA journal_mode = WAL")
     other.execute("BEGIN IMMEDIATE")  # the migration waits for this one
     async with opening(path) as (app, http):
@@ -213,6 +222,8 @@ async def test_not_ready_without_its_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     monkeypatch.setattr(health, "READY_WAIT_S", 60.0)  # a busy machine is no fault
+    # The server ends a transaction of who says nothing for a while, which is not meant here.
+    monkeypatch.setitem(_SERVER_SETTINGS, "idle_in_transaction_session_timeout", 60_000)
     go_on = threading.Event()
     database = tmp_path / "g.sqlite3" if engine == "sqlite" else postgres.url_of(tmp_path)
     async with opening(database) as (app, http):
@@ -235,6 +246,7 @@ async def test_not_ready_while_another_replica_migrates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "_OPEN_WAIT_S", 0.2)
+    monkeypatch.setattr(health, "READY_WAIT_S", 60.0)  # a busy machine is no fault
     monkeypatch.setattr(migrations, "RETRY_S", 0.1)
     lock = "SELECT pg_advisory_lock(%s::int, hashtext(current_schema()))"
     asks = (
@@ -325,7 +337,11 @@ def test_a_request_under_way_is_answered_and_no_other_is_taken(
     served.process.send_signal(signal.SIGTERM)
     until(lambda: not _accepts(served.base_url))
     raw.sendall(body)
-    answer = raw.recv(65_536)
+    answer = b""
+    while b"}" not in answer:  # head and body may come one by one
+        read = raw.recv(65_536)
+        assert read, answer
+        answer += read
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b'"decision":"allow"' in answer
     assert served.process.wait(60) == 0
@@ -355,12 +371,13 @@ def test_ready_says_no_before_it_stops_accepting(serve: Callable[..., Served]) -
 
 @pytest.mark.asyncio
 async def test_sockets_are_told_to_move_one_after_another(serve: Callable[..., Served]) -> None:
-    # A hundred a second: a machine that stands still for a moment does not make it one moment.
-    program = f"from guard.gateway.services import fanout; fanout.MOVE_S = 0.01\n{SERVE}"
+    # Within half a minute, of which the test waits for the first only: a machine that stands still
+    # for some seconds does not make it one moment.
+    program = f"from guard.gateway.services import fanout; fanout.MOVE_S = 0.3\n{SERVE}"
     served = await asyncio.to_thread(
         functools.partial(serve, "--drain-timeout-ms", "60000", program=program)
     )
-    loop, count = asyncio.get_running_loop(), 100
+    count = 100
     async with contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(asker(served.base_url, served.api_key))
@@ -368,17 +385,15 @@ async def test_sockets_are_told_to_move_one_after_another(serve: Callable[..., S
         ]
         for client in clients:
             await client.read()  # the hello
-
-        async def told(client: Any) -> tuple[int | None, float]:
-            return await close_code(client.channel), loop.time()
-
-        waiting = [asyncio.create_task(told(client)) for client in clients]
+        waiting = [asyncio.create_task(close_code(client.channel)) for client in clients]
         served.process.send_signal(signal.SIGTERM)
-        ends = await asyncio.gather(*waiting)
-        assert {code for code, _ in ends} == {CLOSE_GOING_AWAY}
-        times = sorted(at for _, at in ends)
-        assert times[-1] - times[0] > count / 100 / 5, "spread, not all at one moment"
-    assert await asyncio.to_thread(served.process.wait, 20) == 0
+        first, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert {each.result() for each in first} == {CLOSE_GOING_AWAY}
+        assert len(others) > count / 2, "spread, not all at one moment"
+        await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)  # by itself as well
+        served.process.send_signal(signal.SIGTERM)  # the rest at once
+        assert set(await asyncio.gather(*waiting)) == {CLOSE_GOING_AWAY}
+    assert await asyncio.to_thread(served.process.wait, 60) == 0
 
 
 def _accepts(base_url: str) -> bool:

@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 @contextlib.asynccontextmanager
 async def in_redis(url: str, clock: Clock | None, **options: Any) -> AsyncIterator[RedisRates]:
-    connection = RedisConnection(url, answer_wait_s=20)  # how it counts is tested, not how fast
+    connection = RedisConnection(url, answer_wait_s=60)  # how it counts is tested, not how fast
     await connection.open()
     try:
         yield RedisRates(connection, clock_ms=clock, **options)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,9 +30,11 @@ from tests.gateway.test_metrics import scraped
 from tests.support.asker import ask, asker, call
 from tests.support.programs import killed_at_last
 from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 CAP = {"calls": 1000, "tools": ["pay"]}
+PATIENCE_S = 30.0
+"""How long a gateway waits for its Redis, so that a busy machine is no silent one."""
 NOWHERE = "redis://:hunter2@127.0.0.1:1/0"
 
 
@@ -51,8 +55,8 @@ class Site:
 
 @pytest.fixture
 def site(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:  # noqa: F811
-    """A gateway that waits long enough for its Redis, so that a busy machine is no silent one."""
-    monkeypatch.setitem(RedisConnection.__init__.__kwdefaults__, "answer_wait_s", 3.0)
+    """A gateway and a Redis on a socket file."""
+    monkeypatch.setitem(RedisConnection.__init__.__kwdefaults__, "answer_wait_s", PATIENCE_S)
     with run_gateway(redis=redis_server.url, sweep_interval_ms=50) as gateway:
         tenant = new_tenant(gateway)
         tenant.admin.set_policy(rate_caps=[CAP])
@@ -89,9 +93,28 @@ def test_emptied(site: Site) -> None:
     assert site.metric("redis_failures_total") == 0
 
 
+@pytest.mark.asyncio
+async def test_a_connection_is_closed_at_any_moment(
+    redis_server: RedisServer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also in the turn of the loop in which a ping has been sent."""
+    monkeypatch.setattr(connection, "PING_S", 0.0)
+    for number in range(200):
+        redis = RedisConnection(redis_server.url, answer_wait_s=PATIENCE_S)
+        await redis.open()
+        for _ in range(number % 40):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(WAIT_S):
+            await redis.close()
+
+
 def test_hanging(site: Site) -> None:
     assert site.capped() == 200
+    used = site.tenant.gateway._server.app._redis  # type: ignore[union-attr]
+    assert used is not None
     site.redis.signal(signal.SIGSTOP)
+    used._answer_wait_s = 1.0
     try:
         site.tenant.refused(503, "GD-R002", tool_name="pay")
         site.tenant.allowed()
@@ -99,16 +122,27 @@ def test_hanging(site: Site) -> None:
             site.tenant.refused(503, "GD-R002", tool_name="pay")
         assert site.metric("redis_failures_total") == 1, "later ones do not wait"
     finally:
+        used._answer_wait_s = PATIENCE_S
         site.redis.signal(signal.SIGCONT)
     until(lambda: site.capped() == 200)
 
 
+def _free_port() -> int:
+    """Return a port of which no program gets hold by chance while Redis is away.
+
+    Those that a machine chooses, also for each connection to elsewhere, are higher.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 @pytest.fixture
-def site_over_tcp(tmp_path: Path) -> Iterator[Site]:
+def site_over_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Redis on a port, as in production; clients treat the end of such a connection differently."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = RedisServer(tmp_path, port=port)
+    monkeypatch.setitem(RedisConnection.__init__.__kwdefaults__, "answer_wait_s", PATIENCE_S)
+    server = RedisServer(tmp_path, port=_free_port())
     with run_gateway(redis=server.url, sweep_interval_ms=50) as gateway:
         tenant = new_tenant(gateway)
         tenant.admin.set_policy(rate_caps=[CAP])
@@ -144,7 +178,9 @@ def test_a_loss_that_no_call_meets_is_shown(site_over_tcp: Site) -> None:
 @pytest.mark.asyncio
 async def test_a_lease_is_renewed_and_returned_meanwhile(site: Site) -> None:
     tenant = site.tenant
-    await asyncio.to_thread(tenant.admin.set_policy, rate_caps=[{"calls": 100}])
+    await asyncio.to_thread(
+        tenant.admin.set_policy, rate_caps=[{"calls": 100, "per_ms": 3_600_000}]
+    )
     body = call(1, lease={"demand_nanousd": 2_000_000_000, "demand_calls": 4})
     async with asker(tenant.gateway.base_url, tenant.api_key) as client:
         [(status, reply)] = await client.ask(ask("a", body))

@@ -21,8 +21,10 @@ from tests.support.redis_server import RedisServer, kept_redis
 from tests.support.waiting import until
 
 HOUR_MS = 3_600_000
-ANSWER_WAIT_S = 3.0
+ANSWER_WAIT_S = 30.0
 """Longer than usual, so that a busy machine is no silent Redis."""
+HANGS_S = 1.0
+"""The same while it is silent in earnest."""
 
 
 @attrs.frozen
@@ -31,6 +33,12 @@ class Replica:
 
     gateway: Gateway
     line: ChaosProxy
+
+    def wait_for_redis(self, wait_s: float) -> None:
+        """Have the replica wait for so long, from the next question on."""
+        redis = self.gateway._server.app._redis  # type: ignore[union-attr]
+        assert redis is not None
+        redis._answer_wait_s = wait_s
 
     def redis_metric(self, name: str) -> float:
         return scraped(self.gateway.base_url)[f"guard_gateway_redis_{name}"]
@@ -61,6 +69,7 @@ class Caps:
             each.line.retarget(redis.url)
             each.line.fault = "none"
             each.line.cut()
+            each.wait_for_redis(ANSWER_WAIT_S)  # also after a test that failed
         self.tenant: Tenant = new_tenant(replicas[0].gateway)
         self._numbers = itertools.count()
         self.tenant.admin.set_budget(10**6)
@@ -113,6 +122,7 @@ def test_capped_calls_are_refused_and_the_rest_goes_on(
         away = {"one": 1, "both": 2}[whom]
         for each in replicas[:away]:
             each.line.part(kind)
+            each.wait_for_redis(HANGS_S)
         for _ in range(3):
             for each in replicas[:away]:
                 status, error_code, answer = caps.ask(each, tool_name="pay")
@@ -126,6 +136,7 @@ def test_capped_calls_are_refused_and_the_rest_goes_on(
         for each in replicas[:away]:
             each.line.strand()  # connections that were open stay silent for ever
             each.line.fault = "none"
+            each.wait_for_redis(ANSWER_WAIT_S)
         for each, before in zip(replicas[:away], failures, strict=False):
             until(lambda each=each: caps.ask(each, tool_name="pay")[0] == 200)  # type: ignore[misc]
             assert each.redis_metric("up") == 1

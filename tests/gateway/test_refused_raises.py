@@ -18,7 +18,11 @@ from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.gateway.cli.main import gateway as command
 from guard.gateway.embedded import Gateway
 from tests.gateway.conftest import Tenant
-from tests.gateway.test_raises import actions, asking
+from tests.gateway.test_raises import (
+    actions,
+    asking,
+    patient_tenant,  # noqa: F401  # a fixture
+)
 from tests.gateway.test_waiting_line import ask
 from tests.support.waiting import PATIENT, WAIT_S, until
 

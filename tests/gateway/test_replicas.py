@@ -131,7 +131,7 @@ def test_a_revoked_key_is_refused_everywhere(tenants: list[Tenant]) -> None:
 
 def test_a_cap_counts_the_calls_of_all(tenants: list[Tenant]) -> None:
     a, b = tenants
-    a.admin.set_policy(rate_caps=[{"calls": 10}], tools_block=["rm"])
+    a.admin.set_policy(rate_caps=[{"calls": 10, "per_ms": 3_600_000}], tools_block=["rm"])
     # A call that the new rule does not reach yet would not count.
     until(lambda: b.gate(kind="tool", tool_name="rm").status_code == 403)
     statuses = [tenant.gate().status_code for _ in range(8) for tenant in (a, b)]
@@ -258,8 +258,9 @@ async def test_a_message_that_cannot_be_read_does_not_end_the_listening(
     await one.write(within(owner), control.issue_directive, ACTOR, owner, kill)
     await until_async(lambda: any(event.kind == "control" for event in heard))
     assert "other replicas are not heard: WireError" in caplog.text
-    assert other._listener is not None
-    assert other._listener.healthy
+    hearing = other._listener
+    assert hearing is not None
+    await until_async(lambda: hearing.healthy)  # a moment after it has delivered
     for each in (one, other):
         await each.close()
 
@@ -323,7 +324,8 @@ def test_what_a_killed_replica_held_expires_once(serve: Callable[..., Any], tmp_
     with psycopg.connect(postgres.dsn_of(tmp_path), autocommit=True) as connection:
         connection.execute("UPDATE reservations SET expires_at_ms = 0")  # as if time had passed
     until(lambda: admin.ledger()[0]["reserved_nanousd"] == 0)
-    assert scraped(staying.base_url)["guard_gateway_expired_reservations_total"] == 20
+    expired = "guard_gateway_expired_reservations_total"
+    until(lambda: scraped(staying.base_url)[expired] == 20)
     report = admin.verify_ledger()
     assert (report["problems"], report["reservations_open"]) == ([], 0)
     admin.close()

@@ -169,7 +169,7 @@ def test_rules_of_tools_leave_requests_alone(tenant: Tenant) -> None:
 
 
 def test_rate_caps_count_requests_outside_of_calls_only(tenant: Tenant) -> None:
-    tenant.admin.set_policy(rate_caps=[{"calls": 1}])
+    tenant.admin.set_policy(rate_caps=[{"calls": 1, "per_ms": 3_600_000}])
     call = tenant.allowed(gates_requests=True)
     for _ in range(3):
         request(tenant, within=call["call_id"])

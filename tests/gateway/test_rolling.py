@@ -14,7 +14,7 @@ import pytest
 import guard
 from guard.gateway.cli.admin_client import AdminClient
 from guard.runtime.runtime import GuardRuntime
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import SERVE, Served
 from tests.support import postgres
 from tests.support.proxy import ChaosProxy
 from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
@@ -22,6 +22,16 @@ from tests.support.steady_worker import SteadyWorker
 from tests.support.waiting import until
 
 Serve = Callable[..., Served]
+PATIENT = (
+    """
+from guard.gateway.storage.redis.connection import RedisConnection
+
+RedisConnection.__init__.__kwdefaults__["answer_wait_s"] = 60.0
+
+"""
+    + SERVE
+)
+"""A gateway to which a busy machine is no silent Redis."""
 
 
 @pytest.fixture
@@ -34,9 +44,9 @@ def admin_of(replica: Served) -> AdminClient:
 
 
 def test_a_rate_cap_counts_over_replicas(serve: Serve, redis_server: RedisServer) -> None:  # noqa: F811
-    replicas = [serve("--redis", redis_server.url) for _ in range(2)]
+    replicas = [serve("--redis", redis_server.url, program=PATIENT) for _ in range(2)]
     with contextlib.closing(admin_of(replicas[0])) as admin:
-        admin.set_policy(rate_caps=[{"calls": 7, "tools": ["pay"]}])
+        admin.set_policy(rate_caps=[{"calls": 7, "per_ms": 3_600_000, "tools": ["pay"]}])
     headers = {"X-API-Key": replicas[0].api_key, "X-Guard-Protocol": "3"}
 
     def ask(replica: Served, number: int) -> int:
@@ -81,11 +91,11 @@ def test_replicas_are_replaced_under_load(serve: Serve, proxy: Callable[[str], C
                 successor = serve(*options)
                 front.retarget(successor.base_url)
                 replica.process.send_signal(signal.SIGTERM)
-                assert replica.process.wait(60) == 0
+                assert replica.process.wait(120) == 0
                 replica = successor
                 until(lambda before=before: worker.done > before + 20)  # type: ignore[misc]
             until(lambda: runtime.status().control_channel == "websocket")
-        runtime.flush(20)
+        runtime.flush(60)
         assert worker.failures == []
         with contextlib.closing(admin_of(replica)) as admin:
             assert admin.verify_ledger()["problems"] == []

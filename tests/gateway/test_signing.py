@@ -91,13 +91,13 @@ def test_skewed_request_is_told_the_time(make_tenant: Any, skew_s: int) -> None:
 
 
 def test_replay_is_refused_also_after_a_restart(tmp_path: Any) -> None:
-    with run_gateway(tmp_path / "g.sqlite3") as gateway:
+    public = "http://gateway.example"  # signed at both ports
+    with run_gateway(tmp_path / "g.sqlite3", public_url=public) as gateway:
         api_key = gateway.admin.create_key("signed", hmac_secret=SECRET)
-        port = int(gateway.base_url.rsplit(":", 1)[1])
-        headers = signed(gateway.base_url, api_key, "POST", "/gate", BODY)
+        headers = signed(public, api_key, "POST", "/gate", BODY)
         assert gate(gateway.base_url, headers).status_code == 200
         assert gate(gateway.base_url, headers).status_code == 401
-    with run_gateway(tmp_path / "g.sqlite3", port=port) as gateway:
+    with run_gateway(tmp_path / "g.sqlite3", public_url=public) as gateway:
         reply = gate(gateway.base_url, headers)
         assert (reply.status_code, reply.json()["detail"]) == (401, "the nonce was used before")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 from typing import Any
 
 import httpx
@@ -183,9 +182,16 @@ async def test_a_key_that_expires_decides_nothing_more(tenant: Any) -> None:
     async with opened(tenant) as client:
         await asyncio.to_thread(tenant.admin.rotate_key, key_id, 200)
         await until_async(lambda: tenant.gate().status_code == 401)
-        with contextlib.suppress(ConnectionClosed):
+
+        async def go_on() -> None:
             await client.send(ask("late", call(1)))
-        assert await close_code(client.channel) == 4401
+            while True:
+                await client.read()
+
+        with pytest.raises(ConnectionClosed) as closed:
+            await go_on()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4401
         assert not client.told
 
 

@@ -120,7 +120,6 @@ async def test_a_killed_gateway_answers_again_what_it_had_decided(
     serve: Any, tmp_path: Path
 ) -> None:
     served = await asyncio.to_thread(serve)
-    port = urlsplit(served.base_url).port
     with contextlib.closing(AdminClient(served.base_url, served.admin_key)) as admin:
         await asyncio.to_thread(admin.set_budget, 5)  # 50 of these
     asks = [ask(f"k{n}", call(n, **_PRICED)) for n in range(200)]
@@ -132,8 +131,8 @@ async def test_a_killed_gateway_answers_again_what_it_had_decided(
             await client.read()
         served.process.send_signal(signal.SIGKILL)
         first = client.told
-    await asyncio.to_thread(served.process.wait, 20)
-    again = await asyncio.to_thread(lambda: serve(port=port))
+    await asyncio.to_thread(served.process.wait, WAIT_S)
+    again = await asyncio.to_thread(serve)
     async with asker(again.base_url, again.api_key) as client:
         answers = await client.ask(*asks)
         for ask_id, answer in first.items():
@@ -151,7 +150,8 @@ async def test_a_gateway_that_ends_answers_what_it_has_read(serve: Any) -> None:
     async with asker(served.base_url, served.api_key) as client:
         await client.ask(ask("warm", call(0)))
         await client.send(*(ask(f"e{n}", call(n)) for n in range(100)))
-        await client.read()
+        while len(client.told) < 2:  # the frame has been read
+            await client.read()
         served.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(ConnectionClosed):
             while True:
@@ -231,18 +231,20 @@ async def test_kills_are_not_behind_decisions(tenant: Any) -> None:
     async with asker(tenant.gateway.base_url, tenant.api_key) as client:
         await client.read()  # the hello
         loop.call_soon_threadsafe(kill, 1)
-        while len(seen) < PUSHES or len(client.told) <= PUSHES:  # decisions go on meanwhile
-            while asked - len(client.told) < IN_FLIGHT:
-                await client.send(*(ask(f"d{asked + n}", call(asked + n)) for n in range(50)))
-                asked += 50
-            await client.read()
-            for message in client.pushed:
-                if message["type"] == "kill":
-                    seen.append(message["seq"])
-                    overtaken = len(client.told) - decided[message["seq"]]
-                    assert overtaken <= 2 * IN_FLIGHT
-            client.pushed.clear()
-        done.set()
+        try:
+            while len(seen) < PUSHES or len(client.told) <= PUSHES:  # decisions go on meanwhile
+                while asked - len(client.told) < IN_FLIGHT:
+                    await client.send(*(ask(f"d{asked + n}", call(asked + n)) for n in range(50)))
+                    asked += 50
+                await client.read()
+                for message in client.pushed:
+                    if message["type"] == "kill":
+                        seen.append(message["seq"])
+                        overtaken = len(client.told) - decided[message["seq"]]
+                        assert overtaken <= 2 * IN_FLIGHT
+                client.pushed.clear()
+        finally:
+            done.set()  # else it goes on for ever, in the gateway of all other tests
     assert seen == list(range(1, len(seen) + 1))
 
 

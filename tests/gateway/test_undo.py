@@ -403,8 +403,12 @@ async def test_failing_requests_of_one_tenant_read_nothing_again(tmp_path: Path)
     await storage.close()
 
 
-def test_a_run_is_written_when_it_has_spent_or_was_not_seen_for_a_second(tmp_path: Path) -> None:
-    machine = Machine(str(tmp_path))
+def test_a_run_is_written_when_it_has_spent_or_was_not_seen_for_a_second() -> None:
+    with new_machine() as machine:
+        _check_runs(machine)
+
+
+def _check_runs(machine: Machine) -> None:
     unit = machine.unit
     statements: list[str] = []
     unit.connection.set_trace_callback(statements.append)

@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_store
 from tests.support.store import DAY, Clock, ingest
+from tests.support.waiting import WAIT_S
 
 NOW = 1_800_000_000_000
 _numbers = itertools.count()
@@ -82,11 +84,10 @@ async def test_a_backup_ends_beside_constant_writes(storage: SqliteStorage, tmp_
     filling.commit()
     filling.close()
     copying = asyncio.create_task(asyncio.to_thread(backup, storage.path, target))
-    for _ in range(2000):
+    ends_s = time.monotonic() + WAIT_S
+    while not copying.done():
+        assert time.monotonic() < ends_s, "the copy has begun anew with each commit"
         await charge(storage)
-        if copying.done():
-            break
-    assert copying.done(), "the copy has begun anew with each commit"
     assert await copying > 64 * 1024 * 1024
     copy = SqliteStorage(target, clock_ms=storage.clock_ms)
     await copy.open(lambda _: None)

@@ -21,7 +21,7 @@ from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime, known_runtime
 from guard.telemetry import spans
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import PATIENT
+from tests.support.waiting import PATIENT, until
 
 _numbers = itertools.count(1)
 
@@ -122,6 +122,17 @@ def start(tenant: Tenant) -> Callable[..., GuardRuntime]:
         return guard.GuardRuntime(**settings).open()
 
     return starter
+
+
+def settled(runtime: GuardRuntime) -> GuardRuntime:
+    """Wait until a runtime has done what it does by itself once its control channel is open.
+
+    It delivers at once what is buffered at that moment, however long its flush interval is.
+    """
+    channel = "poller" if runtime.settings.transport_mode == "http" else "websocket"
+    until(lambda: runtime.status().control_channel == channel)
+    runtime.flush()
+    return runtime
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import guard
 from guard import context
 from guard.gateway.api import health
 from guard.scope.scope import current_scope
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 SHOWN = ("Pay this invoice?", {"to": "ACME", "amount": "12.50 EUR"})
 
@@ -204,7 +204,7 @@ def test_nothing_of_it_is_logged_or_reported(
             pay()
 
     assert asked(tenant, work) == ("canary-5e", {"x": "canary-5e"})
-    runtime.flush(10)
+    runtime.flush(WAIT_S)
     assert "canary" not in caplog.text
     assert "canary" not in "".join(capsys.readouterr())
     assert "canary" not in json.dumps(tenant.admin.events(workflow_id="w"))

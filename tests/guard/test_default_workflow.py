@@ -15,7 +15,7 @@ from guard import GuardRuntime
 from guard.core import wire
 from tests.guard.conftest import Tenant
 from tests.support.llm_vendor import vendor_process
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 BODY: dict[str, Any] = {
     "model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}],
@@ -82,7 +82,7 @@ def test_budgets_hold_outside_of_workflows(
     error = refused(send, vendor)
     # A vendor's client may wrap it; a protected call, a workflow or a user's block is an edge.
     assert isinstance(error.__cause__ or error, guard.GuardBudgetError)
-    runtime.flush(10)
+    runtime.flush(WAIT_S)
     events = tenant.llm_events("default")
     assert len(events) == 2
     assert {event["run_id"] for event in events} != {None}
@@ -104,7 +104,7 @@ def test_a_key_of_one_workflow_keeps_it(start: Start, tenant: Tenant, vendor: st
     runtime = start(api_key=tenant.admin.create_key("bound", workflow_id="billing"))
     by_httpx(vendor)
     guard.track_tool("t")
-    runtime.flush(10)
+    runtime.flush(WAIT_S)
     assert {event["workflow_id"] for event in tenant.admin.events()} == {"billing"}
     assert guard.status().events_lost == 0
 
@@ -126,7 +126,7 @@ def test_without_gating_nothing_is_held_or_named(start: Start, tenant: Tenant, v
     runtime = start(gate_requests=False)
     assert runtime.status().workflow is None
     by_httpx(vendor)
-    runtime.flush(10)
+    runtime.flush(WAIT_S)
     assert [event["workflow_id"] for event in tenant.llm_events()] == [None]
 
 
@@ -134,7 +134,7 @@ def test_observing_refuses_nothing(start: Start, tenant: Tenant, vendor: str) ->
     tenant.admin.set_budget(0.01)
     runtime = start(mode="observe")
     by_httpx(vendor)
-    runtime.flush(10)
+    runtime.flush(WAIT_S)
     [observed] = tenant.admin.events(type="sdk.observed")
     assert (observed["workflow_id"], observed["data"]["error_code"]) == ("default", "GD-B004")
 

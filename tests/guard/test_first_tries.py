@@ -38,7 +38,7 @@ class TestNoGateway:
     def test_the_first_call_names_the_address_and_what_to_do(
         self, start: Callable[..., GuardRuntime]
     ) -> None:
-        runtime = start(api_url=NOBODY, timeout_ms=2000)
+        runtime = start(api_url=NOBODY)
         # The probes of `init` and the control channel have opened the circuit by then.
         until(lambda: runtime.status().breaker == "open")
 
@@ -53,7 +53,7 @@ class TestNoGateway:
             assert hint in str(refused.value)
 
     def test_later_ones_say_why_it_is_left_alone(self, start: Callable[..., GuardRuntime]) -> None:
-        runtime = start(api_url=NOBODY, timeout_ms=2000, transport_mode="http")
+        runtime = start(api_url=NOBODY, transport_mode="http")
         until(lambda: runtime.status().breaker == "open")
 
         @guard.protect

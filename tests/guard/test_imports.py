@@ -420,7 +420,7 @@ loaded = set()
 sys.meta_path.insert(0, Finder)
 guard.init()
 guard.protect(lambda: None)()
-guard.shutdown()
+guard.shutdown(60)
 print(*sorted(each for each in loaded if "own_httpx" not in each))
 """
 """Prints the packages that load modules of their own when the loop's thread imports them."""

@@ -119,7 +119,7 @@ def test_the_money_of_a_call_that_is_interrupted_as_it_begins_goes_back(
         pass
 
     until(lambda: (session := runtime.link.session) and session.asks.can_lease, WAIT_S)
-    step()
+    until(lambda: (step(), runtime.leases.totals().leases)[1], WAIT_S)
     taken: list[Any] = []
     take = runtime.leases.take
 

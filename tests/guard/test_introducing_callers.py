@@ -270,16 +270,17 @@ async def test_a_scope_is_entered_by_a_generator_of_a_context_manager(gateway: G
 async def test_an_idle_account_is_closed_and_opened_again(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "IDLE_S", 0.3)
     monkeypatch.setattr(callers, "_SWEEP_S", 0.05)
     async with process_for(gateway) as process:
         hub = gateway._server.app.hub  # type: ignore[union-attr]
         channels = hub.count
         await process.a.request()
         with caller(process.b.who):
+            monkeypatch.setattr(callers, "IDLE_S", 0.3)
             await until_async(lambda: process.runtime.callers.active == [process.b.who])
         await until_async(lambda: process.runtime.callers.active == [])
         await until_async(lambda: channels() == 0)
+        monkeypatch.undo()  # the next one is used at once, however slow the machine is
         old = process.a.who
         with pytest.raises(RuntimeError, match="introduce"), caller(old):
             pass

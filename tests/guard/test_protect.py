@@ -13,6 +13,7 @@ import pytest
 import guard
 from guard.breaker.exceptions import GuardTransportError, WorkflowPausedException
 from guard.runtime.runtime import GuardRuntime
+from tests.guard.conftest import settled
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import until, until_async
 
@@ -62,26 +63,6 @@ class TestKinds:
         assert stream.throw(KeyError("x")) == 2  # type: ignore[attr-defined]
         assert seen[0] == "hello"
         assert isinstance(seen[1], KeyError)
-
-    def test_generator_asks_when_iteration_begins_and_closes_when_abandoned(
-        self, runtime: GuardRuntime
-    ) -> None:
-        closed = []
-
-        @guard.protect
-        def numbers() -> Iterator[int]:
-            try:
-                yield from range(10)
-            finally:
-                closed.append(True)
-
-        before = len(runtime.events.buffer)
-        stream = numbers()
-        assert len(runtime.events.buffer) == before
-        assert next(stream) == 0
-        stream.close()  # type: ignore[attr-defined]
-        assert closed == [True]
-        assert len(runtime.events.buffer) == before + 1  # the closing event
 
     @pytest.mark.asyncio
     async def test_async_generator(self) -> None:
@@ -147,6 +128,28 @@ class TestKinds:
 
         with pytest.raises(LookupError, match="mine"):
             broken()
+
+
+def test_generator_asks_when_iteration_begins_and_closes_when_abandoned(
+    start: Callable[..., GuardRuntime],
+) -> None:
+    runtime = settled(start(flush_interval_ms=3_600_000))
+    closed = []
+
+    @guard.protect
+    def numbers() -> Iterator[int]:
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    before = len(runtime.events.buffer)
+    stream = numbers()
+    assert len(runtime.events.buffer) == before
+    assert next(stream) == 0
+    stream.close()  # type: ignore[attr-defined]
+    assert closed == [True]
+    assert len(runtime.events.buffer) == before + 1  # the closing event
 
 
 class TestRefusals:
@@ -259,7 +262,7 @@ class TestWithoutGateway:
         self, proxy: ChaosProxy, start: Callable[..., GuardRuntime]
     ) -> None:
         proxy.fault = "refuse"
-        start(api_url=proxy.url, timeout_ms=500)
+        start(api_url=proxy.url)
 
         @guard.protect
         def call() -> str:
@@ -278,7 +281,7 @@ async def test_concurrent_coroutines_wait_together_and_the_loop_stays_free(
     proxy: ChaosProxy, start: Callable[..., GuardRuntime]
 ) -> None:
     """All five ask before one is answered, and the caller's loop runs meanwhile."""
-    await asyncio.to_thread(start, api_url=proxy.url, timeout_ms=30_000)
+    await asyncio.to_thread(start, api_url=proxy.url, transport_mode="http")
 
     @guard.protect
     async def call() -> str:

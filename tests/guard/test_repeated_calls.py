@@ -28,7 +28,7 @@ from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support import postgres
-from tests.support.waiting import PATIENT, until
+from tests.support.waiting import PATIENT, WAIT_S, until
 
 SECRET = "canary-of-an-argument"
 
@@ -277,7 +277,7 @@ with guard.workflow("w"):
             refused += 1
     current_scope.reset(token)
 print(allowed, refused)
-guard.shutdown()
+guard.shutdown(60)
 """
 
 
@@ -339,7 +339,7 @@ def test_no_argument_and_no_prompt_is_on_the_wire(
                 search(SECRET)
                 ask(client, SECRET)
         runtime.flush()
-        guard.shutdown()
+        guard.shutdown(WAIT_S)
     everything = b"".join(sent)
     assert b'"digest"' in everything
     assert SECRET.encode() not in everything

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import guard
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 SECRET = "canary-secret-0123456789"
 
@@ -28,7 +28,7 @@ def test_logs_at_debug_level_hold_neither_key_nor_secret(
 
         call()
         runtime.flush()
-        guard.shutdown()
+        guard.shutdown(WAIT_S)
     assert "guard" in caplog.text
     assert key not in caplog.text
     assert SECRET not in caplog.text

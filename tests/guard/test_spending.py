@@ -241,7 +241,7 @@ class TestWithoutAnAnswer:
             use(5)
             with pytest.raises(GuardTransportError):
                 guard.spend()
-        assert seen[-1] == "spend"
+        assert "spend" in seen  # a delivery in the background fails too, before it or after it
 
     def test_a_gateway_that_is_too_old_is_named(self, runtime: guard.GuardRuntime) -> None:
         session = runtime.link.session

@@ -18,7 +18,7 @@ from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import OUTSIDE, current_scope
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import WAIT_S, until
+from tests.support.waiting import WAIT_S, until, until_async
 
 pytestmark = pytest.mark.usefixtures("_outside")
 CONNECTED = ("ok", "degraded")  # until the control channel is up
@@ -220,21 +220,22 @@ class TestAWorkflowBeforeInit:
         self, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("GUARD_API_URL", proxy.url)
-        proxy.delay_s = 0.3
-        ticks = 0
+        proxy.fault = "hang"
+        has_entered = False
 
         async def ticking() -> None:
-            nonlocal ticks
-            while True:
+            """Let the gateway's answer through only once the loop has turned meanwhile."""
+            await until_async(lambda: proxy.bytes_up)
+            for _ in range(6):
                 await asyncio.sleep(0.005)
-                ticks += 1
+                assert not has_entered
+            proxy.fault = "none"
 
         async with asyncio.TaskGroup() as group:
-            ticker = group.create_task(ticking())
+            group.create_task(ticking())
             async with guard.workflow("w"):
+                has_entered = True
                 assert guard.status().state in CONNECTED
-            ticker.cancel()
-        assert ticks > 5
 
     def test_a_rejected_key_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GUARD_API_KEY", "gdk_unknown")

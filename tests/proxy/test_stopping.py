@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,14 +157,11 @@ def test_a_kill_ends_a_stream_in_mid_answer_with_the_vendors_own_error(
             chunks = response.iter_raw()
             said = next(chunks)
             gateway.admin.directive("kill", workflow, reason="runaway")
-            began_s = time.monotonic()
-            rest = b"".join(chunks)
-            took_s = time.monotonic() - began_s
+            rest = b"".join(chunks)  # by itself the stand-in would say nothing of an operator
         assert response.status_code == 200
         assert event in rest
         assert event not in said
         assert b"an operator has stopped this: runaway" in rest
-        assert took_s < 20  # the stand-in holds its stream for as long
         # A stream that was cut is charged, and what follows is refused without upstream.
         assert until(lambda: gateway.admin.events(workflow_id=workflow, type="llm"))
         before = len(vendor.bodies)
@@ -187,7 +183,8 @@ def test_a_program_that_leaves_ends_its_request_upstream(
         until(lambda: gateway.admin.events(workflow_id=workflow, type="llm"))
         outcome = 'guard_proxy_requests_total{outcome="left",vendor="openai"} 1.0'
         until(lambda: outcome in httpx.get(f"{proxy.url}/metrics").text)
-        assert "guard_proxy_open_requests 0.0" in httpx.get(f"{proxy.url}/metrics").text
+        none_open = "guard_proxy_open_requests 0.0"
+        until(lambda: none_open in httpx.get(f"{proxy.url}/metrics").text)
         assert proxy.refusal() is None
 
 
@@ -335,7 +332,7 @@ def test_another_user_is_not_served(gateway: Gateway, vendor: StandIn, tmp_path:
         for user, served in ((0, True), (65534, False)):
             found = subprocess.run(
                 [sys.executable, "-c", _ASK, proxy.url.removeprefix("http://"), str(user)],
-                capture_output=True, text=True, check=False, timeout=60,
+                capture_output=True, text=True, check=False, timeout=WAIT_S,
             )  # fmt: skip
             assert (found.stdout == "200\n") is served, found.stderr
 
@@ -354,7 +351,9 @@ def test_money_is_exact_through_the_proxy(gateway: Gateway, tmp_path: Path, work
             streams = number % 2 == 1
             while not refused.is_set():
                 body = CHAT | ({"stream": True} if streams else {})
-                answer = httpx.post(f"{proxy.url}/openai/v1/chat/completions", json=body)
+                answer = httpx.post(  # it may wait for room as long as the proxy lets it
+                    f"{proxy.url}/openai/v1/chat/completions", json=body, timeout=2 * WAIT_S
+                )
                 if answer.status_code != 200:
                     assert answer.status_code == 400, answer.text
                     refused.set()
@@ -411,13 +410,13 @@ def test_a_stream_is_kept_alive_while_a_person_decides(
             while pulse not in said:
                 said += next(chunks)
             assert tool_answers.ARGUMENT.encode() not in said
-            (question,) = gateway.admin.approvals()
+            (question,) = until(gateway.admin.approvals)
             gateway.admin.answer_approval(question["approval_id"], approved=approved)
             rest = b"".join(chunks)
     if approved:
-        plain = said.replace(b": keep-alive\n\n", b"")
+        plain = (said + rest).replace(b": keep-alive\n\n", b"")  # more may come until the answer
         plain = plain.replace(b'event: ping\ndata: {"type": "ping"}\n\n', b"")
-        assert plain + rest == b"".join(vendor.instead.events)
+        assert plain == b"".join(vendor.instead.events)
     else:
         assert tool_answers.ARGUMENT.encode() not in rest
         assert b"an operator refused the call" in rest

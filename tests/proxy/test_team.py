@@ -61,7 +61,9 @@ class Caller:
     def post(self, url: str, body: dict[str, Any] = CHAT) -> httpx.Response:
         """Send a chat through a proxy."""
         headers = {"x-guard-key": self.key, "user-agent": "codex_cli_rs/0.4"}
-        return httpx.post(f"{url}/openai/v1/chat/completions", json=body, headers=headers)
+        # It may wait for room as long as the proxy lets it.
+        path = f"{url}/openai/v1/chat/completions"
+        return httpx.post(path, json=body, headers=headers, timeout=2 * WAIT_S)
 
     def charged(self) -> int:
         """Return what its key was charged."""

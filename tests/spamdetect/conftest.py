@@ -24,8 +24,18 @@ from tests.support.private_server import Server, find, private_postgres  # noqa:
 # Each of hundreds of services reads the shipped model, and making its lexicon takes the longest.
 concepts.load = functools.lru_cache(4)(concepts.load)
 
+PATIENT = {"SPAMDETECT_TIMEOUT_MS": "60000"}
+"""A setting for all clients whose subject is not this deadline."""
+
 SPAM = "Congratulations! You won a free prize. Claim now: http://bit.ly/x1 or call 0800 123 456"
 HAM = "Hi Anna, the meeting is moved to Thursday at ten. See you there, Tom"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes longer for an answer than a client waits by itself."""
+    for name, value in PATIENT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -146,7 +146,7 @@ async def test_a_closed_client_ends_what_it_does_and_opens_no_connection(
     async with wire(script) as server:
         spam = AsyncSpamClient(server.base_url, "key", timeout=60)
         under_way = asyncio.create_task(spam.predict("hello"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await seen.wait()
             await spam.aclose()
             with pytest.raises(RuntimeError, match="client has been closed"):

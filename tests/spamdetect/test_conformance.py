@@ -19,6 +19,7 @@ import pytest
 
 from spamdetect import AsyncSpamClient, SpamAuthError, SpamClient, SpamError, SpamRequestError
 from spamdetect.testing import RunningService
+from tests.support.waiting import WAIT_S
 
 PREDICT = "/v1/spam-detection/predict"
 PREPROCESS = "/v1/spam-detection/preprocess"
@@ -82,7 +83,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
         assert api_key is not None
         yield RunningService(base_url[0], api_key[0])
         running.terminate()
-        assert running.wait(60) == 0
+        assert running.wait(WAIT_S) == 0
         assert running.stderr.read() == ""
     finally:
         running.kill()

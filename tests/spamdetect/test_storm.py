@@ -124,7 +124,7 @@ async def test_one_client_never_opens_more_connections_than_it_may(
     async with (
         wire(silent) as server,
         AsyncSpamClient(
-            server.base_url, "key", timeout=1, max_connections=7, queue_timeout=1
+            server.base_url, "key", timeout=3, max_connections=7, queue_timeout=3
         ) as spam,
     ):
         calls = [spam.predict("hello") for _ in range(200)]

@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tests.support.waiting import WAIT_S
+
 TOKEN: Final = "123456:canary-bot-token-ABCDEF"
 
 
@@ -85,7 +87,7 @@ class BotApi:
             },
         }
         await self.give({"update_id": self._ids, "callback_query": query})
-        async with asyncio.timeout(60), self._answered:
+        async with asyncio.timeout(WAIT_S), self._answered:
             await self._answered.wait_for(lambda: len(self.answers) > before)
         return self.answers[-1]
 
@@ -96,7 +98,7 @@ class BotApi:
         return (await self.wait_for(before + 1))[-1]["text"]
 
     async def wait_for(self, count: int) -> list[dict[str, Any]]:
-        async with asyncio.timeout(60), self._answered:
+        async with asyncio.timeout(WAIT_S), self._answered:
             await self._answered.wait_for(lambda: len(self.sent) >= count)
         return self.sent
 

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
 from tests.guard.instrumentation.standin.reply import aws_frame
@@ -58,6 +58,8 @@ class CuttingVendor:
     def close(self) -> None:
         """End it."""
         self._over.set()
+        with suppress(OSError):  # wakes the thread that accepts, which would take one more
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:

@@ -1,7 +1,7 @@
 """A stand-in of an LLM vendor, in a process of its own, that counts what it answers.
 
 It speaks OpenAI's chat completions, whole and streamed, and Anthropic's messages, and uses all of
-``max_tokens``. ``GET /stats`` says how many requests it has answered and what they used;
+``max_tokens``. ``GET /stats`` says how many requests it has got and answered, and what they used;
 ``GET /delay/SECONDS`` sets how long it takes for an answer, at first a few milliseconds.
 """
 
@@ -25,7 +25,7 @@ class _Connection(asyncio.Protocol):
     delay_s = 0.003
     beside = 4
     unlimited = 50
-    answered = input_tokens = output_tokens = 0
+    asked = answered = input_tokens = output_tokens = 0
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -47,6 +47,7 @@ class _Connection(asyncio.Protocol):
                 _Connection.delay_s = float(path.rpartition(b"/")[2])
                 self._write(b"{}")
             else:
+                _Connection.asked += 1
                 loop = asyncio.get_running_loop()
                 loop.call_later(_Connection.delay_s, self._answer, path, json.loads(rest[:size]))
 
@@ -79,7 +80,7 @@ class _Connection(asyncio.Protocol):
 
 def _stats() -> dict[str, int]:
     seen = _Connection
-    return {"answered": seen.answered, "input_tokens": seen.input_tokens,
+    return {"asked": seen.asked, "answered": seen.answered, "input_tokens": seen.input_tokens,
             "output_tokens": seen.output_tokens}  # fmt: skip
 
 

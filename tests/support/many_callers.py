@@ -23,6 +23,7 @@ from guard.contexts.caller import Caller, caller, introduce
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway
 from guard.runtime.runtime import GuardRuntime
+from tests.support.closing import close_server, turns
 
 MODEL: Final = "many-callers"
 TOKEN: Final = 1_000
@@ -297,4 +298,5 @@ async def _process_for(
                 if process.loses_events:
                     stack.enter_context(contextlib.suppress(BreakerTransportError))
                 await asyncio.to_thread(process.runtime.shutdown, 60)
-            server.close()
+            await close_server(server)
+    await turns()  # its connections end with those of the client

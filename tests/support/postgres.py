@@ -27,7 +27,7 @@ def server() -> str | None:
     """Return the connection string of the tests' server, or ``None`` where there is none."""
     dsn = os.environ.get("GUARD_TEST_POSTGRES_DSN", _DEFAULT)
     try:
-        psycopg.connect(dsn, connect_timeout=3).close()
+        psycopg.connect(dsn, connect_timeout=60).close()
     except psycopg.Error:
         if "GUARD_TEST_POSTGRES_DSN" in os.environ:
             raise

@@ -17,6 +17,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.support.waiting import WAIT_S
+
 
 def find(name: str) -> str | None:
     """Return where a program is, also one of PostgreSQL's."""
@@ -61,7 +63,7 @@ class Server:
             start_new_session=True,
             **self._options,  # type: ignore[call-overload]  # user and group, as found
         )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + WAIT_S
         while not self._is_up():
             assert self._process.poll() is None, f"{self._command[0]} ended"
             assert time.monotonic() < deadline, f"{self._command[0]} did not start"
@@ -77,7 +79,7 @@ class Server:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         self._process.wait(120)
-        psutil.wait_procs(family, 20)
+        psutil.wait_procs(family, WAIT_S)
         self._process = None
 
 

@@ -23,7 +23,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         receiver: Receiver = self.server.receiver  # type: ignore[attr-defined]
         receiver.got.append(Got(self.path, dict(self.headers), body))
-        status = receiver.answers.pop(0) if receiver.answers else receiver.status
+        try:  # in one step: another thread may take the last one
+            status = receiver.answers.pop(0)
+        except IndexError:
+            status = receiver.status
         self.send_response(status)
         self.send_header("content-length", "0")
         self.end_headers()

@@ -27,7 +27,7 @@ from tests.support.llm_vendor import vendor_process
 from tests.support.private_server import Server, private_postgres  # noqa: F401  # a fixture
 from tests.support.proxy import ChaosProxy
 from tests.support.spending_agent import MODEL
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ class Site:
     def tell(self, what: Callable[[AdminClient], T], at: Served | None = None) -> T:
         """Have an operator do something until it is done, at one replica or at any."""
         first = self.replicas[0]
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + WAIT_S
         while True:
             admin = AdminClient(self.front.url if at is None else at.base_url, first.admin_key)
             try:
@@ -215,7 +215,7 @@ class Site:
         """Return how many requests the vendor has answered."""
         return int(httpx.get(f"{self.vendor}/stats", timeout=120).json()["answered"])
 
-    def goes_on(self, by: int = 40 if is_patient else 20, within_s: float = 60) -> None:
+    def goes_on(self, by: int = 40 if is_patient else 20, within_s: float = WAIT_S) -> None:
         """Wait until agents have spent some more."""
         before = self.answered()
         until(lambda: self.answered() >= before + by, within_s)
@@ -329,7 +329,7 @@ class _Ordered:
             workflow, what = json.loads(line)
             self.seen[workflow].append(what)
 
-    def sees(self, workflow: str, what: str, within_s: float = 30) -> None:
+    def sees(self, workflow: str, what: str, within_s: float = WAIT_S) -> None:
         """Wait until a body's newest state is this one."""
         until(lambda: self.seen[workflow][-1] == what, within_s)
 

@@ -21,7 +21,7 @@ import sys, httpx
 for number in range(int(sys.argv[2])):
     body = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
     try:
-        reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
+        reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60)
     except Exception:  # what careless agents do
         continue
     print(number, reply.status_code, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 _TAKE = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
 _TAKE += "os.execvp(sys.argv[1], sys.argv[1:])"
@@ -35,6 +36,8 @@ class TerminalSession:
     ) -> None:  # fmt: skip
         self.shown = ""
         self._read_to = 0
+        # A character of several bytes may come in two parts.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._device, inner = pty.openpty()
         self.resize(rows, columns)
         try:
@@ -63,7 +66,7 @@ class TerminalSession:
         """Press keys."""
         os.write(self._device, text.encode())
 
-    def expect(self, text: str, timeout_s: float = 60.0) -> str:
+    def expect(self, text: str, timeout_s: float = WAIT_S) -> str:
         """Wait until the terminal shows a text, after the earlier ones; return what came."""
         ends_s = time.monotonic() + timeout_s
         while (found := self.shown.find(text, self._read_to)) < 0:
@@ -74,7 +77,7 @@ class TerminalSession:
         start, self._read_to = self._read_to, found + len(text)
         return self.shown[start : self._read_to]
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = WAIT_S) -> int:
         """Read to the end; return the exit code."""
         ends_s = time.monotonic() + timeout_s
         while self._read(ends_s - time.monotonic()):
@@ -101,5 +104,5 @@ class TerminalSession:
             data = os.read(self._device, 65_536)
         except OSError:  # Linux: the last program has closed the terminal
             return False
-        self.shown += data.decode(errors="replace")
+        self.shown += self._decoder.decode(data)
         return bool(data)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import select
 import socket
 import warnings
 
 import pytest
 
 from tests.support.closing import close_server, turns
+from tests.support.waiting import WAIT_S
 
 
 async def _served(closes_at_once: bool) -> list[str]:
@@ -22,7 +24,10 @@ async def _served(closes_at_once: bool) -> list[str]:
         ended.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listening = server.sockets[0].fileno()
     with socket.create_connection(server.sockets[0].getsockname()):
+        # The client is told first that they are connected; on a busy machine, well before.
+        assert select.select([listening], [], [], WAIT_S)[0]
         for _ in range(2):  # it is seen in the first turn and accepted in the second
             await asyncio.sleep(0)
         if closes_at_once:
@@ -30,6 +35,9 @@ async def _served(closes_at_once: bool) -> list[str]:
         else:
             await close_server(server)
     await turns()
+    if not closes_at_once:
+        await asyncio.wait_for(ended.wait(), WAIT_S)
+        await turns()
     assert ended.is_set() is not closes_at_once
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

@@ -241,7 +241,6 @@ def test_a_mistaken_address_or_key_says_what_to_type(
         for each in mistakes.values():
             env = {"GUARD_API_URL": each.url, "GUARD_API_KEY": each.api_key or key,
                    "GUARD_ADMIN_KEY": each.admin_key or gateway.admin_key}  # fmt: skip
-            env["GUARD_TIMEOUT_MS"] = "5000"
             commands += [Command(("doctor",), env), Command(("gateway", "workflows"), env)]
         done = run_commands(*commands)
     for number, (name, each) in enumerate(mistakes.items()):

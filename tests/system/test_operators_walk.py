@@ -48,7 +48,7 @@ with guard.workflow("nightly"), guard.context.tags(team="search"):
     for number in range(int(sys.argv[2])):
         body = {"model": "gpt-4o", "max_tokens": 1000,
                 "messages": [{"role": "user", "content": "hi"}]}
-        reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
+        reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60)
         print(number, reply.status_code, flush=True)
 guard.shutdown()
 """

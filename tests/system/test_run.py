@@ -14,6 +14,7 @@ import pytest
 
 from guard.running.plan import HOOK, RunLimits, name_of, read_limit, read_rate
 from tests.support.runs import AGENT, LIMIT, Runs
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -174,9 +175,15 @@ def test_exit_codes_stdin_and_sitecustomize_pass_through(guard: Runs, tmp_path: 
 
 def test_watch_shows_the_spend(guard: Runs, vendor: str, tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
-    script.write_text(AGENT + "\nimport time; time.sleep(4)\n")
-    done = guard("run", "--watch", "--workflow", "shown", "--", str(script), vendor, "1")
-    assert done.stderr.count("guard run: shown: 1 LLM request, $0.000513") == 2, done.stderr
+    script.write_text(AGENT + "\nsys.stdin.readline()\n")
+    process = guard.start("run", "--watch", "--workflow", "shown", "--", str(script), vendor, "1")
+    assert process.stdin is not None
+    assert process.stderr is not None
+    text = "guard run: shown: 1 LLM request, $0.000513"
+    assert any(text in line for line in process.stderr), "shown while it runs"
+    process.stdin.close()
+    assert process.stderr.read().count(text) == 1, "and in the end"
+    assert process.wait(WAIT_S) == 0
 
 
 @pytest.mark.parametrize(

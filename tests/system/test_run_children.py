@@ -17,7 +17,7 @@ from tests.support.waiting import until
 CHILD = """
 import sys, httpx
 body = {"model": "gpt-4o", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
-httpx.post(sys.argv[1] + "/v1/chat/completions", json=body).raise_for_status()
+httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60).raise_for_status()
 print("sent", sys.argv[2], "guard.running.child" in sys.modules, flush=True)
 """
 CASES = [f"{start}/{environment}" for start, environment in itertools.product(STARTS, ENVIRONMENTS)]
@@ -64,7 +64,8 @@ server = MCPServer("spender")
 @server.tool()
 def spend() -> str:
     body = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
-    return str(httpx.post(sys.argv[2] + "/v1/chat/completions", json=body).status_code)
+    reply = httpx.post(sys.argv[2] + "/v1/chat/completions", json=body, timeout=60)
+    return str(reply.status_code)
 
 async def main():
     arguments = [__file__, "serve", sys.argv[1]]
@@ -146,7 +147,7 @@ def test_what_a_run_within_a_run_leaves_ends_with_the_outer_one(
         "    time.sleep(0.05)\n"
         "body = {'model': 'gpt-4o', 'max_tokens': 1, 'messages': []}\n"
         "try:\n"
-        "    httpx.post(sys.argv[1] + '/v1/chat/completions', json=body)\n"
+        "    httpx.post(sys.argv[1] + '/v1/chat/completions', json=body, timeout=60)\n"
         "finally:\n"
         "    open(sys.argv[2], 'w').write('over')\n"
     )

@@ -24,7 +24,7 @@ for number in range(int(sys.argv[2])):
     body = {"model": "llama3.2:3b", "messages": [{"role": "user", "content": "hi"}]}
     if len(sys.argv) > 3:
         body["max_tokens"] = int(sys.argv[3])
-    reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
+    reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60)
     print(reply.json()["usage"]["total_tokens"], flush=True)
 """
 """A model of one's own: it has no price."""
@@ -58,7 +58,7 @@ def search():  # what the agent runs itself, past guard's eyes
     print("searched", flush=True)
 for number in range(5):
     body = {"model": "gpt-4o", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
-    reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
+    reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60)
     for call in reply.json()["choices"][0]["message"]["tool_calls"]:
         search()
 """

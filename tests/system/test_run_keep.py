@@ -13,7 +13,7 @@ ASK = """
 import sys, httpx, guard
 def ask(text):
     body = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": text}]}
-    return httpx.post(sys.argv[1] + "/v1/chat/completions", json=body).status_code
+    return httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60).status_code
 """
 LOOKS = (
     ASK

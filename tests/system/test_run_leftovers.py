@@ -15,7 +15,7 @@ from guard.local_gateway import Files, read_json
 from tests.support.cutting_vendor import cutting_vendor
 from tests.support.llm_vendor import vendor_process
 from tests.support.runs import Runs
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 OUTPUT_NANOUSD = 50 * 10_000
 """Of gpt-4o."""
@@ -33,7 +33,7 @@ children = []
 for _ in range(15):
     child = os.fork()
     if not child:
-        httpx.post(URL, json=BODY)
+        httpx.post(URL, json=BODY, timeout=60)
         os._exit(0)
     children.append(child)
 for child in children:
@@ -87,7 +87,7 @@ def test_a_request_that_was_under_way_is_charged(end: str, guard: Runs, tmp_path
         )
         until(lambda: vendor.reached)
         mark.write_text("")
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=WAIT_S)
     report = report_of(out)
     assert report["requests"] == 1, err
     assert report["spent_nanousd"] == report["uncertain_nanousd"] >= OUTPUT_NANOUSD
@@ -96,21 +96,23 @@ def test_a_request_that_was_under_way_is_charged(end: str, guard: Runs, tmp_path
 def test_sigterm_waits_for_answers(guard: Runs, tmp_path: Path) -> None:
     """The answer comes after the signal, and says what was used: nothing is uncertain."""
     mark = tmp_path / "go"
-    mark.write_text("")
-    program = f"{UNANSWERED}\ntime.sleep(2.5)\n{ENDS['SIGTERM']}"
+    program = f"{UNANSWERED}\n{ENDS['SIGTERM']}"
     with vendor_process() as slow:
-        httpx.get(f"{slow}/delay/3")
-        done = guard(
+        httpx.get(f"{slow}/delay/1")
+        process = guard.start(
             "run", "--json", "--limit", "$5", "--", "python", "-c", program, slow, str(mark)
         )
-    report = report_of(done.stdout)
-    assert (report["requests"], report["uncertain_nanousd"]) == (1, 0), done.stderr
+        until(lambda: httpx.get(f"{slow}/stats").json()["asked"])
+        mark.write_text("")
+        out, err = process.communicate(timeout=WAIT_S)
+    report = report_of(out)
+    assert (report["requests"], report["uncertain_nanousd"]) == (1, 0), err
     assert report["spent_nanousd"] >= OUTPUT_NANOUSD
 
 
 def test_the_report_says_what_is_uncertain(guard: Runs, vendor: str) -> None:
-    program = f"{ASK}\nhttpx.post(URL, json=BODY)\nhttpx.post(sys.argv[2] + URL[len(sys.argv[1]):],"
-    program += " json=BODY)"
+    program = f"{ASK}\nhttpx.post(URL, json=BODY, timeout=60)\n"
+    program += "httpx.post(sys.argv[2] + URL[len(sys.argv[1]):], json=BODY, timeout=60)"
     with cutting_vendor("no answer", "disconnect") as lost:
         done = guard("run", "--limit", "$5", "--", "python", "-c", program, vendor, lost.url)
     assert "2 LLM requests" in done.stderr
@@ -121,13 +123,13 @@ def test_a_gateway_that_was_killed_gets_what_waits(
     guard: Runs, vendor: str, directory: Path
 ) -> None:
     """It is killed while the program runs, and the program ends before it is back."""
-    program = f"{ASK}\nhttpx.post(URL, json=BODY)\nprint('sent', flush=True)\n"
+    program = f"{ASK}\nhttpx.post(URL, json=BODY, timeout=60)\nprint('sent', flush=True)\n"
     program += "sys.stdin.readline()\nhttpx.post\nos._exit(0)"
     process = guard.start("run", "--json", "--limit", "$5", "--", "python", "-c", program, vendor)
     assert process.stdout is not None
     assert process.stdout.readline() == "sent\n"
     os.kill(read_json(Files(directory).address)["pid"], signal.SIGKILL)
-    out, err = process.communicate("\n", timeout=120)
+    out, err = process.communicate("\n", timeout=WAIT_S)
     assert process.returncode == 0, err
     report = report_of(out)
     assert report["requests"] == 1, err
@@ -152,7 +154,7 @@ def test_a_child_that_was_killed_is_charged_while_the_run_goes_on(
         assert process.stderr is not None
         assert any("1 LLM request" in line for line in process.stderr), "charged meanwhile"
         over.write_text("")
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=WAIT_S)
     report = report_of(out)
     assert report["requests"] == 1, err
     assert report["spent_nanousd"] == report["uncertain_nanousd"] >= OUTPUT_NANOUSD
@@ -181,7 +183,7 @@ def test_a_run_within_the_run_that_was_killed_is_charged_to_the_outer_one(
         assert process.stderr is not None
         assert any("1 LLM request" in line for line in process.stderr), "charged meanwhile"
         over.write_text("")
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=WAIT_S)
     report = report_of(out)
     assert report["requests"] == 1, err
     assert report["spent_nanousd"] == report["uncertain_nanousd"] >= OUTPUT_NANOUSD

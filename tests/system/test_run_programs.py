@@ -20,6 +20,9 @@ from tests.support.programs import killed_at_last
 from tests.support.runs import AGENT, LIMIT, Runs
 from tests.support.waiting import until
 
+PATIENTLY = ["--timeout-worker-healthcheck", "120"]
+"""Else uvicorn kills a worker that has not begun within five seconds, and starts it anew."""
+
 APP = """
 import os, httpx
 
@@ -29,7 +32,7 @@ async def app(scope, receive, send):
     status = 200
     body = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
     if scope["path"] != "/version":
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             reply = await client.post(os.environ["VENDOR"] + "/v1/chat/completions", json=body)
             status = reply.status_code
     headers = [(b"connection", b"close")]
@@ -177,7 +180,7 @@ def ask(url: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["alone", "workers"])
+@pytest.mark.parametrize("options", [[], ["--workers", "2", *PATIENTLY]], ids=["alone", "workers"])
 def test_uvicorn(guard: Runs, vendor: str, tmp_path: Path, options: list[str]) -> None:
     with serving(guard, vendor, tmp_path, *options) as (url, server):
         until(lambda: ask(url) == "one")
@@ -191,10 +194,10 @@ def test_uvicorn(guard: Runs, vendor: str, tmp_path: Path, options: list[str]) -
 def test_uvicorn_that_reloads(guard: Runs, vendor: str, tmp_path: Path) -> None:
     with serving(guard, vendor, tmp_path, "--reload") as (url, server):
         until(lambda: ask(url) == "one")
-        (tmp_path / "site_app.py").write_text(APP.replace("one", "two"))
+        (tmp_path / "site_app.py").write_text(APP.replace("one", "another"))
         until(lambda: "Reloading" in "".join(server.said))
         # Until the new one is there the old one answers, and each request has its price.
-        until(lambda: ask(f"{url}/version") == "two")
+        until(lambda: ask(f"{url}/version") == "another")
         until(lambda: ask(url) == "")
         assert server.wait() == 77
     assert "3 LLM requests, $0.001538 of $0.002" in "".join(server.said)

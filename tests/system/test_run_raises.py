@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.support.runs import AGENT, LIMIT, Runs
 from tests.support.terminal import TerminalSession
+from tests.support.waiting import WAIT_S
 
 THREE_MORE = "$0.0016"
 GUARD = [sys.executable, "-m", "guard", "run"]
@@ -38,6 +39,14 @@ def wait_until_it_asks(run: Any, before: list[str] | None = None) -> str:
     raise AssertionError("it never asked")
 
 
+def end_of(run: Any) -> tuple[str, str]:
+    """Return the rest of what a run prints: `communicate` would miss lines that are read ahead."""
+    err = run.stderr.read()
+    out = run.stdout.read()
+    run.wait(WAIT_S)
+    return str(out), str(err)
+
+
 def test_raised_twice_from_another_terminal_it_ends_by_itself(
     guard: Runs, vendor: str, tmp_path: Path
 ) -> None:
@@ -54,7 +63,7 @@ def test_raised_twice_from_another_terminal_it_ends_by_itself(
         raised = guard("budgets", "raise", "raised-twice", "--by", THREE_MORE, "--local")
         assert raised.returncode == 0, raised.stderr
         assert f"raised by $0.0016 to ${0.002 + 0.0016 * number:.4f}" in raised.stdout
-    out, err = run.communicate(timeout=120)
+    out, err = end_of(run)
     assert run.returncode == 0, err
     assert out.count(" 200") == 9, "no request was lost"
     facts = json.loads(out.splitlines()[-1])
@@ -86,7 +95,7 @@ def test_limits_of_tokens_and_calls_are_raised_from_another_terminal(
     assert "4 calls" in waiting
     raised = guard("budgets", "raise", "counted", "--by", "10 calls", "--local")
     assert "raised by 10 calls to 14 calls" in raised.stdout, raised.stderr
-    out, err = run.communicate(timeout=120)
+    out, err = end_of(run)
     assert run.returncode == 0, err
     assert out.count(" 200") == 6, "no request was lost"
     facts = json.loads(out.splitlines()[-1])

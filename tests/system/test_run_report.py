@@ -180,7 +180,8 @@ def test_a_lost_answer_of_a_local_model_costs_nothing(guard: Runs, end: str) -> 
     program = f"""
 import os, sys, threading, httpx
 body = {OWN_MODEL | {"messages": []}!r}
-threading.Thread(target=httpx.post, args=(sys.argv[1],), kwargs={{"json": body}}).start()
+threading.Thread(target=httpx.post, args=(sys.argv[1],),
+                 kwargs={{"json": body, "timeout": 60}}).start()
 sys.stdin.readline()
 {end}
 """

@@ -135,11 +135,12 @@ async def by_aiohttp():
         async with session.post(url, data=body, headers=kind) as reply:
             return reply.status
 
-print(httpx.post(url, content=body, headers=kind).status_code)
+print(httpx.post(url, content=body, headers=kind, timeout=60).status_code)
 print(requests.post(url, data=body, headers=kind).status_code)
 print(asyncio.run(by_aiohttp()))
 print(urllib.request.urlopen(urllib.request.Request(url, body, kind)).status)
-print(httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", content=body).status_code)
+own = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+print(httpx.post(own, content=body, timeout=60).status_code)
 """
 
 
@@ -419,9 +420,17 @@ def test_a_proxy_that_dies_is_started_again(guard: Runs, vendor: str, node: str)
 
 @needs_node
 def test_a_program_in_another_language_is_watched(guard: Runs, vendor: str, node: str) -> None:
-    done = guard("run", "--watch", "--workflow", "seen", "--", "node", node, "1", "4000",
-                 env=env_of(vendor))  # fmt: skip
-    assert done.stderr.count("guard run: seen: 1 LLM request, $0.000513") == 2, done.stderr
+    script = f"node {node} 1; read line"
+    process = guard.start("run", "--watch", "--workflow", "seen", "--", "sh", "-c", script,
+                          env=env_of(vendor))  # fmt: skip
+    assert process.stdin is not None
+    assert process.stderr is not None
+    text = "guard run: seen: 1 LLM request, $0.000513"
+    assert any(text in line for line in process.stderr), "shown while it runs"
+    process.stdin.write("\n")
+    process.stdin.close()
+    assert process.stderr.read().count(text) == 1, "and in the end"
+    assert process.wait(WAIT_S) == 0
 
 
 @needs_node

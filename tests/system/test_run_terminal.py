@@ -199,17 +199,19 @@ def test_a_refused_program_leaves_the_terminal_as_it_was(
     script = f"""
 import httpx, os, signal, sys, termios, time, tty
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.stdin.readline()
 tty.setraw(0)
 os.write(1, b"raw\\r\\n")
 body = {{"model": "gpt-4o", "max_tokens": 50, "messages": [{{"role": "user", "content": "hi"}}]}}
 while True:
     try:
-        httpx.post("{vendor}/v1/chat/completions", json=body)
+        httpx.post("{vendor}/v1/chat/completions", json=body, timeout=60)
     except BaseException:
         time.sleep(60)
 """
     with terminal(guard, tmp_path, script, "--limit", LIMIT, "--on-limit", "end") as session:
         assert session.echoes()
+        session.type("go on\n")
         session.expect("raw")
         assert not session.echoes()
         session.expect("stopped: this run's --limit of $0.002 is reached")

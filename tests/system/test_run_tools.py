@@ -31,7 +31,8 @@ body = {"model": "gpt-4o", "max_tokens": 5, "messages": [
     {"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]},
     {"role": "tool", "tool_call_id": "c1", "content": "SECRET"}]}
 for _ in range(2):  # a retry sends the same result
-    print(httpx.post(sys.argv[1] + "/v1/chat/completions", json=body).status_code, flush=True)
+    reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60)
+    print(reply.status_code, flush=True)
 """
 
 

@@ -46,11 +46,21 @@ on_linux = pytest.mark.skipif(not IS_LINUX, reason="it reads /proc")
 
 
 @pytest.fixture(scope="module")
-def slow_vendor() -> Iterator[str]:
-    """A vendor that takes as long for an answer as vendors do."""
+def _slow_vendor() -> Iterator[str]:
     with vendor_process() as url:
-        httpx.get(f"{url}/delay/1")
         yield url
+
+
+@pytest.fixture
+def slow_vendor(_slow_vendor: str) -> str:
+    """A vendor that takes as long for an answer as slow ones do, so that its caller is seen."""
+    takes(_slow_vendor, 3)
+    return _slow_vendor
+
+
+def takes(vendor: str, seconds: float) -> None:
+    """Set how long a vendor takes for an answer."""
+    httpx.get(f"{vendor}/delay/{seconds}")
 
 
 def environment(url: str) -> dict[str, str]:
@@ -75,6 +85,7 @@ def test_curl_is_named(guard: Runs, slow_vendor: str) -> None:
 @on_linux
 @needs_curl
 def test_under_a_limit_curl_ends_the_run(guard: Runs, slow_vendor: str) -> None:
+    takes(slow_vendor, 600)  # the run is ended before
     program = ["bash", "-c", f"{CURL}; echo got through; sleep 60"]
     done = guard("run", "--limit", "$2", "--json", "--", *program, env=environment(slow_vendor))
     facts = facts_of(done)
@@ -82,6 +93,7 @@ def test_under_a_limit_curl_ends_the_run(guard: Runs, slow_vendor: str) -> None:
     assert facts["unguarded_connections"] == [{"program": "curl", "host": "127.0.0.1"}]
     assert "curl talks to 127.0.0.1" in facts["refused"]["message"]
     assert "--allow-unseen" in facts["refused"]["reason"]
+    takes(slow_vendor, 3)
     for options in (["--limit", "$2", "--allow-unseen"], ["--limit", "$2", "--dry-run"]):
         short = ["bash", "-c", f"{CURL}; echo got through"]
         allowed = guard("run", *options, "--json", "--", *short, env=environment(slow_vendor))
@@ -95,12 +107,11 @@ def test_under_a_limit_curl_ends_the_run(guard: Runs, slow_vendor: str) -> None:
 def test_python_that_does_not_load_guard(
     guard: Runs, slow_vendor: str, tmp_path: Path, flag: str
 ) -> None:
-    httpx.get(f"{slow_vendor}/delay/4")
+    takes(slow_vendor, 600)  # the run is ended before
     script = tmp_path / "agent.py"
     script.write_text(UNGUARDED)
     program = [sys.executable, flag, str(script), BODY]
     done = guard("run", "--limit", "$2", "--json", "--", *program, env=environment(slow_vendor))
-    httpx.get(f"{slow_vendor}/delay/1")
     facts = facts_of(done)
     assert done.returncode == 77, done.stderr
     assert "answered" not in done.stdout
@@ -109,11 +120,15 @@ def test_python_that_does_not_load_guard(
 
 @on_linux
 @needs_curl
-def test_one_that_was_left_to_itself_is_still_seen(guard: Runs, slow_vendor: str) -> None:
+def test_one_that_was_left_to_itself_is_still_seen(
+    guard: Runs, slow_vendor: str, tmp_path: Path
+) -> None:
     """A daemon's parent has ended; the run adopts it."""
+    over = tmp_path / "over"
     done = guard("run", "--json", "--", "bash", "-c",
-                 "(setsid bash -c '(sleep 1; eval $CURL) &' &); sleep 4",
-                 env=environment(slow_vendor) | {"CURL": CURL})  # fmt: skip
+                 "(setsid bash -c '(sleep 1; eval $CURL; touch $OVER) &' &);"
+                 " until [ -e $OVER ]; do sleep 0.1; done",
+                 env=environment(slow_vendor) | {"CURL": CURL, "OVER": str(over)})  # fmt: skip
     assert facts_of(done)["unguarded_programs"] == ["curl"], done.stderr
 
 

@@ -138,6 +138,10 @@ class BudgetRule(Struct, kw_only=True):
         """Whether operators are asked for a raise before it refuses a call."""
         return self.on_exhausted == "ask" and self.mode == "hard"
 
+    def opens_with_tokens(self, start_ms: int) -> bool:
+        """Whether what was used before in this period counts: tokens, where it was made in it."""
+        return self.unit == "tokens" and self.created_at_ms >= start_ms
+
 
 class BudgetRaise(Struct, kw_only=True):
     """One raise of a budget's limit.

@@ -268,7 +268,7 @@ def balance_of(
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
         if budget.unit == "usd":
             opening = unit.spent_before(*scope, start_ms, end_ms)
-        elif budget.unit == "tokens" and budget.created_at_ms > start_ms:
+        elif budget.opens_with_tokens(start_ms):
             opening = unit.tokens_before(*scope, start_ms, end_ms)
     return unit.add_balance(
         Balance(

@@ -22,7 +22,7 @@ from guard.gateway.ledger import leases
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.instrumentation.standin.reply import Reply, encoded, sse
 from tests.guard.instrumentation.standin.server import StandIn
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 INPUT: Final = 30
 OUTPUT: Final = 50
@@ -131,7 +131,7 @@ class TestTheLimitHoldsForIt:
                     break
         assert refused == 3, "what is under way is not spent again"
         assert 5 * COST < vendor.billed <= LIMIT
-        runtime.shutdown()
+        runtime.shutdown(WAIT_S)
         assert spent(tenant) >= vendor.billed
 
     @pytest.mark.parametrize("begin", [ask, leave], ids=["whole", "stream"])
@@ -145,7 +145,7 @@ class TestTheLimitHoldsForIt:
         runtime = start()
         with guard.workflow("w"):
             begin(vendor)
-        runtime.shutdown()
+        runtime.shutdown(WAIT_S)
         (event,) = tenant.llm_events("w")
         assert event["data"]["estimate"] == "bound"
         assert spent(tenant) >= vendor.billed > 0
@@ -184,7 +184,7 @@ class TestAPollSaysWhatItCost:
             for work in works * 2:
                 poll(vendor, work)
         until(lambda: runtime.status().leased_calls == 0)
-        runtime.shutdown()
+        runtime.shutdown(WAIT_S)
         assert spent(tenant) == vendor.billed == 3 * COST
         assert {event["data"].get("estimated", False) for event in tenant.llm_events("w")} == {
             False
@@ -197,10 +197,12 @@ class TestAPollSaysWhatItCost:
         tenant.admin.set_budget(
             scope_kind="workflow", scope_id="w", limit_nanousd=226 * COST // 100
         )
-        start(wait_for_room_ms=0)
+        runtime = start(wait_for_room_ms=0)
         with guard.workflow("w"):
             work = ask(vendor)
             poll(vendor, work)
+            until(lambda: runtime.status().leased_calls == 0)  # its answer is read
+            runtime.flush()  # and the gateway knows what it has cost
             ask(vendor)
 
     @pytest.mark.parametrize("state", ["cancelled", "incomplete", "expired"])
@@ -212,8 +214,8 @@ class TestAPollSaysWhatItCost:
             work = ask(vendor)
         vendor.state = state
         poll(vendor, work)
-        assert runtime.status().leased_calls == 0
-        runtime.shutdown()
+        until(lambda: runtime.status().leased_calls == 0)
+        runtime.shutdown(WAIT_S)
         (event,) = tenant.llm_events("w")
         assert event["data"]["estimate"] == "bound"
         assert spent(tenant) >= vendor.billed
@@ -226,8 +228,8 @@ class TestAPollSaysWhatItCost:
             work = ask(vendor)
         vendor.state = "failed"
         poll(vendor, work)
-        assert runtime.status().leased_calls == 0
-        runtime.shutdown()
+        until(lambda: runtime.status().leased_calls == 0)
+        runtime.shutdown(WAIT_S)
         assert spent(tenant) == 0
 
     def test_another_process_polls_it(
@@ -244,7 +246,7 @@ with guard.workflow("w"):
 """
         env = {"GUARD_API_KEY": tenant.key, "GUARD_API_URL": tenant.url}
         subprocess.run([sys.executable, "-c", program], env=os.environ | env, check=True)
-        runtime.shutdown()
+        runtime.shutdown(WAIT_S)
         assert spent(tenant) == vendor.billed, "charged by the poll, not again by the bound"
 
     def test_what_is_too_old_is_charged_its_bound(
@@ -258,9 +260,9 @@ with guard.workflow("w"):
             work = ask(vendor)
         until(lambda: runtime.instrumentation.later.works)
         runtime.instrumentation.later.expire(float("inf"))
-        assert runtime.status().leased_calls == 0
+        until(lambda: runtime.status().leased_calls == 0)
         poll(vendor, work)  # too late: it is charged
-        runtime.shutdown()
+        runtime.shutdown(WAIT_S)
         (event,) = tenant.llm_events("w")
         assert event["data"]["estimate"] == "bound"
 
@@ -301,7 +303,7 @@ def test_a_run_with_tools_is_charged_once(
         httpx.post(f"{url}/{run}/submit_tool_outputs", json={"tool_outputs": []})
         until(lambda: sum(map(len, runtime.instrumentation.later.works.values())) == 2)
         httpx.get(f"{url}/{run}")
-    assert runtime.status().leased_calls == 0
-    runtime.shutdown()
+    until(lambda: runtime.status().leased_calls == 0)
+    runtime.shutdown(WAIT_S)
     vendors._known.clear()
     assert spent(tenant) == vendor.billed == COST

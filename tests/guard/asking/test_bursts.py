@@ -20,6 +20,7 @@ import guard
 from guard.core import wire
 from guard.runtime import active_runtime
 from guard.runtime.runtime import GuardRuntime
+from guard.session import session
 from guard.transport.http import GatewayHttp
 from tests.support.llm_vendor import vendor_process
 from tests.support.proxy import ChaosProxy
@@ -179,6 +180,7 @@ def http_may_go(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def proxied(tenant: Any, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch) -> ChaosProxy:
     """The way to a gateway at which money is set aside for each call."""
     tenant.admin.set_budget(1_000_000)
+    monkeypatch.setattr(session, "_RETURN_S", WAIT_S)  # else a slow gateway gets no lease back
     monkeypatch.setenv("GUARD_API_KEY", tenant.key)
     monkeypatch.setenv("GUARD_API_URL", proxy.url)
     return proxy

@@ -17,8 +17,8 @@ from guard.core.usage import Usage
 from guard.gateway.ledger import leases
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.runtime.runtime import GuardRuntime
-from tests.guard.asking.test_waiting_in_line import COST, MODEL, WAIT_S, balance, held, limit
-from tests.support.waiting import until
+from tests.guard.asking.test_waiting_in_line import COST, MODEL, balance, held, limit
+from tests.support.waiting import WAIT_S, until
 
 
 def test_a_lease_is_not_closed_while_its_costs_cannot_be_delivered(
@@ -70,4 +70,5 @@ def test_a_failure_does_not_end_the_care_for_the_leases(caplog: pytest.LogCaptur
 
     asyncio.run(run())
     assert len(ticks) == 4
-    assert [each.message for each in caplog.records] == ["the leases could not be looked after"]
+    said = [each.message for each in caplog.records if each.name == "guard.leases"]
+    assert said == ["the leases could not be looked after"]

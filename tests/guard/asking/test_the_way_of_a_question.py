@@ -21,9 +21,8 @@ from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope
-from tests.support.waiting import until, until_async
+from tests.support.waiting import WAIT_S, until, until_async
 
-WAIT_S: Final = 30.0
 MODEL: Final = "gpt-4o"
 BOUND: Final = RequestBound("openai", MODEL, input_tokens=500, output_tokens=500)
 WORST: Final = 1_000_000
@@ -102,10 +101,16 @@ def _keep(questions: list[dict[str, Any]], body: bytes) -> bool:
 
 
 @pytest.fixture
-def runtime(start: Callable[..., GuardRuntime], tenant: Any) -> GuardRuntime:
+def timeout_ms() -> int:
+    """How long a question may take; more than any machine needs."""
+    return 120_000
+
+
+@pytest.fixture
+def runtime(start: Callable[..., GuardRuntime], tenant: Any, timeout_ms: int) -> GuardRuntime:
     """One that may hold leases, and delivers nothing by itself."""
     tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
-    started = start(timeout_ms=20_000, flush_interval_ms=60_000)
+    started = start(timeout_ms=timeout_ms, flush_interval_ms=3_600_000)
     until(lambda: started.link.session is not None and started.link.session.asks.can_lease, WAIT_S)
     return started
 
@@ -128,7 +133,9 @@ def test_buffered_events_travel_with_a_question(runtime: GuardRuntime, seen: Wir
     assert counts == [1, 2, 3], "the ledger knows of them before it decides"
 
 
-@pytest.mark.parametrize("loss", ["no answer", "the socket is lost"])
+@pytest.mark.parametrize(
+    ("loss", "timeout_ms"), [("no answer", 20_000), ("the socket is lost", 120_000)]
+)
 def test_a_question_goes_over_http_with_the_same_key_and_body(
     runtime: GuardRuntime, seen: Wire, loss: str
 ) -> None:
@@ -153,7 +160,10 @@ def test_unread_answers_are_read_before_the_gateway_is_asked(
     runtime: GuardRuntime, tenant: Any
 ) -> None:
     """They hold more than they cost, and without that money there is no room."""
+    heard = runtime.enforcement.control.seq
     tenant.admin.set_budget(scope_kind="workflow", scope_id="w", limit_nanousd=WORST + WORST // 2)
+    # A lease whose grant crosses the news of the budget covers nothing.
+    until(lambda: runtime.enforcement.control.seq > heard, WAIT_S)
     scope = Scope(workflow_id="w", run_id="r", entry=Entry(Scope()))
     first = runtime.requests.ask(scope, BOUND)
 

@@ -17,6 +17,7 @@ import attrs
 import pytest
 
 from guard.runtime.runtime import GuardRuntime
+from tests.guard.conftest import settled
 from tests.support.programs import environment
 
 CAPABILITIES: Final = "/api/v1/capabilities"
@@ -140,7 +141,8 @@ class ScriptedGateway:
         if asked.path == EVENTS:
             return Canned(202, {"accepted": len(asked.json["events"])})
         if asked.path == CONTROL:
-            self._closing.wait(0.2)
+            if len(self.calls(CONTROL)) > 1:  # the first one opens the channel
+                self._closing.wait(0.2)
             return Canned(body={"messages": [], "seq": 0})
         return Canned(404, {"title": "Not found", "status": 404})
 
@@ -156,7 +158,7 @@ def scripted() -> Iterator[ScriptedGateway]:
 @pytest.fixture
 def scripted_runtime(scripted: ScriptedGateway, start: Callable[..., GuardRuntime]) -> GuardRuntime:
     """A runtime that talks to the scripted gateway, and polls it for control messages."""
-    return start(api_url=scripted.url, transport_mode="http", flush_interval_ms=3_600_000)
+    return settled(start(api_url=scripted.url, transport_mode="http", flush_interval_ms=3_600_000))
 
 
 @pytest.fixture

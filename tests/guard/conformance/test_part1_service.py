@@ -99,7 +99,7 @@ class TestAutoInstrumentation:
 @pytest.mark.usefixtures("runtime")
 class TestGateBeforeTheCall:
     def test_the_check_comes_before_the_call_and_a_block_is_a_structured_exception(
-        self, tenant: Any
+        self, runtime: GuardRuntime, tenant: Any
     ) -> None:
         """Part 1: a gate check before the call, then structured exceptions on block."""
         ran: list[str] = []
@@ -110,6 +110,8 @@ class TestGateBeforeTheCall:
 
         tool()
         tenant.admin.set_policy("p", tools_block=["tool"])
+        # A lease may cover calls until the rule has come over the socket.
+        until(lambda: runtime.enforcement.control.tools)
         with pytest.raises(guard.GuardToolBlockedError) as refused:
             tool()
         assert ran == ["tool"]

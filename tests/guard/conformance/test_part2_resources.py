@@ -18,7 +18,7 @@ from guard.breaker.exceptions import (
     GuardError,
     InsecureTransportError,
 )
-from tests.support.waiting import PATIENT
+from tests.support.waiting import PATIENT, WAIT_S, until
 
 KEY = "gdk_conformance_key"
 
@@ -142,7 +142,7 @@ class TestRuntime:
         guard.shutdown()
         second = guard.init(tenant.key, tenant.url)
         assert second is not first
-        assert guard.status().state in ("ok", "degraded")
+        until(lambda: guard.status().state in ("ok", "degraded"))
 
     def test_a_gateway_that_is_down_is_not_an_error_of_init(self) -> None:
         """Semantics, init: gateway down is not an error (status ``offline``)."""
@@ -159,7 +159,7 @@ class TestRuntime:
             return "ran"
 
         assert await call() == "ran"
-        await asyncio.to_thread(runtime.shutdown)
+        await asyncio.to_thread(runtime.shutdown, WAIT_S)
 
     @pytest.mark.asyncio
     async def test_start_is_the_form_that_does_not_block(self, tenant: Any) -> None:
@@ -174,7 +174,7 @@ class TestRuntime:
             return "ran"
 
         assert await call() == "ran"
-        await asyncio.to_thread(runtime.shutdown)
+        await asyncio.to_thread(runtime.shutdown, WAIT_S)
 
     def test_protect_initialises_from_the_environment(
         self, tenant: Any, run_python: Callable[..., Any]
@@ -356,8 +356,6 @@ class TestDecision:
         with guard.workflow("w"):
             guard.track_llm(100, model="m")
             runtime.flush()
-            from tests.support.waiting import until
-
             decision = until(lambda: (d := guard.track_llm(0))["decision"] == "block" and d)
         assert decision["budget"]["limit_cents"] == 1
         assert decision["budget"]["spent_cents"] >= 1

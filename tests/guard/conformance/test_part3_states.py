@@ -22,7 +22,7 @@ from guard.breaker.exceptions import (
 )
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.state import Facts, State, derive_state
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 CENT = 10_000_000
 """Nano-dollars."""
@@ -143,7 +143,7 @@ class TestChainOperations:
         """
 
         def moved(ms: int) -> None:
-            guard.shutdown()
+            guard.shutdown(WAIT_S)
             clock[0] += ms
             start(api_key=timed.api_key, api_url=timed.base_url)
 
@@ -272,7 +272,7 @@ class TestChainOperations:
         with guard.chain(name):
             self._spend(110)
             assert step() == "ran"  # the gateway knows of the spending, and has said so
-            until(lambda: guard.track_llm(0)["budget"]["remaining_cents"] < 0)
+            until(lambda: (b := guard.track_llm(0)["budget"]) and b["remaining_cents"] < 0)
             assert body() == 200
 
 

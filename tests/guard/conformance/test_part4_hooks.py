@@ -271,6 +271,7 @@ class TestEveryPath:
         guard.track_tool("search")
         with pytest.raises(BreakerTransportError):
             scripted_runtime.flush()
+        until(lambda: seen)  # the hooks have a thread of their own
         assert [(type(e), c.stage) for e, c in seen] == [(GuardAuthError, "flush")]
 
     def test_flush_in_the_background(
@@ -294,6 +295,7 @@ class TestEveryPath:
         )
         guard.track_llm(1, 1)
         scripted_runtime.flush()
+        until(lambda: seen)
         assert [(e.error_code, c.stage) for e, c in seen] == [("GD-O001", "flush")]
 
     def test_shutdown(self, scripted: Any, scripted_runtime: GuardRuntime, seen: Seen) -> None:
@@ -302,6 +304,7 @@ class TestEveryPath:
         guard.track_tool("search")
         with pytest.raises(BreakerTransportError):
             guard.shutdown()
+        until(lambda: seen)
         assert [type(error) for error, _ in seen] == [GuardAuthError]
         assert {context.stage for _, context in seen} <= {"flush", "shutdown"}
 

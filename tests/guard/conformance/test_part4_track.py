@@ -11,6 +11,7 @@ import pytest
 
 import guard
 from guard import GuardRuntime
+from tests.guard.conftest import settled
 from tests.support.waiting import until
 
 
@@ -58,7 +59,7 @@ class TestTrackLlm:
         self, start: Callable[..., GuardRuntime], tenant: Any
     ) -> None:
         """Part 4 and 6: buffered; flushed on the next ``@protect`` call."""
-        start(flush_interval_ms=3_600_000)
+        settled(start(flush_interval_ms=3_600_000))
 
         @guard.protect
         def step() -> None: ...
@@ -82,11 +83,13 @@ class TestTrackLlm:
         self, start: Callable[..., GuardRuntime], scripted: Any
     ) -> None:
         """Part 6: the SDK buffers events into a batch."""
-        start(
-            api_url=scripted.url,
-            transport_mode="http",
-            flush_interval_ms=3_600_000,
-            batch_size=5,
+        settled(
+            start(
+                api_url=scripted.url,
+                transport_mode="http",
+                flush_interval_ms=3_600_000,
+                batch_size=5,
+            )
         )
         for _ in range(5):
             guard.track_llm(1)
@@ -265,7 +268,7 @@ class TestNeverInTheWay:
         self, start: Callable[..., GuardRuntime], tenant: Any
     ) -> None:
         """Semantics, delivery: custom events go first, ``llm`` last; ``sdk.loss`` reports it."""
-        runtime = start(buffer_size=10, flush_interval_ms=3_600_000, batch_size=1000)
+        runtime = settled(start(buffer_size=10, flush_interval_ms=3_600_000, batch_size=1000))
         for number in range(10):
             guard.track_event("custom", number=number)
         for _ in range(10):

@@ -15,6 +15,7 @@ from guard.breaker.exceptions import (
     WorkflowKilledInterrupt,
     WorkflowPausedException,
 )
+from tests.guard.conftest import settled
 from tests.support.waiting import until
 
 
@@ -75,7 +76,7 @@ class TestBatches:
     ) -> None:
         """Semantics, delivery: at least once on the wire, once on the ledger."""
         tenant.admin.set_price("m", input_per_mtok=1_000_000, output_per_mtok=0)
-        runtime = start(api_url=proxy.url, flush_interval_ms=3_600_000)
+        runtime = settled(start(api_url=proxy.url, flush_interval_ms=3_600_000))
         with guard.workflow("w"):
             guard.track_llm(10, model="m")
         proxy.fault = "reset"  # of the answers: what was asked arrives
@@ -152,6 +153,7 @@ class TestOverBudgetCommits:
         with guard.workflow("w"):
             guard.track_llm(100, model="m")
         runtime.flush()
+        until(lambda: codes)  # the hooks have a thread of their own
         assert codes == ["GD-O001"]
 
 

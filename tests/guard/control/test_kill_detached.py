@@ -277,6 +277,7 @@ async def test_another_request_in_a_workflow_without_a_protected_call_is_left_al
     with guard.workflow("w"):
         for _ in range(20):
             await asyncio.to_thread(tenant.admin.kill, "w")
+    await until_async(lambda: "w" in connected.enforcement.control.kills.exact, WAIT_S)
     assert connected.enforcement.control.kills.exact["w"].halted
 
 

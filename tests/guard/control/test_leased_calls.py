@@ -16,6 +16,7 @@ import pytest
 import guard
 from guard.breaker.exceptions import GuardTransportError
 from guard.breaker.refusals import Refusal
+from guard.core.leases import book
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.core.wire import LlmData
@@ -47,10 +48,16 @@ def price(tenant: Any) -> None:
     tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
 
 
+@pytest.fixture(autouse=True)
+def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases stay for as long as a test looks at them, also where it is held up."""
+    monkeypatch.setattr(book, "IDLE_S", WAIT_S)
+
+
 @pytest.fixture
 def leasing(start: Callable[..., GuardRuntime], price: None) -> GuardRuntime:
     """A runtime that asks over the socket and may hold leases."""
-    return able(start(timeout_ms=10_000))
+    return able(start(timeout_ms=60_000))
 
 
 def able(runtime: GuardRuntime) -> GuardRuntime:
@@ -334,11 +341,14 @@ class TestRequests:
 
 
 class TestReturning:
-    def test_idle_money_goes_back(self, leasing: GuardRuntime, tenant: Any) -> None:
+    def test_idle_money_goes_back(
+        self, leasing: GuardRuntime, tenant: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         tenant.admin.set_budget(limit_cents=1, scope_kind="workflow", scope_id="w")
         with guard.workflow("w"):
             work()
         assert leasing.status().leases == 1
+        monkeypatch.setattr(book, "IDLE_S", 0.5)
         until(lambda: leasing.status().leases == 0, WAIT_S)
         until(lambda: reserved(tenant) == 0, WAIT_S)
 
@@ -347,7 +357,7 @@ class TestReturning:
         with guard.workflow("w"):
             work()
         assert reserved(tenant) > 0
-        leasing.shutdown()
+        leasing.shutdown(WAIT_S)
         assert reserved(tenant) == 0
         assert leasing.status().decisions == "none"
 
@@ -413,7 +423,7 @@ class TestWithoutTheSocket:
     def test_the_gateway_goes_and_comes(
         self, start: Callable[..., GuardRuntime], proxy: ChaosProxy, price: None
     ) -> None:
-        runtime = able(start(api_url=proxy.url, timeout_ms=500))
+        runtime = able(start(api_url=proxy.url, timeout_ms=10_000))
         scope = inside()
         runtime.requests.ask(scope, BOUND).settle(USED)
         proxy.fault = "refuse"
@@ -429,7 +439,7 @@ class TestWithoutTheSocket:
     def test_in_open_mode_it_goes_on_without_cover(
         self, start: Callable[..., GuardRuntime], proxy: ChaosProxy, price: None
     ) -> None:
-        runtime = able(start(api_url=proxy.url, timeout_ms=500, fallback_mode="open"))
+        runtime = able(start(api_url=proxy.url, timeout_ms=10_000, fallback_mode="open"))
         proxy.fault = "refuse"
         proxy.cut()
         hold = runtime.requests.ask(inside(), BOUND)
@@ -441,7 +451,7 @@ class TestWithoutTheSocket:
         self, start: Callable[..., GuardRuntime], proxy: ChaosProxy, price: None
     ) -> None:
         """It is asked again with the same key, and reserves once."""
-        runtime = able(start(api_url=proxy.url, timeout_ms=10_000))
+        runtime = able(start(api_url=proxy.url, timeout_ms=60_000))
         session = runtime.link.session
         assert session is not None
         send = session.asks._send
@@ -466,7 +476,7 @@ class TestTheProcesssOwnWorkflow:
     def named(self, start: Callable[..., GuardRuntime], price: None) -> Iterator[GuardRuntime]:
         runtime = able(start(workflow="service"))
         yield runtime
-        runtime.shutdown()
+        runtime.shutdown(WAIT_S)
         assert current_scope.get().workflow_id is None
 
     def test_requests_and_calls_belong_to_it(self, named: GuardRuntime, tenant: Any) -> None:

@@ -107,14 +107,15 @@ HALTS = {
 
 def halt(runtime: GuardRuntime, kind: str) -> None:
     """Apply a message as if it had been pushed, without stopping the body that runs."""
-    message = wire.ControlMessage(
-        seq=runtime.enforcement.control.seq + 1,
-        type=kind,
-        workflow_id="w",
-        exhausted=True,
-        reason="enough",
-    )
-    runtime.enforcement.control = runtime.enforcement.control.apply(message)
+
+    async def apply() -> None:  # where what is really pushed is applied: neither undoes the other
+        control = runtime.enforcement.control
+        message = wire.ControlMessage(
+            seq=control.seq + 1, type=kind, workflow_id="w", exhausted=True, reason="enough"
+        )
+        runtime.enforcement.control = control.apply(message)
+
+    runtime._background.submit(apply).result(WAIT_S)
 
 
 # What vendors' clients leave open or deprecated is theirs.

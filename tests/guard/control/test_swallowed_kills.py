@@ -350,6 +350,8 @@ def _cases(kinds: Iterable[str], places: Iterable[str]) -> list[Any]:
     ]
 
 
+# A loop that is interrupted while it is made or closed is left open.
+@pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("kind", "place", "waits"), _cases(SYNC, PLACES))
 def test_a_plain_body_ends(

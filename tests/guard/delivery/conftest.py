@@ -21,6 +21,16 @@ from guard.runtime.runtime import GuardRuntime
 from tests.support.closing import Accepted
 from tests.support.programs import environment
 
+PATIENT_END = """
+import guard
+from guard.session import exit_hooks
+exit_hooks._SIGNAL_FLUSH_S = 60.0
+for shutdown in guard.shutdown, guard.GuardRuntime.shutdown:
+    shutdown.__defaults__ = 60.0, True
+"""
+"""The beginning of a program whose subject is not how long its last delivery may take: a busy
+machine needs more than two seconds."""
+
 EVENTS = "/api/v1/events"
 CONTROL = "/api/v1/control"
 

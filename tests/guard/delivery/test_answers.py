@@ -25,7 +25,7 @@ from guard.breaker.exceptions import (
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
 from tests.guard.delivery.conftest import EVENTS, Answer, Scripted, problem
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 Against = Callable[..., GuardRuntime]
 
@@ -56,7 +56,7 @@ class TestPartly:
         scripted.answer = reject_one
         runtime = against(flush_interval_ms=60_000)
         track(5)
-        runtime.flush(10)
+        runtime.flush(WAIT_S)
         status = runtime.status()
         assert (status.events_sent, status.events_lost, status.buffered) == (4, 1, 0)
 
@@ -66,7 +66,7 @@ class TestPartly:
         )
         runtime = against(flush_interval_ms=60_000)
         ids = track(20)
-        runtime.flush(10)
+        runtime.flush(WAIT_S)
         assert sorted(scripted.events) == sorted(ids)
         assert set(scripted.events.values()) == {1}
         assert runtime.status().events_lost == 0
@@ -84,7 +84,7 @@ class TestPartly:
         scripted.answer = choke
         runtime = against(flush_interval_ms=60_000)
         ids = track(20)
-        runtime.flush(10)
+        runtime.flush(WAIT_S)
         assert ids[7] not in scripted.events
         assert len([name for name in ids if name in scripted.events]) == 19
         assert runtime.status().events_lost == 1
@@ -99,7 +99,7 @@ class TestPartly:
         scripted.answer = lambda path, body: scripted.taken(body, 422) if path == EVENTS else None
         runtime = against(flush_interval_ms=60_000)
         ids = track(3)
-        runtime.flush(10)
+        runtime.flush(WAIT_S)
         assert sorted(scripted.events) == sorted(ids)
         assert [(type(error), stage) for error, stage in told] == [
             (GuardConsumeOverbudgetError, "flush")
@@ -132,7 +132,7 @@ class TestPartly:
         with guard.workflow("w"):
             (event_id,) = track(1)
             assert work() == 7
-        runtime.flush(10)
+        runtime.flush(WAIT_S)
         assert scripted.events[event_id] == 1
 
 
@@ -198,7 +198,7 @@ class TestCancelled:
         until(lambda: not session.flusher._one_flush.locked())
         scripted.answer = lambda path, body: None
         session.client.circuit.succeeded()
-        runtime.flush(10)
+        runtime.flush(WAIT_S)
         assert sorted(scripted.events) == sorted(ids)
         assert runtime.status().events_lost == 0
 
@@ -235,7 +235,7 @@ class TestRepliesDecide:
         for name in ("spent", "rich", "spent", "rich"):
             with guard.workflow(name):
                 guard.track_llm(1, 1)
-        silent.flush(10)
+        silent.flush(WAIT_S)
         with guard.workflow("rich"):
             silent.enforcement.check_request(current_scope.get())
             assert guard.track_llm(1, 1)["decision"] == "allow"
@@ -244,7 +244,7 @@ class TestRepliesDecide:
         with pytest.raises(GuardBudgetError), guard.workflow("spent"):
             silent.enforcement.check_request(current_scope.get())
         self.decide(scripted)  # the operator has raised the budget
-        silent.flush(10)
+        silent.flush(WAIT_S)
         with guard.workflow("spent"):
             silent.enforcement.check_request(current_scope.get())
 
@@ -263,14 +263,14 @@ class TestRepliesDecide:
         with guard.workflow("w"):
             scope = current_scope.get()
             guard.track_llm(1, 1)
-            silent.flush(10)
+            silent.flush(WAIT_S)
             with pytest.raises(error):
                 silent.enforcement.check(scope)
         self.decide(scripted)
         with guard.workflow("another"):
             silent.enforcement.check(current_scope.get())
         silent.events.record("custom", {}, scope)
-        silent.flush(10)
+        silent.flush(WAIT_S)
         silent.enforcement.check(scope)
 
     def test_a_kill_is_read_from_a_batch_with_a_report_of_losses(
@@ -293,7 +293,7 @@ class TestRepliesDecide:
             scope = current_scope.get()
             guard.track_llm(1, 1)
             silent.link.session.flusher._losses.lose(3, "the buffer sheds")
-            silent.flush(10)
+            silent.flush(WAIT_S)
         assert [body["type"] for body in scripted.bodies] == ["sdk.loss", "llm"]
         assert scripted.bodies[0]["data"] == {"events": 3}
         assert silent.status().events_sent == 1
@@ -357,7 +357,7 @@ class TestTrouble:
         scripted.answer = lambda path, body: answer if path == EVENTS else None
         ids = track(3)
         with pytest.raises(BreakerTransportError) as caught:
-            runtime.flush(10)
+            runtime.flush(WAIT_S)
         assert caught.value.buffer_size == 3
         assert caught.value.events_lost == 0
         assert runtime.status().buffered == 3
@@ -372,13 +372,18 @@ class TestTrouble:
         caplog.set_level(logging.INFO, logger="guard.events")
         runtime = against(flush_interval_ms=20)
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
+
+        def told() -> list[str]:
+            return [each.getMessage() for each in caplog.records if each.name == "guard.events"]
+
         track(1)
         for _ in range(5):
             with pytest.raises(BreakerTransportError):
-                runtime.flush(10)
+                runtime.flush(WAIT_S)
         scripted.answer = lambda path, body: None
         until(lambda: _flushed(runtime))
-        lines = [record.getMessage() for record in caplog.records]
+        until(lambda: len(told()) >= 2)
+        lines = told()
         assert [line.partition(",")[0].partition(":")[0] for line in lines] == [
             "events are not delivered",
             "events are delivered again",
@@ -387,13 +392,13 @@ class TestTrouble:
     def test_a_storm_sees_little_more_than_the_offered_load(
         self, against: Against, scripted: Scripted
     ) -> None:
-        runtime = against(flush_interval_ms=3_600_000, timeout_ms=5000)
+        runtime = against(flush_interval_ms=3_600_000, timeout_ms=60_000)
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         offered = 60
         for _ in range(offered):
             track(1)
             with pytest.raises(BreakerTransportError):
-                runtime.flush(10)
+                runtime.flush(WAIT_S)
         # The quota's ten tokens come on top once; the breaker keeps it far below that.
         assert scripted.count() <= 1.2 * offered + 10
         assert runtime.status().breaker in ("open", "half_open")
@@ -402,7 +407,7 @@ class TestTrouble:
 
 def _flushed(runtime: GuardRuntime) -> bool:
     try:
-        runtime.flush(10)
+        runtime.flush(WAIT_S)
     except BreakerTransportError:
         return False
     return True
@@ -436,7 +441,7 @@ class TestRetryAfter:
         track(1)
         for _ in range(2):
             with pytest.raises(BreakerTransportError, match="buffered") as caught:
-                runtime.flush(5)
+                runtime.flush(WAIT_S)
         cause = caught.value.__cause__
         assert isinstance(cause, guard.GuardError)
         assert 0 < cause.retry_after <= 300  # type: ignore[attr-defined]
@@ -456,7 +461,7 @@ class TestRetryAfter:
 
         track(1)
         with pytest.raises(BreakerTransportError):
-            runtime.flush(5)
+            runtime.flush(WAIT_S)
         assert work() == 7
 
 
@@ -470,7 +475,7 @@ class TestBatches:
         big = "x" * 50_000
         for number in range(60):
             guard.track_event("big", number=number, text=big)
-        runtime.flush(30)
+        runtime.flush(WAIT_S)
         sizes = [
             len(json.dumps(body)) for path, _, body in list(scripted.requests) if path == EVENTS
         ]
@@ -482,7 +487,7 @@ class TestBatches:
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         track(600)
         with pytest.raises(BreakerTransportError):
-            runtime.flush(10)
+            runtime.flush(WAIT_S)
         scripted.answer = lambda path, body: None
         before = scripted.count()
         until(lambda: _flushed(runtime))
@@ -496,7 +501,7 @@ class TestBatches:
         for _ in range(300):
             track(1)
             time.sleep(0.002)
-        runtime.flush(30)
+        runtime.flush(WAIT_S)
         assert len(scripted.events) == 300
         assert scripted.count() <= 70
 
@@ -507,7 +512,7 @@ class TestBatches:
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         track(70)
         with pytest.raises(BreakerTransportError):
-            runtime.flush(10)
+            runtime.flush(WAIT_S)
         assert runtime.status().events_lost == 20
         track(5)
         scripted.answer = lambda path, body: None

@@ -13,13 +13,14 @@ import pytest
 
 import guard
 from guard.runtime.runtime import GuardRuntime
-from tests.guard.delivery.conftest import Scripted, Spawn
+from tests.guard.delivery.conftest import PATIENT_END, Scripted, Spawn
+from tests.support.waiting import WAIT_S
 
 Against = Callable[..., GuardRuntime]
 
 
 def test_a_thousand_threads(against: Against, scripted: Scripted) -> None:
-    runtime = against(buffer_size=100_000, timeout_ms=30_000)
+    runtime = against(buffer_size=100_000, timeout_ms=60_000)
     seen: list[str] = []
 
     def work(name: int) -> None:
@@ -32,8 +33,8 @@ def test_a_thousand_threads(against: Against, scripted: Scripted) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
-    runtime.flush(30)
+        thread.join()
+    runtime.flush(3 * WAIT_S)
     assert len(set(seen)) == 20_000
     assert sorted(body["event_id"] for body in scripted.llm()) == sorted(seen)
     assert runtime.status().events_lost == 0
@@ -53,7 +54,7 @@ async def test_ten_thousand_tasks(against: Against, scripted: Scripted) -> None:
             seen.append(guard.track_llm(name, 1, model="m")["event_id"])
 
     await asyncio.gather(*(work(name) for name in range(10_000)))
-    await asyncio.to_thread(runtime.flush, 30)
+    await asyncio.to_thread(runtime.flush, WAIT_S)
     assert sorted(body["event_id"] for body in scripted.llm()) == sorted(seen)
     assert len(seen) == 10_000
 
@@ -65,7 +66,7 @@ def test_what_is_tracked_while_a_drain_runs_is_bounded_and_counted(
     total = 100_000
     for number in range(total):
         guard.track_llm(number, 1)
-    runtime.flush(60)
+    runtime.flush(WAIT_S)
     status = runtime.status()
     assert status.events_sent + status.events_lost == total
     reported = sum(b["data"]["events"] for b in scripted.bodies if b["type"] == "sdk.loss")
@@ -83,7 +84,7 @@ def test_loops_come_and_go(against: Against, scripted: Scripted) -> None:
 
     for number in range(3):  # each run closes its loop
         assert asyncio.run(work(number)) == number
-    runtime.flush(10)
+    runtime.flush(WAIT_S)
     assert len(scripted.llm()) == 3
 
 
@@ -100,7 +101,7 @@ def test_a_running_loop_that_calls_the_blocking_functions(
 
     async def notebook() -> int:
         result = cell()
-        runtime.flush(10)
+        runtime.flush(WAIT_S)
         return result
 
     assert asyncio.run(notebook()) == 7
@@ -109,8 +110,8 @@ def test_a_running_loop_that_calls_the_blocking_functions(
 
 def test_uvloop(tenant: Any, spawn: Spawn) -> None:
     pytest.importorskip("uvloop")
-    program = """
-import asyncio, uvloop, guard
+    program = f"""{PATIENT_END}
+import asyncio, uvloop
 
 @guard.protect
 async def work(number):
@@ -144,14 +145,14 @@ def test_calls_leave_nothing_to_the_garbage_collector(against: Against, scripted
         return sum(isinstance(each, httpx.Request | httpx.Response) for each in gc.get_objects())
 
     work()
-    runtime.flush(30)
+    runtime.flush(WAIT_S)
     gc.collect()
     gc.disable()
     try:
         before = exchanges()
         for _ in range(50):
             work()
-        runtime.flush(30)
+        runtime.flush(WAIT_S)
         assert scripted.count("/gate") == 51
         assert exchanges() <= before + 10
     finally:

@@ -15,7 +15,8 @@ import pytest
 
 from guard.delivery.spool import Spool, owner_of
 from guard.session.exit_hooks import ExitHooks
-from tests.guard.delivery.conftest import Spawn
+from tests.guard.delivery.conftest import PATIENT_END, Spawn
+from tests.support.waiting import WAIT_S
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -66,7 +67,7 @@ def settled(tenant: Any, spawn: Spawn, tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-def ended(process: subprocess.Popen[str], timeout_s: float = 60.0) -> tuple[int, str, str]:
+def ended(process: subprocess.Popen[str], timeout_s: float = 2 * WAIT_S) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=timeout_s)
     return process.returncode, out, err
 
@@ -74,7 +75,7 @@ def ended(process: subprocess.Popen[str], timeout_s: float = 60.0) -> tuple[int,
 @pytest.mark.parametrize("handler", ["", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))"])
 def test_sigterm_while_it_ends(tenant: Any, spawn: Spawn, handler: str) -> None:
     """The delivery that has begun is finished first."""
-    program = f"""
+    program = f"""{PATIENT_END}
 {handler}
 runtime = guard.init()
 def kill():
@@ -82,8 +83,8 @@ def kill():
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=kill, daemon=True).start()
 track(0, 900)
-guard.shutdown(20)
-time.sleep(1)
+guard.shutdown(60)
+time.sleep(60)  # the signal ends it
 """
     code, _, err = ended(spawn(HEAD + program, env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000")))
     assert (code, err) == (9 if handler else -signal.SIGTERM, "")
@@ -135,7 +136,8 @@ def test_an_uncaught_exception_changes_nothing(tenant: Any, settled: Callable[..
 class TestSignals:
     def test_sigterm_delivers_and_kills_as_before(self, tenant: Any, spawn: Spawn) -> None:
         process = spawn(
-            HEAD + "guard.init(); track(0, 50); print('ready', flush=True); wait_for_a_signal()",
+            HEAD + PATIENT_END + "guard.init(); track(0, 50); print('ready', flush=True)\n"
+            "wait_for_a_signal()",
             env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"),
         )
         assert process.stdout is not None
@@ -149,7 +151,9 @@ class TestSignals:
         self, tenant: Any, spawn: Spawn
     ) -> None:
         process = spawn(
-            HEAD + "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'mine'), os._exit(7)))\n"
+            HEAD
+            + PATIENT_END
+            + "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'mine'), os._exit(7)))\n"
             "guard.init(); track(0, 50); print('ready', flush=True); wait_for_a_signal()",
             env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"),
         )
@@ -162,10 +166,12 @@ class TestSignals:
 
     def test_a_handler_that_lets_the_program_go_on(self, tenant: Any, spawn: Spawn) -> None:
         process = spawn(
-            HEAD + "stop = []\nsignal.signal(signal.SIGTERM, lambda *_: stop.append(1))\n"
+            HEAD
+            + PATIENT_END
+            + "stop = []\nsignal.signal(signal.SIGTERM, lambda *_: stop.append(1))\n"
             "guard.init(); track(0, 50); print('ready', flush=True)\n"
             "while not stop: time.sleep(0.01)\n"
-            "track(50, 50); ends = time.monotonic() + 20\n"
+            "track(50, 50); ends = time.monotonic() + 60\n"
             "while guard.status().state != 'ok' and time.monotonic() < ends: time.sleep(0.01)\n"
             "print(guard.status().state)",
             env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"),
@@ -200,7 +206,7 @@ class TestSignals:
             "try:\n"
             "    print('ready', flush=True); runtime.flush()\n"
             "except KeyboardInterrupt:\n"
-            "    deadline = time.monotonic() + 10\n"
+            "    deadline = time.monotonic() + 60\n"
             "    while guard.status().buffered != 50 and time.monotonic() < deadline: pass\n"
             "    print(guard.status().buffered)\n"
             "guard.shutdown(0.2, flush=False); print(guard.status().events_lost)",
@@ -387,7 +393,7 @@ process.start(); ready.wait(); process.terminate(); process.join()
 print(process.exitcode)
 """
         code, out, err = ended(
-            spawn(HEAD + program, env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"))
+            spawn(HEAD + PATIENT_END + program, env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"))
         )
         assert (code, out, err) == (0, "-15\n", "")
         assert tokens(tenant) == list(range(10))
@@ -420,7 +426,8 @@ assert codes == [0] * 8, codes
 for thread in threads: thread.join()
 flusher.join()
 """
-        code, _, err = ended(spawn(HEAD + program, env=env(tenant)), timeout_s=300)
+        program = HEAD + PATIENT_END + program
+        code, _, err = ended(spawn(program, env=env(tenant)), timeout_s=300)
         assert (code, err) == (0, ""), err
         seen = [number for page in _pages(tenant) for number in page]
         assert len(seen) == len(set(seen)), "nothing is sent by both sides of a fork"
@@ -451,7 +458,7 @@ _, status = os.waitpid(pid, 0)
 done.set(); thread.join()
 sys.exit(status)
 """
-        code, _, err = ended(spawn(HEAD + program, env=env(tenant)))
+        code, _, err = ended(spawn(HEAD + PATIENT_END + program, env=env(tenant)))
         assert (code, err) == (0, "")
         assert tokens(tenant) == list(range(10))
 

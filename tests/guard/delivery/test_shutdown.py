@@ -17,7 +17,7 @@ from guard.core.buffer import EventBuffer, Record
 from guard.runtime.runtime import GuardRuntime
 from guard.serverless import flush_on_return
 from tests.guard.delivery.conftest import EVENTS, Answer, Scripted, problem
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 E = TypeVar("E", bound=Exception)
 Against = Callable[..., GuardRuntime]
@@ -182,7 +182,7 @@ class TestAgainstAGatewayThatHangs:
         runtime = against(flush_interval_ms=3_600_000)
         track(3)
         free = threading.Event()
-        runtime._background.call_soon(free.wait, 30)
+        runtime._background.call_soon(free.wait, WAIT_S)
         with pytest.raises(BreakerTransportError):
             runtime.shutdown(timeout=1.0)
         assert runtime.status().events_lost == 3
@@ -234,7 +234,7 @@ class TestAccounting:
 
     def test_after_the_end_events_are_counted(self, against: Against) -> None:
         runtime = against()
-        runtime.shutdown()
+        runtime.shutdown(WAIT_S)
         track(5)
         guard.track_event("late")
         assert runtime.status().events_lost == 6
@@ -250,7 +250,7 @@ class TestAccounting:
         assert session is not None
         while session.client.circuit.state != "open":
             with pytest.raises(BreakerTransportError):
-                runtime.flush(10)
+                runtime.flush(WAIT_S)
         scripted.answer = lambda path, body: None
         runtime.shutdown(timeout=120)
         assert len(scripted.events) == 20
@@ -279,15 +279,17 @@ class TestAccounting:
     def test_twice_is_once(self, against: Against, scripted: Scripted) -> None:
         runtime = against(flush_interval_ms=3_600_000)
         track(5)
-        runtime.shutdown()
-        runtime.shutdown()
-        guard.shutdown()
+        runtime.shutdown(WAIT_S)
+        runtime.shutdown(WAIT_S)
+        guard.shutdown(WAIT_S)
         assert len(scripted.events) == 5
 
     def test_no_thread_is_left(self, against: Against) -> None:
         runtime = against()
-        runtime.shutdown()
-        assert not [thread for thread in threading.enumerate() if "guard-loop" in thread.name]
+        ours = runtime._background._thread
+        assert ours in threading.enumerate()
+        runtime.shutdown(WAIT_S)
+        assert ours not in threading.enumerate()
 
     def test_a_spool_that_cannot_be_used_is_said_once_and_memory_serves(
         self, against: Against, scripted: Scripted, tmp_path: Any, caplog: pytest.LogCaptureFixture
@@ -299,7 +301,7 @@ class TestAccounting:
         track(5)
         until(lambda: scripted.count() >= 2)
         with pytest.raises(BreakerTransportError):
-            runtime.flush(5)
+            runtime.flush(WAIT_S)
         assert runtime.status().buffered == 5
         said = [line for line in caplog.messages if "spool cannot be used" in line]
         assert len(said) == 1
@@ -317,7 +319,7 @@ class TestInAHook:
 
         def hook(error: Any, context: Any) -> None:
             scripted.answer = lambda path, body: None
-            for act in (runtime.flush, guard.shutdown):
+            for act in (runtime.flush, lambda: guard.shutdown(WAIT_S)):
                 try:
                     act()
                     outcomes.append(None)
@@ -348,7 +350,7 @@ class TestFlushOnReturn:
     def test_it_delivers_after_an_exception_too(self, against: Against, scripted: Scripted) -> None:
         against(flush_interval_ms=3_600_000)
 
-        @flush_on_return(timeout=5.0)
+        @flush_on_return(timeout=WAIT_S)
         def handler() -> None:
             track(2)
             raise KeyError("mine")

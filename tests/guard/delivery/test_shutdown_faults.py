@@ -102,7 +102,13 @@ class Trouble:
         self._deliveries = self._met = 0
         self._refused_from = 0
         self._is_over = False
-        proxy.meet = self._meet
+        # Else a fault could be brought by the proxy's thread right after its end.
+        self._lock = threading.Lock()
+        proxy.meet = self._met_by
+
+    def _met_by(self, line: bytes) -> Any:
+        with self._lock:
+            return self._meet(line)
 
     def _meet(self, line: bytes) -> Any:
         if self._is_over or not line.startswith(EVENTS_LINE):
@@ -122,8 +128,9 @@ class Trouble:
         return self._met + (refused if self._kind.fault == "refuse" else 0)
 
     def end(self) -> None:
-        self._is_over = True
-        self._proxy.fault = "none"
+        with self._lock:
+            self._is_over = True
+            self._proxy.fault = "none"
 
     def end_when_met(self) -> None:
         """End once it was met often enough; in a thread of its own."""

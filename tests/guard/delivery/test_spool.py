@@ -284,7 +284,7 @@ def test_a_full_disk_refuses_keeps_what_is_there_and_recovers(tmp_path: Path) ->
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_fill, args=(str(tmp_path / "s"), theirs))
     process.start()
-    assert ours.poll(60)
+    assert ours.poll(WAIT_S)
     refused, kept = ours.recv()
     process.join(120)
     assert process.exitcode == 0

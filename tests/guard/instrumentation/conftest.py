@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
+from guard.asking.request_hold import RequestHold
 from guard.core.events import InstrumentedCall, llm_data
 from guard.core.wire import LlmData
 from guard.instrumentation import Instrumentation
@@ -15,6 +16,7 @@ from guard.scope.scope import Scope, current_scope
 from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.gated_clients import INSIDE
 from tests.guard.instrumentation.standin.server import StandIn
+from tests.support.waiting import until
 
 
 @attrs.define
@@ -48,6 +50,21 @@ def standin(standin_server: StandIn) -> StandIn:
     """The vendors' stand-in, behaving well."""
     standin_server.reset()
     return standin_server
+
+
+@pytest.fixture
+def answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that asks for more money is read on when the answer is there.
+
+    It is read on at once otherwise, and a busy machine may read all of it meanwhile.
+    """
+    grow = RequestHold.grow
+
+    def waiting(hold: RequestHold, output_tokens: int) -> None:
+        grow(hold, output_tokens)
+        until(lambda: not hold._growing)
+
+    monkeypatch.setattr(RequestHold, "grow", waiting)
 
 
 def start_observing(**options: Any) -> Observed:

@@ -16,7 +16,7 @@ import httpx2
 import requests
 
 from tests.guard.instrumentation.matrix.other_cases import CONVERSE, bedrock_client
-from tests.support.cutting_vendor import OUTPUT, CuttingVendor
+from tests.support.cutting_vendor import OUTPUT, CuttingVendor, Moment
 from tests.support.waiting import WAIT_S, until, until_async
 
 PATH = "/v1/chat/completions"
@@ -24,7 +24,10 @@ ASK: dict[str, Any] = {
     "model": "o3", "max_tokens": OUTPUT, "messages": [{"role": "user", "content": "Hello? " * 30}],
 }  # fmt: skip
 SOON_S = 0.3
-Act = Callable[[CuttingVendor, bool], None]
+"""When a client gives up that nothing more reaches."""
+
+LATER_S = 6.0
+"""The same where what reaches it decides what is charged: a busy machine may be late with that."""
 
 
 def _asked(stream: bool) -> dict[str, Any]:
@@ -74,10 +77,23 @@ def lost_to(read: Callable[[str, bool, float], None], url: str, stream: bool) ->
         read(url, stream, WAIT_S)
 
 
-def timed_out(read: Callable[[str, bool, float], None], url: str, stream: bool) -> None:
+def patience(moment: Moment, stream: bool) -> float:
+    """Return how long a client waits that is to give up.
+
+    A whole refusal is an answer, for which no client gives up: there it waits for ever. A usage at
+    the end of a stream has to arrive before it does.
+    """
+    if moment in ("overloaded", "bad gateway"):
+        return WAIT_S
+    return LATER_S if stream and moment == "after usage" else SOON_S
+
+
+def timed_out(
+    read: Callable[[str, bool, float], None], url: str, stream: bool, moment: Moment
+) -> None:
     """The client waits no longer."""
     with contextlib.suppress(Exception):
-        read(url, stream, SOON_S)
+        read(url, stream, patience(moment, stream))
 
 
 def closed_in_another_thread(vendor: CuttingVendor, stream: bool) -> None:
@@ -104,19 +120,22 @@ def closed_in_another_thread(vendor: CuttingVendor, stream: bool) -> None:
 # -- asynchronous clients -----------------------------------------------------------------------
 
 
-async def _read_httpx(client: Any, url: str, stream: bool) -> None:
+# Each gives its reader what comes of a body, as it comes.
+
+
+async def _read_httpx(client: Any, url: str, stream: bool, came: bytearray) -> None:
     if not stream:
         await client.post(url + PATH, json=ASK)
         return
     async with client.stream("POST", url + PATH, json=_asked(True)) as response:
-        async for _ in response.aiter_bytes():
-            pass
+        async for piece in response.aiter_bytes():
+            came += piece
 
 
-async def _read_aiohttp(client: Any, url: str, stream: bool) -> None:
+async def _read_aiohttp(client: Any, url: str, stream: bool, came: bytearray) -> None:
     async with client.post(url + PATH, json=_asked(stream)) as response:
-        async for _ in response.content.iter_any():
-            pass
+        async for piece in response.content.iter_any():
+            came += piece
 
 
 ASYNC: dict[str, tuple[Callable[[float], Any], Any]] = {
@@ -136,7 +155,7 @@ def async_lost_to(name: str, url: str, stream: bool, timeout_s: float = WAIT_S) 
     async def main() -> None:
         async with make(timeout_s) as client:
             with contextlib.suppress(Exception):
-                await read(client, url, stream)
+                await read(client, url, stream, bytearray())
 
     asyncio.run(main())
 
@@ -147,8 +166,9 @@ def cancelled(name: str, vendor: CuttingVendor, stream: bool) -> None:
 
     async def main() -> None:
         async with make(WAIT_S) as client:
-            task = asyncio.create_task(read(client, vendor.url, stream))
-            await _reached(vendor)
+            came = bytearray()
+            task = asyncio.create_task(read(client, vendor.url, stream, came))
+            await _reached(vendor, stream, {task: came})
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -159,16 +179,17 @@ def closed_beside_neighbours(name: str, vendor: CuttingVendor, stream: bool) -> 
     """One task fails, the client is closed, and its neighbours' requests are under way."""
     make, read = ASYNC[name]
 
+    tasks: dict[asyncio.Task[Any], bytearray] = {}
+
     async def fail() -> None:
-        await _reached(vendor, 3)
+        await _reached(vendor, stream, tasks)
         raise ValueError("this task fails")
 
     async def main() -> None:
-        tasks: list[asyncio.Task[Any]] = []
         with contextlib.suppress(ValueError):
             async with make(WAIT_S) as client:
-                asked = [read(client, vendor.url, stream) for _ in range(3)]
-                tasks += map(asyncio.create_task, asked)
+                for came in (bytearray(), bytearray(), bytearray()):
+                    tasks[asyncio.create_task(read(client, vendor.url, stream, came))] = came
                 await asyncio.gather(fail(), *tasks)
         await asyncio.wait(tasks, timeout=SOON_S)
         for task in tasks:
@@ -178,8 +199,16 @@ def closed_beside_neighbours(name: str, vendor: CuttingVendor, stream: bool) -> 
     asyncio.run(main())
 
 
-async def _reached(vendor: CuttingVendor, answers: int = 1) -> None:
-    await until_async(lambda: vendor.reached == answers)
+async def _reached(
+    vendor: CuttingVendor, stream: bool, tasks: dict[asyncio.Task[Any], bytearray]
+) -> None:
+    """Wait until the vendor has come to its moment with each task, which has all that it sent."""
+    await until_async(lambda: vendor.reached == len(tasks))
+    # Where what has arrived decides what is charged.
+    if vendor.moment in ("overloaded", "bad gateway"):
+        await asyncio.wait(tasks, timeout=WAIT_S)
+    elif stream and vendor.moment == "after usage":
+        await until_async(lambda: all(b'"usage"' in came for came in tasks.values()))
     await asyncio.sleep(0.02)  # what was written has arrived
     for _ in range(50):  # and goes from one task to the next before its reader has it
         await asyncio.sleep(0)

@@ -13,6 +13,7 @@ import requests
 
 from guard.scope.scope import Entry, Scope
 from tests.guard.instrumentation.matrix.other_cases import CONVERSE
+from tests.support.waiting import WAIT_S
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "gpt-5", "messages": [{"role": "user", "content": "Hello?"}]}
@@ -25,7 +26,7 @@ def by_httpx(url: str) -> None:
 
 
 def by_httpx2(url: str) -> None:
-    httpx2.post(url + CHAT, json=ASK)
+    httpx2.post(url + CHAT, json=ASK, timeout=WAIT_S)
 
 
 def by_requests(url: str) -> None:

@@ -168,12 +168,12 @@ def over_aiohttp(url: str) -> None:
 
 def over_httpx(url: str) -> None:
     httpx = importlib.import_module("httpx")
-    httpx.post(f"{url}/v1/chat/completions", json={"model": "m"}).json()
+    httpx.post(f"{url}/v1/chat/completions", json={"model": "m"}, timeout=60).json()
 
 
 def over_httpx_async(url: str) -> None:
     async def main() -> None:
-        async with importlib.import_module("httpx").AsyncClient() as client:
+        async with importlib.import_module("httpx").AsyncClient(timeout=60) as client:
             (await client.post(f"{url}/v1/chat/completions", json={"model": "m"})).json()
 
     asyncio.run(main())

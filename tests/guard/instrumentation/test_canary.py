@@ -75,7 +75,7 @@ def test_nothing_of_them_is_anywhere(
 
     with guard.workflow("canary"):
         agent()
-    runtime.flush(5)
+    runtime.flush()
     proxy.fault = "refuse"
     proxy.cut()
     with guard.workflow("canary"):

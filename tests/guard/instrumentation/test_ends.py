@@ -107,7 +107,7 @@ def test_of_a_blocking_client(
 ) -> None:
     with cutting_vendor(moment, way) as vendor:
         if way == "hang":
-            cut_clients.timed_out(BLOCKING[client], vendor.url, stream)
+            cut_clients.timed_out(BLOCKING[client], vendor.url, stream, moment)
         else:
             cut_clients.lost_to(BLOCKING[client], vendor.url, stream)
         loses_the_end = client in ("requests", "boto3")  # with a read that breaks off: urllib3's
@@ -129,7 +129,7 @@ def test_of_an_asynchronous_client(
         elif way == "closed":
             cut_clients.closed_beside_neighbours(client, vendor, stream)
         else:
-            timeout_s = cut_clients.SOON_S if way == "timeout" else WAIT_S
+            timeout_s = cut_clients.patience(moment, stream) if way == "timeout" else WAIT_S
             cut_clients.async_lost_to(client, vendor.url, stream, timeout_s)
         check(gated, gate, vendor.billed, moment, stream)
 

@@ -356,6 +356,7 @@ def words(number: int) -> Reply:
 
 
 class TestStreams:
+    @pytest.mark.usefixtures("answered_at_once")
     def test_without_a_limit_one_is_cut_where_the_money_ends(self, limited: Limited) -> None:
         """It was assumed to be short, and goes on and on."""
         tenant = limited.tenant

@@ -55,7 +55,7 @@ def test_the_next_process_knows_what_one_has_learned(
             with httpx.Client(timeout=WAIT_S) as client, guard.workflow("w"):
                 client.post(standin.url + CHAT, json=ASK)
         finally:
-            guard.shutdown()
+            guard.shutdown(WAIT_S)
 
     once()
     with pytest.raises(guard.GuardBudgetError):

@@ -36,6 +36,7 @@ from tests.guard.instrumentation.test_ends import PricedGate, PricedHold
 
 ANSWERS = answers()
 HOST = "llm.example.com"
+LOGGER = "guard.instrumentation"
 REQUEST = encoded(
     {
         "model": "m", "max_tokens": 4096, "stream": True,
@@ -340,9 +341,9 @@ def test_the_log_says_what_is_charged(
         bench.observed.instrumentation._gate = None
         bench.gate.hold(INSIDE, RequestBound("openai", "m", 1, 1))
         bench.gate.holds[0].ends.append("none")
-    with caplog.at_level("WARNING", logger="guard"):
+    with caplog.at_level("WARNING", logger=LOGGER):
         event, _ = bench.charge(silent)
-    (said,) = (record.getMessage() for record in caplog.records)
+    (said,) = (each.getMessage() for each in caplog.records if each.name == LOGGER)
     assert "no usage that can be read" in said
     assert ("charged what was set aside" in said) is held is (cost(event) > 0)
     assert ("not charged" in said) is not held

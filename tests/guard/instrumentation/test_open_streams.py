@@ -27,6 +27,7 @@ from tests.guard.instrumentation.matrix.other_cases import CONVERSE, bedrock_cli
 from tests.guard.instrumentation.standin.reply import Reply
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.guard.instrumentation.test_gated_streams import frames, words
+from tests.support.waiting import WAIT_S
 
 AMOUNT: Final = 7
 LIMITED: Final = {**STREAM, "max_completion_tokens": 1000}
@@ -57,7 +58,7 @@ def gate() -> AskedGate:
 
 
 def read_httpx(url: str, body: Any, inside: Callable[[], None], module: Any = httpx) -> None:
-    with module.Client() as client:
+    with module.Client(timeout=WAIT_S) as client:
         with client.stream("POST", url + CHAT, json=body) as response:
             chunks = response.iter_raw()
             next(chunks)

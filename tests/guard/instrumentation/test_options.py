@@ -59,7 +59,7 @@ def vendor(tenant: Tenant, standin: StandIn) -> StandIn:
 
 @pytest.fixture
 def gated(vendor: StandIn, start: Callable[..., guard.GuardRuntime]) -> guard.GuardRuntime:
-    runtime = start(timeout_ms=10_000)
+    runtime = start()
     until(lambda: runtime.status().control_channel == "websocket", WAIT_S)
     return runtime
 
@@ -222,6 +222,7 @@ class TestLimitCents:
                     httpx.post(f"http://127.0.0.1:9{CHAT}", json=ASK)
         assert limits.spent_cents == 0
 
+    @pytest.mark.usefixtures("answered_at_once")
     def test_a_stream_is_cut_where_the_money_ends(self, vendor: StandIn, tenant: Tenant) -> None:
         tenant.admin.update_settings(unbounded_output="learned")
         chunk = {"id": "c", "model": "gpt-5",

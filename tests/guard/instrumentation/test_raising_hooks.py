@@ -18,6 +18,7 @@ from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.guard.instrumentation.test_ends import PricedGate
+from tests.support.waiting import WAIT_S
 
 PATH = "/v1/chat/completions"
 ASK = {"model": "m", "max_tokens": 4096, "messages": [{"role": "user", "content": "Hello? " * 30}]}
@@ -56,7 +57,7 @@ def by_httpx(module: Any) -> Callable[[str, bool, BaseException, bool], None]:
                 response.read()
             raise error
 
-        client = module.Client(event_hooks={"response": [hook]})
+        client = module.Client(timeout=WAIT_S, event_hooks={"response": [hook]})
         with client, contextlib.suppress(type(error)):
             client.post(url, json=STREAM if stream else ASK)
 
@@ -71,7 +72,8 @@ def by_async_httpx(module: Any) -> Callable[[str, bool, BaseException, bool], No
             raise error
 
         async def main() -> None:
-            async with module.AsyncClient(event_hooks={"response": [hook]}) as client:
+            hooks = {"response": [hook]}
+            async with module.AsyncClient(timeout=WAIT_S, event_hooks=hooks) as client:
                 with contextlib.suppress(type(error)):
                     await client.post(url, json=STREAM if stream else ASK)
 

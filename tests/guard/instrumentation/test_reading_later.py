@@ -23,6 +23,7 @@ from tests.guard.conftest import Tenant
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.instrumentation.standin.server import StandIn
+from tests.support.waiting import WAIT_S
 
 CHAT = "/v1/chat/completions"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -129,7 +130,7 @@ class TestNoEvent:
         guard.GuardRuntime("k", "http://127.0.0.1:9", fallback_mode="open").open()
         httpx.post(standin.url + CHAT, json=ASK)
         runtime: Any = active.current
-        guard.shutdown(timeout=1)
+        guard.shutdown(WAIT_S)
         assert runtime.status().events_lost == 0
 
 

@@ -21,7 +21,7 @@ from guard import WorkflowKilledInterrupt
 from guard.core.usage.realtime import RealtimeUsage, find_realtime
 from guard.core.wire import LlmData
 from tests.guard.instrumentation.conftest import Observed
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 USAGE = {
     "total_tokens": 260,
@@ -51,7 +51,7 @@ def _speak(connection: ServerConnection) -> None:
 @pytest.fixture(scope="module")
 def realtime() -> Iterator[str]:
     """The address of a local realtime endpoint."""
-    with serve(_speak, "127.0.0.1", 0) as server:
+    with serve(_speak, "127.0.0.1", 0, open_timeout=WAIT_S, ping_timeout=None) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/v1/realtime"
@@ -63,7 +63,7 @@ ASK = json.dumps({"type": "response.create"})
 
 
 def _with_websockets(url: str) -> None:
-    with connect(url) as session:
+    with connect(url, open_timeout=WAIT_S) as session:
         session.recv()
         session.send(ASK)
         while json.loads(session.recv())["type"] != "response.done":
@@ -72,7 +72,7 @@ def _with_websockets(url: str) -> None:
 
 def _with_websockets_async(url: str) -> None:
     async def talk() -> None:
-        async with connect_async(url) as session:
+        async with connect_async(url, open_timeout=WAIT_S) as session:
             await session.send(ASK)
             async for message in session:
                 if json.loads(message)["type"] == "response.done":
@@ -151,7 +151,7 @@ def test_a_kill_ends_an_open_session(runtime: Any, tenant: Any, realtime: str) -
     waiting = threading.Event()
 
     def agent() -> None:
-        with guard.workflow("w"), connect(realtime) as session:
+        with guard.workflow("w"), connect(realtime, open_timeout=WAIT_S) as session:
             session.recv()
             session.send(ASK)
             session.recv()
@@ -176,12 +176,13 @@ def test_a_kill_ends_an_open_session(runtime: Any, tenant: Any, realtime: str) -
     thread.join(120)
     assert not thread.is_alive()
     assert [type(exc) for exc in raised] == [WorkflowKilledInterrupt]
-    runtime.flush(10)
+    runtime.flush()
     assert tenant.llm_events("w"), "what the session used is charged"
 
 
 def test_other_websockets_are_left_alone(observed: Observed, realtime: str) -> None:
-    with connect(realtime.replace("/v1/realtime", "/chat")) as session:
+    chat = realtime.replace("/v1/realtime", "/chat")
+    with connect(chat, open_timeout=WAIT_S) as session:
         session.recv()
         session.send(ASK)
         session.recv()
@@ -191,7 +192,7 @@ def test_other_websockets_are_left_alone(observed: Observed, realtime: str) -> N
 
 
 def test_the_clients_exceptions_stay_their_own(observed: Observed, realtime: str) -> None:
-    with connect(realtime) as session:
+    with connect(realtime, open_timeout=WAIT_S) as session:
         session.recv()
         with pytest.raises(TimeoutError):
             session.recv(timeout=0.01)

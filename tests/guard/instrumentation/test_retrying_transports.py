@@ -19,7 +19,7 @@ from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.gated_clients import CHAT
 from tests.guard.instrumentation.test_ends import PricedGate, charged
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, until
 
 Behaviour = Literal["ok", "reset", "hang", "502", "503", "429", "307"]
 OUTPUT = 20
@@ -87,7 +87,7 @@ def gate() -> FakeGate:
     return PricedGate()
 
 
-def _classes(module: Any) -> dict[str, Callable[[], Any]]:
+def _classes(module: Any, server: Unreliable) -> dict[str, Callable[[], Any]]:
     failures = module.TransportError
 
     class Inside(module.HTTPTransport):  # type: ignore[misc, name-defined]
@@ -118,12 +118,19 @@ def _classes(module: Any) -> dict[str, Callable[[], Any]]:
         async def aclose(self) -> None:
             await self._inner.aclose()
 
+    def failed(request: Any, left: int) -> None:
+        """Have the server take the next behaviour for the next try, which waits as long as it has
+        to: a busy machine may be late with either."""
+        until(lambda: len(server.behaviours) < left)
+        request.extensions["timeout"]["read"] = WAIT_S
+
     def tried(handle: Any, request: Any) -> Any:
         for number in range(TRIES):
-            is_last = number == TRIES - 1
+            is_last, left = number == TRIES - 1, len(server.behaviours)
             try:
                 response = handle(request)
             except failures:
+                failed(request, left)
                 if is_last:
                     raise
                 continue
@@ -135,10 +142,11 @@ def _classes(module: Any) -> dict[str, Callable[[], Any]]:
 
     async def tried_async(handle: Any, request: Any) -> Any:
         for number in range(TRIES):
-            is_last = number == TRIES - 1
+            is_last, left = number == TRIES - 1, len(server.behaviours)
             try:
                 response = await handle(request)
             except failures:
+                failed(request, left)
                 if is_last:
                     raise
                 continue
@@ -156,10 +164,13 @@ KINDS = ["inside", "around", "async inside", "async around"]
 ASK = {"model": "gpt-4o", "max_tokens": OUTPUT, "messages": [{"role": "user", "content": "hi"}]}
 
 
-def send(module: Any, kind: str, url: str) -> None:
+def send(module: Any, kind: str, server: Unreliable) -> None:
     """Send one request through a retrying transport; what comes of it is of no interest."""
-    transport = _classes(module)[kind]()
-    settings: dict[str, Any] = {"transport": transport, "timeout": module.Timeout(WAIT_S, read=0.3)}
+    transport = _classes(module, server)[kind]()
+    # Nothing but an answer that never comes is given up.
+    timeout = module.Timeout(WAIT_S, read=0.3 if server.behaviours[0] == "hang" else WAIT_S)
+    settings: dict[str, Any] = {"transport": transport, "timeout": timeout}
+    url = server.url
     with contextlib.suppress(module.TransportError):
         if not kind.startswith("async"):
             with module.Client(follow_redirects=True, **settings) as client:
@@ -195,7 +206,7 @@ def test_each_try_is_held_and_charged(
         gated.calls.clear()
         gate.holds.clear()
         unreliable.behaviours = list(behaviours)
-        send(module, kind, unreliable.url)
+        send(module, kind, unreliable)
         served = behaviours[: len(behaviours) - len(unreliable.behaviours)]
         total = charged(gated)
         assert total >= unreliable.billed, behaviours

@@ -27,6 +27,7 @@ from tests.guard.instrumentation.conftest import start_observing
 from tests.guard.instrumentation.matrix.other_cases import CONVERSE, bedrock_client
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.instrumentation.standin.server import StandIn
+from tests.support.waiting import WAIT_S
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "gpt-5", "messages": [{"role": "user", "content": "Hello?"}]}
@@ -110,7 +111,7 @@ assert not {"httpx", "httpx2", "aiohttp", "requests", "botocore"} & set(sys.modu
 import httpx, httpx2, requests, aiohttp
 ask = {"model": "m"}
 for module in (httpx, httpx2, requests):
-    module.post(sys.argv[1], json=ask).json()
+    module.post(sys.argv[1], json=ask, timeout=60).json()
 async def main():
     async with aiohttp.ClientSession() as session, session.post(sys.argv[1], json=ask) as response:
         await response.json()
@@ -308,7 +309,7 @@ class TestOnce:
 
         with openai.OpenAI(
             base_url=f"{standin.url}/v1", api_key="k", max_retries=2,
-            http_client=httpx2.Client(event_hooks={"request": [heal]}),
+            http_client=httpx2.Client(timeout=WAIT_S, event_hooks={"request": [heal]}),
         ) as api:  # fmt: skip
             api.chat.completions.create(**ASK)
         assert len(standin.said) == 2
@@ -396,11 +397,12 @@ class TestRefusal:
 
 
 def test_a_dead_server_is_the_clients_error(observed: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    for client, error in ((httpx, httpx.ConnectError), (requests, requests.ConnectionError)):
-        with pytest.raises(error):
-            client.post(f"http://127.0.0.1:{port}{CHAT}", json=ASK, timeout=120)
+    with socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))  # and does not listen: no other program gets the port meanwhile
+        port = dead.getsockname()[1]
+        for client, error in ((httpx, httpx.ConnectError), (requests, requests.ConnectionError)):
+            with pytest.raises(error):
+                client.post(f"http://127.0.0.1:{port}{CHAT}", json=ASK, timeout=120)
     assert observed.events == []
     assert isinstance(observed.instrumentation, Instrumentation)
 

@@ -18,6 +18,7 @@ from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.instrumentation.standin.server import StandIn
+from tests.support.waiting import WAIT_S
 
 CHAT = "/v1/chat/completions"
 ASK = {"model": "gpt-5", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
@@ -194,7 +195,7 @@ def test_the_gateway_is_told_once_of_a_host_that_is_not_metered(
     with guard.workflow("w"):
         for _ in range(2):
             httpx.post(standin.url + "/v1/batches", json=JOBS["a batch"][1])
-    guard.shutdown()
+    guard.shutdown(WAIT_S)
     (told,) = [e for e in tenant.admin.events() if e["type"] == "sdk.unseen"]
     assert (told["workflow_id"], told["data"]["host"]) == ("w", "127.0.0.1")
     assert "price" in told["data"]["why"]

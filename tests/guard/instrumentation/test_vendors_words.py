@@ -42,7 +42,7 @@ def test_an_answer_in_odd_words_is_charged(
             headers = {"content-type": "application/json"}
             client.post(standin.url + CHAT, content=_json(request), headers=headers)
     finally:
-        guard.shutdown()
+        guard.shutdown(WAIT_S)
     (row,) = tenant.admin.usage("total")
     assert (row["llm_calls"], row["cost_nanousd"]) == (1, 11_000)
 

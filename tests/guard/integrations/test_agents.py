@@ -59,7 +59,7 @@ async def test_an_allowed_tool_runs_and_usage_is_counted_once(
 ) -> None:
     with guard.workflow("support"):
         await run(model, api, way)
-    runtime.flush(10)
+    runtime.flush()
     assert ran == ["delete_files"]
     events = tenant.admin.events(workflow_id="support")
     used = [e["data"]["input_tokens"] for e in events if e["type"] == "llm"]
@@ -89,7 +89,7 @@ async def test_a_killed_workflow_asks_no_model(
     model: ToolCaller, tenant: Any, runtime: guard.GuardRuntime
 ) -> None:
     tenant.admin.kill("support")
-    await until_async(lambda: runtime.enforcement.control.seq)
+    await until_async(lambda: runtime.enforcement.halts)
     with pytest.raises(guard.WorkflowKilledInterrupt):
         async with guard.workflow("support"):
             await run(model, "chat", "hooks")

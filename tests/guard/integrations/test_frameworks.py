@@ -18,7 +18,7 @@ from tests.guard.instrumentation.standin.server import StandIn
 from tests.support import garbage
 from tests.support.tool_answers import ARGUMENT
 from tests.support.tool_asker import ToolAsker
-from tests.support.waiting import until_async
+from tests.support.waiting import WAIT_S, until_async
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.filterwarnings("ignore")]
 
@@ -137,7 +137,7 @@ async def run(name: str, url: str) -> None:
     package, function = WAYS[name]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         await function(url)
 
 
@@ -296,7 +296,7 @@ async def test_a_tool_that_is_named_in_words(
     await asyncio.to_thread(tenant.admin.set_policy, "p", tools_block=block)
     await until_async(lambda: runtime.enforcement.control.tools)
     with pytest.raises(guard.GuardToolBlockedError) if blocked else contextlib.nullcontext():
-        async with guard.workflow("support"), asyncio.timeout(60):
+        async with guard.workflow("support"), asyncio.timeout(WAIT_S):
             await agent.run(teller.url)
     assert ran == ([] if blocked else ["delete_files"])
     assert len(teller.bodies) == (1 if blocked else len(agent.texts))

@@ -226,7 +226,7 @@ def test_an_agent_stops_at_the_limit(
     run = guard.protect(agent) if edge == "protect" else agent
     with pytest.raises(guard.GuardBudgetError) as refused, guard.workflow("agent"):
         asyncio.run(run(vendor.url)) if is_async else run(vendor.url)
-    runtime.flush(10)
+    runtime.flush()
     assert refused.value.workflow_id == "agent"
     (balance,) = [row for row in tenant.admin.ledger() if row["scope_id"] == "agent"]
     committed = balance["committed_nanousd"]

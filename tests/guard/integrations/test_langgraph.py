@@ -105,7 +105,7 @@ def test_an_allowed_tool_runs_and_usage_is_counted_once(
 ) -> None:
     with guard.workflow("support"):
         run(graph(model, **options), way)
-    runtime.flush(10)
+    runtime.flush()
     assert ran == ["delete_files"]
     events = tenant.admin.events(workflow_id="support")
     used = [e["data"]["input_tokens"] for e in events if e["type"] == "llm"]
@@ -135,7 +135,7 @@ def test_a_killed_workflow_asks_no_model(
     model: ToolCaller, tenant: Any, runtime: guard.GuardRuntime, way: str
 ) -> None:
     tenant.admin.kill("support")
-    until(lambda: runtime.enforcement.control.seq)
+    until(lambda: runtime.enforcement.halts)
     with pytest.raises(guard.WorkflowKilledInterrupt), guard.workflow("support"):
         run(graph(model), way)
     assert model.said == []
@@ -179,7 +179,7 @@ async def test_a_refusal_that_agenerate_gathers_is_raised_at_the_edge(
         "kill": guard.WorkflowKilledInterrupt,
     }[directive]
     await asyncio.to_thread(getattr(tenant.admin, directive), "w")
-    until(lambda: runtime.enforcement.control.seq >= 1)
+    until(lambda: runtime.enforcement.halts)
     with pytest.raises(expected):
         async with guard.workflow("w"):
             await llm.agenerate([[HumanMessage("one")], [HumanMessage("two")]])

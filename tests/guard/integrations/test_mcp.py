@@ -45,7 +45,7 @@ async def test_an_allowed_tool(tenant: Any, runtime: guard.GuardRuntime) -> None
         with guard.workflow("files"):
             answer = await client.session.call_tool("delete_files", {"path": "/tmp/x"})
     assert "deleted /tmp/x" in str(answer.content)
-    runtime.flush(10)
+    runtime.flush()
     events = tenant.admin.events(workflow_id="files", type="tool")
     assert [event["data"]["tool_name"] for event in events] == ["delete_files"]
 

@@ -28,7 +28,7 @@ from guard.integrations.agents import GuardRunHooks, guard_tool_input
 from tests.support import garbage
 from tests.support.operators import Operator
 from tests.support.tool_asker import ToolAsker
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -203,7 +203,7 @@ async def run_agent(url: str, watched: Watched) -> None:
         )
         config = RunConfig(tracing_disabled=True)
         hooks = GuardRunHooks() if watched.hooks else None
-        async with guard.workflow("support"), asyncio.timeout(60):
+        async with guard.workflow("support"), asyncio.timeout(WAIT_S):
             await Runner.run(agent, "Clean up.", hooks=hooks, run_config=config)
 
 
@@ -219,7 +219,7 @@ def check(tenant: Any, runtime: guard.GuardRuntime, calls: int, work: Callable[[
     assert len(ran) == calls
     assert len(operator.asked) == calls
     assert {each["status"] for each in tenant.admin.approvals(None)} == {"used"}
-    runtime.flush(10)
+    runtime.flush()
     until(lambda: not sum(each["reserved_nanousd"] for each in tenant.admin.ledger()))
 
 

@@ -57,7 +57,7 @@ def test_what_is_noticed_is_counted_once_for_each_call(
     with guard.workflow("support"):
         for _ in range(3):
             run(name)
-    runtime.flush(10)
+    runtime.flush()
     events = tenant.admin.events(workflow_id="support", type="span")
     digests = [each["data"]["digest"] for each in events if each["data"].get("digest")]
     assert len(digests) == 3
@@ -114,8 +114,8 @@ def test_a_tool_that_a_model_has_named_is_counted_by_its_arguments(
     with pytest.raises(guard.GuardToolBlockedError, match="delete_files was called 2 times"):
         work("a", "b", "a", "a")
     assert done == ["a", "b", "a"]
+    runtime.flush()
+    until(lambda: reserved(tenant) == 0)
     (counted,) = [each for each in tenant.admin.ledger() if each["unit"] == "calls"]
     assert counted["committed_nanousd"] == 4, "each call counts once against the limit of calls"
-    runtime.flush(10)
-    until(lambda: reserved(tenant) == 0)
     assert len(runtime.tools.calls.open) == 0

@@ -409,7 +409,7 @@ async def test_a_blocked_tool_does_not_run(
     assert error.details == {"policy": "p", "policy_version": 1}
     assert len(model.bodies) == 1  # no retry, and no next turn
     # The request was made, so it is recorded.
-    await asyncio.to_thread(runtime.flush, 10)
+    await asyncio.to_thread(runtime.flush)
     events = await asyncio.to_thread(tenant.llm_events, "support")
     assert len(events) == 1
     assert events[0]["data"]["input_tokens"] > 0

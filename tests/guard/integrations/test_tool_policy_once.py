@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import attrs
 import httpx
 import openai
 import pytest
@@ -19,9 +18,10 @@ from guard.breaker.exceptions import GuardTransportError
 from guard.integrations.agents import GuardRunHooks
 from tests.guard.instrumentation.standin.reply import Reply
 from tests.support import garbage
+from tests.support.operators import Operator
 from tests.support.tool_answers import ARGUMENT, answer
 from tests.support.tool_asker import ToolAsker
-from tests.support.waiting import until, until_async
+from tests.support.waiting import WAIT_S, until, until_async
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -43,31 +43,11 @@ def model(asker: ToolAsker) -> Iterator[ToolAsker]:
     garbage.collect()
 
 
-@attrs.define
-class Operator:
-    """Approves every call as soon as it is asked for."""
-
-    tenant: Any
-    task: asyncio.Task[None] | None = None
-
-    async def run(self) -> None:
-        while True:
-            for asked in await asyncio.to_thread(self.tenant.admin.approvals, "pending"):
-                await asyncio.to_thread(
-                    lambda identity: self.tenant.admin.answer_approval(identity, approved=True),
-                    asked["approval_id"],
-                )
-            await asyncio.sleep(0.02)
-
-
 async def while_approving(tenant: Any, work: Callable[[], Any]) -> Any:
     """Run something blocking while an operator approves every call."""
-    operator = asyncio.create_task(Operator(tenant).run())
-    try:
-        async with asyncio.timeout(60):
+    with Operator(tenant):
+        async with asyncio.timeout(WAIT_S):
             return await asyncio.to_thread(work)
-    finally:
-        operator.cancel()
 
 
 def ask_model(url: str) -> None:
@@ -113,7 +93,7 @@ def test_the_next_protected_call_is_the_one(
             assert approvals(tenant) == 2
 
     asyncio.run(while_approving(tenant, work))
-    runtime.flush(10)
+    runtime.flush()
     spans = [e for e in tenant.admin.events(workflow_id="support") if e["type"] == "span"]
     closing = [e for e in spans if e["data"].get("final")]
     assert len({e["call_id"] for e in closing}) == 2
@@ -147,6 +127,7 @@ async def test_an_adapter_does_not_ask_again(
     model: ToolAsker, tenant: Any, runtime: guard.GuardRuntime
 ) -> None:
     await asyncio.to_thread(tenant.admin.set_policy, "p", approval_tools=["delete_files"])
+    await until_async(lambda: runtime.enforcement.control.tools)
     ran: list[str] = []
 
     def delete_files(path: str) -> str:
@@ -154,20 +135,20 @@ async def test_an_adapter_does_not_ask_again(
         ran.append(path)
         return "gone"
 
-    operator = asyncio.create_task(Operator(tenant).run())
-    async with openai.AsyncOpenAI(base_url=f"{model.url}/v1", api_key="sk-test") as client:
-        agent: Agent[Any] = Agent(
-            name="cleaner",
-            model=OpenAIChatCompletionsModel(model="gpt-5", openai_client=client),
-            tools=[function_tool(delete_files)],
-        )
-        async with guard.workflow("support"), asyncio.timeout(60):
-            config = RunConfig(tracing_disabled=True)
-            await Runner.run(agent, "Clean up.", hooks=GuardRunHooks(), run_config=config)
-    operator.cancel()
+    api = openai.AsyncOpenAI(base_url=f"{model.url}/v1", api_key="sk-test")
+    with Operator(tenant):
+        async with api as client:
+            agent: Agent[Any] = Agent(
+                name="cleaner",
+                model=OpenAIChatCompletionsModel(model="gpt-5", openai_client=client),
+                tools=[function_tool(delete_files)],
+            )
+            async with guard.workflow("support"), asyncio.timeout(WAIT_S):
+                config = RunConfig(tracing_disabled=True)
+                await Runner.run(agent, "Clean up.", hooks=GuardRunHooks(), run_config=config)
     assert ran == [ARGUMENT]
     assert await asyncio.to_thread(approvals, tenant) == 1
-    await asyncio.to_thread(runtime.flush, 10)
+    await asyncio.to_thread(runtime.flush)
     events = await asyncio.to_thread(lambda: tenant.admin.events(workflow_id="support"))
     assert [e["data"]["tool_name"] for e in events if e["type"] == "tool"] == ["delete_files"]
 
@@ -214,7 +195,7 @@ def test_money_of_a_call_that_its_framework_makes_by_itself_comes_back(
             assert approvals(tenant) == 1
 
     asyncio.run(while_approving(tenant, work))
-    runtime.flush(10)
+    runtime.flush()
     until(lambda: reservations(tenant) == 0)
 
 
@@ -249,12 +230,18 @@ def test_the_rules_are_there_when_init_returns_over_http_too(
         ask_model(model.url)
 
 
+def knows(runtime: guard.GuardRuntime, *policies: str) -> bool:
+    """Tell whether the rules of these policies have arrived: each comes by itself."""
+    tools = runtime.enforcement.control.tools
+    return tools is not None and {each.rule.policy for each in tools._rules} == {*policies}
+
+
 def test_rules_of_a_workflow_or_agent_bind_no_other(
     model: ToolAsker, tenant: Any, runtime: guard.GuardRuntime
 ) -> None:
     tenant.admin.set_policy("w", scope_kind="workflow", scope_id="sup*", tools_block=["delete_*"])
     tenant.admin.set_policy("a", scope_kind="agent", scope_id="cleaner", tools_allow=["read"])
-    until(lambda: runtime.enforcement.control.tools)
+    until(lambda: knows(runtime, "w", "a"))
     with guard.workflow("other"):
         ask_model(model.url)
     with (
@@ -272,15 +259,7 @@ def test_rules_of_a_workflow_or_agent_bind_no_other(
         ask_model(model.url)
 
     tenant.admin.set_policy("o", tools_block=["delete_files"])
-    until(
-        lambda: (
-            "o"
-            in str(
-                runtime.enforcement.control.tools
-                and [r.rule.policy for r in runtime.enforcement.control.tools._rules]
-            )
-        )
-    )
+    until(lambda: knows(runtime, "w", "a", "o"))
     with pytest.raises(guard.GuardToolBlockedError):
         work()
 
@@ -323,7 +302,7 @@ def test_a_kill_ends_the_wait_for_a_person(
         while not await asyncio.to_thread(approvals, tenant):
             await asyncio.sleep(0.02)
         await asyncio.to_thread(tenant.admin.kill, "support")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             await asking
 
     with pytest.raises(guard.WorkflowKilledInterrupt):
@@ -383,7 +362,7 @@ async def test_what_came_with_a_refused_chunk_is_charged_exactly(
         async with guard.workflow("support"):
             await (asyncio.to_thread(read) if kind == "sync" else read_async())
     assert got == []
-    await asyncio.to_thread(runtime.flush, 10)
+    await asyncio.to_thread(runtime.flush)
     (event,) = await asyncio.to_thread(tenant.llm_events, "support")
     used = event["data"]
     assert (used["input_tokens"], used["output_tokens"]) == (50, 9)

@@ -55,7 +55,7 @@ def arrange(outcome: str, tenant: Any, runtime: guard.GuardRuntime) -> None:
     elif outcome == "budget exhausted":
         tenant.admin.set_budget(0.001, scope_kind="workflow", scope_id="support")
         guard.track_llm(1_000_000, 1_000_000, model="gpt-5")
-        runtime.flush(10)
+        runtime.flush()
         return
     else:
         tenant.admin.set_policy("p", tools_block=["drop_*"])
@@ -92,7 +92,7 @@ def test_a_tool_runs_as_was_decided(
             run(name)
     assert ran == ([ARGUMENT] if error is None else [])
     assert len(operator.asked) == (1 if outcome in ("approved", "refused by a person") else 0)
-    runtime.flush(10)
+    runtime.flush()
     events = tenant.admin.events(workflow_id="support")
     tools = [e["data"]["tool_name"] for e in events if e["type"] == "tool"]
     calls = [e for e in events if e["type"] == "span" and e["data"].get("final")]
@@ -106,7 +106,7 @@ def test_a_tool_runs_as_was_decided(
 
 def seen(tenant: Any, runtime: guard.GuardRuntime) -> tuple[list[str], list[str]]:
     """Return the tools and the calls that were reported."""
-    runtime.flush(10)
+    runtime.flush()
     events = tenant.admin.events(workflow_id="support")
     calls = [e["data"]["name"] for e in events if e["type"] == "span" and e["data"].get("final")]
     return [e["data"]["tool_name"] for e in events if e["type"] == "tool"], calls

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -42,6 +43,12 @@ app = WSGIMiddleware(app)
 """
 
 
+def listens(path: Path) -> bool:
+    """Tell whether a server takes connections; its socket is in the folder a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(path)) == 0
+
+
 def test_gunicorns_threads(tmp_path: Path, tenant: Any) -> None:
     pytest.importorskip("gunicorn")
     (tmp_path / "webapp.py").write_text(WSGI)
@@ -50,15 +57,15 @@ def test_gunicorns_threads(tmp_path: Path, tenant: Any) -> None:
     with (tmp_path / "out.txt").open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "gunicorn", "webapp:app", "--workers", "1", "--threads", "4",
-             "--bind", f"unix:{socket_path}"],
+             "--timeout", "0", "--keep-alive", "120", "--bind", f"unix:{socket_path}"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
                  "GUARD_API_KEY": tenant.key, "GUARD_API_URL": tenant.url},
             stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:
-        until(lambda: socket_path.exists() or process.poll() is not None, WAIT_S)
-        transport = httpx.HTTPTransport(uds=str(socket_path), retries=3)
+        until(lambda: listens(socket_path) or process.poll() is not None, WAIT_S)
+        transport = httpx.HTTPTransport(uds=str(socket_path))
         with httpx.Client(transport=transport, timeout=120) as client:
             before = client.get("http://web/other")
             killed = client.get("http://web/killed")

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 import pytest
 
 from guard.loop import Arrival
+from tests.support.waiting import WAIT_S
 
 pytestmark = pytest.mark.asyncio
 
@@ -34,7 +35,7 @@ async def test_an_answer_that_is_there_is_not_waited_for() -> None:
 async def test_an_answer_from_another_thread_wakes_the_task() -> None:
     future: Future[str] = Future()
     later(lambda: future.set_result("came"))
-    assert await Arrival(future, 5.0) == "came"
+    assert await Arrival(future, WAIT_S) == "came"
 
 
 async def test_an_exception_is_raised() -> None:
@@ -48,7 +49,7 @@ async def test_a_cancelled_future_cancels_the_wait_but_not_the_task() -> None:
     future: Future[str] = Future()
     later(future.cancel)
     with pytest.raises(asyncio.CancelledError):
-        await Arrival(future, 5.0)
+        await Arrival(future, WAIT_S)
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -59,7 +60,7 @@ async def test_the_deadline_holds_and_leaves_the_future_alone() -> None:
     began_s = time.monotonic()
     with pytest.raises(TimeoutError):
         await Arrival(future, 0.05)
-    assert 0.04 < time.monotonic() - began_s < 5
+    assert 0.04 < time.monotonic() - began_s < WAIT_S
     assert not future.done()
     future.set_result("late")  # wakes nobody
 
@@ -68,7 +69,7 @@ async def test_a_cancelled_task_stops_waiting_and_says_why() -> None:
     future: Future[str] = Future()
 
     async def wait() -> str:
-        return await Arrival(future, 5.0)
+        return await Arrival(future, WAIT_S)
 
     task = asyncio.create_task(wait())
     await asyncio.sleep(0.01)
@@ -82,7 +83,7 @@ async def test_asyncio_timeout_around_it_works() -> None:
     future: Future[str] = Future()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
-            await Arrival(future, 5.0)
+            await Arrival(future, WAIT_S)
 
 
 async def test_answer_deadline_and_cancellation_at_once_end_each_wait_once() -> None:
@@ -101,7 +102,7 @@ async def test_answer_deadline_and_cancellation_at_once_end_each_wait_once() -> 
 
     async def one(number: int) -> None:
         future: Future[int] = Future()
-        task = asyncio.create_task(wait(future, 0.002 if number % 3 == 0 else 5.0))
+        task = asyncio.create_task(wait(future, 0.002 if number % 3 == 0 else WAIT_S))
         answering = threading.Timer(0.002, future.set_result, (1,))
         answering.start()
         await asyncio.sleep(0.002)
@@ -121,7 +122,7 @@ async def test_a_loop_that_has_closed_is_not_an_error() -> None:
     future: Future[str] = Future()
 
     async def wait() -> None:
-        await Arrival(future, 5.0)
+        await Arrival(future, WAIT_S)
 
     def in_another_loop() -> None:
         loop = asyncio.new_event_loop()

@@ -9,15 +9,15 @@ import gc
 import selectors
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from guard.loop import BackgroundLoop, LoopClosedError
+from tests.support.waiting import WAIT_S as DEADLINE_S
+from tests.support.waiting import until
 
-DEADLINE_S = 20.0
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 
 
@@ -25,14 +25,7 @@ tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="
 def loop() -> Iterator[BackgroundLoop]:
     background = BackgroundLoop("test-loop")
     yield background
-    background.close(5.0)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.002)
+    background.close(DEADLINE_S)
 
 
 async def give(value: Any) -> Any:
@@ -218,7 +211,7 @@ def test_a_service_runs_in_an_empty_context(loop: BackgroundLoop) -> None:
         loop.call_soon(lambda: None)
     finally:
         tenant.reset(token)
-    wait_until(lambda: seen)
+    until(lambda: seen)
     assert seen == ["nobody"]
 
 
@@ -284,7 +277,7 @@ def test_close_keeps_its_deadline_when_a_task_will_not_end(loop: BackgroundLoop)
     with pytest.raises(concurrent.futures.CancelledError):
         waiting.result(DEADLINE_S)
     release.set()
-    wait_until(lambda: not threads_named("test-loop"))
+    until(lambda: not threads_named("test-loop"))
 
 
 def test_close_keeps_its_deadline_when_the_loop_is_blocked(loop: BackgroundLoop) -> None:
@@ -359,7 +352,7 @@ def test_a_thread_that_cannot_start_tells_the_caller(monkeypatch: pytest.MonkeyP
         with pytest.raises(RuntimeError, match="can't start new thread"):
             background.run(give, 1)
     assert background.run(give, 2) == 2, "it is tried anew the next time"
-    background.close(5.0)
+    background.close(DEADLINE_S)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed event loop:ResourceWarning")
@@ -376,12 +369,12 @@ def test_a_loop_that_cannot_be_made_tells_the_caller(monkeypatch: pytest.MonkeyP
             background.run(give, 1)
         gc.collect()  # the half-made loop complains here, and not in another test
     assert background.run(give, 2) == 2
-    background.close(5.0)
+    background.close(DEADLINE_S)
 
 
 def test_two_loops_do_not_meet() -> None:
     first, second = BackgroundLoop("first"), BackgroundLoop("second")
     assert first.run(where) != second.run(where)
-    assert first.close(5.0)
+    assert first.close(DEADLINE_S)
     assert second.run(give, 1) == 1
-    assert second.close(5.0)
+    assert second.close(DEADLINE_S)

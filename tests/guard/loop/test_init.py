@@ -12,7 +12,7 @@ import sys, threading, time
 import guard
 thread = threading.Thread(target=lambda: guard.init({key!r}, {url!r}), daemon=True)
 thread.start()
-ends = time.monotonic() + 30
+ends = time.monotonic() + 60
 wanted = {{"wrapt", "guard.instrumentation.httpx"}}
 while time.monotonic() < ends and not wanted <= sys.modules.keys():
     time.sleep(0.01)
@@ -40,7 +40,7 @@ import guard
 guard.init, guard.protect
 early = "guard.core.bounds" in sys.modules
 guard.init({key!r}, {url!r})
-ends = time.monotonic() + 30
+ends = time.monotonic() + 60
 while time.monotonic() < ends and "guard.core.bounds" not in sys.modules:
     time.sleep(0.01)
 print(early, "guard.core.bounds" in sys.modules, flush=True)
@@ -67,7 +67,7 @@ guard.init({key!r}, {url!r})
 assert inside.wait(120)
 pid = os.fork()
 if pid == 0:
-    signal.alarm(20)
+    signal.alarm(120)
     from websockets.asyncio.client import connect
     os._exit(0)
 print(os.waitpid(pid, 0)[1], flush=True)
@@ -79,7 +79,7 @@ def run(program: str, key: str, url: str) -> str:
     source = program.format(key=key, url=url)
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=300, check=True,
-        env={"GUARD_TIMEOUT_MS": "40000", "PATH": ""},
+        env={"GUARD_TIMEOUT_MS": "100000", "PATH": ""},
     )  # fmt: skip
     return done.stdout.strip()
 

@@ -20,7 +20,7 @@ def loop() -> Iterator[BackgroundLoop]:
     background = BackgroundLoop("test-loop")
     background.start()
     yield background
-    background.close(5.0)
+    background.close(WAIT_S)
 
 
 def test_one_byte_for_all_that_come_while_the_loop_is_busy(
@@ -29,8 +29,11 @@ def test_one_byte_for_all_that_come_while_the_loop_is_busy(
     writes: list[None] = []
     write = BaseSelectorEventLoop._write_to_self  # type: ignore[attr-defined]
 
+    own = loop.start()
+
     def counted(self: Any) -> None:
-        writes.append(None)
+        if self is own:  # other loops are at work in this process
+            writes.append(None)
         write(self)
 
     monkeypatch.setattr(BaseSelectorEventLoop, "_write_to_self", counted)
@@ -79,9 +82,12 @@ def test_an_interrupted_write_is_made_up_for(
     loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time.sleep(0.05)
+    own, write = loop.start(), BaseSelectorEventLoop._write_to_self  # type: ignore[attr-defined]
 
     def interrupted(self: Any) -> None:
-        raise KeyboardInterrupt
+        if self is own:
+            raise KeyboardInterrupt
+        write(self)
 
     with monkeypatch.context() as patched:
         patched.setattr(BaseSelectorEventLoop, "_write_to_self", interrupted)

@@ -28,7 +28,7 @@ CHAT = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "cont
 
 
 def ask(url: str, **changes: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/chat/completions", json={**CHAT, **changes})
+    return httpx.post(f"{url}/v1/chat/completions", json={**CHAT, **changes}, timeout=60)
 
 
 def tree(url: str) -> None:
@@ -57,13 +57,13 @@ def asynchronous(url: str) -> None:
 
     @guard.protect
     async def answer(number: int) -> None:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             await client.post(f"{url}/v1/chat/completions", json=CHAT)
         await asyncio.sleep(0.01 * number)
 
     @guard.protect
     async def words() -> Any:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             body = {**CHAT, "stream": True}
             async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
                 async for line in response.aiter_lines():
@@ -139,7 +139,7 @@ def main() -> None:
     metrics.set_meter_provider(MeterProvider([reader]))
     guard.init()
     globals()[name](url)
-    guard.shutdown()
+    guard.shutdown(60)
     spans = [
         {
             "name": each.name,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.support.pages import blocks_of
+from tests.support.waiting import PATIENT
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "testing.md"
 
@@ -22,7 +23,7 @@ def example() -> str:
 
 def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("GUARD_", "PYTEST"))}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **PATIENT}
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,

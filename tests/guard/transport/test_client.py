@@ -20,6 +20,7 @@ from guard.transport import client as client_module
 from guard.transport import http as http_module
 from guard.transport.client import GatewayClient
 from guard.transport.replies import BodyRefusedError
+from tests.support.waiting import PATIENT
 
 pytestmark = pytest.mark.asyncio
 
@@ -61,9 +62,9 @@ def gateway() -> Iterator[respx.MockRouter]:
 
 @pytest_asyncio.fixture
 async def client(gateway: respx.MockRouter) -> AsyncIterator[GatewayClient]:
-    """The client on its own, with ten seconds for each call."""
+    """The client on its own, with a minute for each call."""
     made = GatewayClient(
-        Settings.load({}, api_key="k" * 24, api_url=URL, timeout_ms=10_000), _heard
+        Settings.load({}, api_key="k" * 24, api_url=URL, timeout_ms=60_000), _heard
     )
     yield made
     await made.close()
@@ -270,19 +271,22 @@ class TestAfterTheEnd:
 
     async def test_a_request_that_is_interrupted_is_not_sent_again(self) -> None:
         arrived: list[bytes] = []
+        ended = asyncio.Event()
 
         async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             arrived.append(await reader.readuntil(b"\r\n\r\n"))
             await reader.read()  # until the client closes
             writer.close()
+            ended.set()
 
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         async with server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            made = GatewayClient(Settings.load({}, api_key="k" * 24, api_url=url), _heard)
+            made = GatewayClient(Settings.load(PATIENT, api_key="k" * 24, api_url=url), _heard)
             asking = asyncio.create_task(refused(made))
             while not arrived:
                 await asyncio.sleep(0.01)
             await made.close()
             assert (await asking).error_code == "GD-B006"
+            await ended.wait()
         assert len(arrived) == 1

@@ -24,6 +24,8 @@ from spamdetect.cli import main
 from spamdetect.engine import Engine, native
 from spamdetect.files.journal import Journal, Origin, Verdict
 from spamdetect.testing import RunningService
+from tests.spamdetect.conftest import PATIENT
+from tests.support.waiting import WAIT_S
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -31,7 +33,13 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if "SPAMDETECT" not in name}
-    return {**kept, "XDG_DATA_HOME": str(tmp_path / "data"), "COLUMNS": "80", "NO_COLOR": "1"}
+    return {
+        **kept,
+        **PATIENT,
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+    }
 
 
 @pytest.fixture
@@ -360,7 +368,7 @@ def test_classify_survives_a_signal_and_resumes(
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_S
         while not part.exists() or part.stat().st_size < 200_000:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
@@ -370,7 +378,7 @@ def test_classify_survives_a_signal_and_resumes(
         else:
             # To the whole group, as a terminal does with Ctrl-C.
             os.killpg(process.pid, number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=WAIT_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -484,7 +492,7 @@ def test_serve_takes_a_signal_and_exits_cleanly(environment: dict[str, str]) -> 
             line = process.stdout.readline()
             assert re.match(r"spamdetect listens on http://127\.0\.0\.1:\d+", line), line
             process.send_signal(number)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=WAIT_S)
         finally:
             process.kill()
         assert process.returncode == 0

@@ -68,9 +68,9 @@ def test_reasons_of_the_worst_part_are_told(engine: Engine) -> None:
 
 def test_the_time_is_linear() -> None:
     def seconds(text: str) -> float:
-        start = time.process_time()
+        start = time.thread_time()  # other threads of this process work too
         parts(text)
-        return time.process_time() - start
+        return time.thread_time() - start
 
     for text in ("\n" * 90_000, "\n \t" * 30_000, "a\n " * 30_000, " " * 90_000):
-        assert seconds(text) < 0.5
+        assert seconds(text) < 2.0  # a square of the length would be minutes

@@ -300,16 +300,18 @@ async def test_a_head_that_does_not_come_is_408() -> None:
 
 @pytest.mark.asyncio
 async def test_a_second_head_that_does_not_come_is_408_too() -> None:
-    async with (
-        run_service_async(header_timeout_s=0.2) as service,
-        _connection(service) as (reader, writer),
-        asyncio.timeout(60),
-    ):
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        await reader.readuntil(b"}}")
-        writer.write(b"GET /hea")
-        assert _answer_of(await reader.read())[0] == 408
+    async with run_service_async(header_timeout_s=0.2) as service, asyncio.timeout(60):
+        while True:
+            async with _connection(service) as (reader, writer):
+                writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"HTTP/1.1 408"):
+                    continue  # the machine was too slow for the first one
+                assert head.startswith(b"HTTP/1.1 200")
+                await reader.readuntil(b"}}")
+                writer.write(b"GET /hea")
+                assert _answer_of(await reader.read())[0] == 408
+                break
 
 
 @pytest.mark.asyncio
@@ -375,7 +377,7 @@ async def test_pipelined_and_chunked_requests_are_answered(service: RunningServi
 
 @pytest.mark.asyncio
 async def test_a_running_request_is_answered_before_the_service_stops() -> None:
-    stopping = asyncio.Event()
+    begun, stopping = asyncio.Event(), asyncio.Event()
 
     async def ask(service: RunningService) -> int:
         async with _connection(service) as (reader, writer):
@@ -386,6 +388,7 @@ async def test_a_running_request_is_answered_before_the_service_stops() -> None:
                 + b'\r\n\r\n{"text"'
             )
             await writer.drain()
+            begun.set()
             await stopping.wait()
             writer.write(b': "hello"}')
             return _answer_of(await reader.read())[0]
@@ -393,8 +396,8 @@ async def test_a_running_request_is_answered_before_the_service_stops() -> None:
     async with asyncio.timeout(60):
         async with run_service_async() as service:
             asking = asyncio.create_task(ask(service))
-            await asyncio.sleep(0)
-            async with httpx.AsyncClient() as client:
+            await begun.wait()
+            async with httpx.AsyncClient() as client:  # it has read what came before
                 await client.get(f"{service.base_url}/healthz")
             asyncio.get_running_loop().call_later(0.3, stopping.set)
         assert await asking == 200

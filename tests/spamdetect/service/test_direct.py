@@ -267,15 +267,17 @@ async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
 
 
 async def test_a_head_that_stops_after_an_answer_is_408(tmp_path: Path) -> None:
-    async with (
-        site_of(tmp_path, header_timeout_s=0.2) as site,
-        site.connection() as (reader, writer),
-    ):
-        for _ in range(2):
-            writer.write(site.request())
-            assert (await answer(reader))[0] == 200
-        writer.write(b"POST /v1/spam")
-        assert (await answer(reader))[0] == 408
+    statuses: list[int] = []
+    async with site_of(tmp_path, header_timeout_s=0.2) as site:
+        while statuses[:2] != [200, 200]:  # else the machine was too slow for a whole head
+            statuses.clear()
+            async with site.connection() as (reader, writer):
+                for raw in (site.request(), site.request(), b"POST /v1/spam"):
+                    writer.write(raw)
+                    statuses.append((await answer(reader))[0])
+                    if statuses[-1] != 200:
+                        break
+            assert statuses[-1] == 408
 
 
 async def test_a_client_that_leaves_harms_nobody(site: Site) -> None:
@@ -305,4 +307,4 @@ async def test_the_service_stops_after_the_running_requests(tmp_path: Path) -> N
             reader, writer = await stack.enter_async_context(site.connection())
             writer.write(site.request())
             await answer(reader)
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""

@@ -60,12 +60,14 @@ async def store(tmp_path: Path) -> AsyncIterator[KeyStore]:
     await opened.close()
 
 
-@pytest_asyncio.fixture(params=["memory", "redis"])
-async def limits(
-    request: pytest.FixtureRequest, store: KeyStore, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Any]:
-    # A replica that cannot ask Redis in time counts by itself; here the machine may be busy.
+@pytest.fixture(autouse=True)
+def _patient_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that cannot ask Redis in time counts by itself; here the machine may be busy."""
     monkeypatch.setattr(redis_limits, "_TIMEOUT_S", 60.0)
+
+
+@pytest_asyncio.fixture(params=["memory", "redis"])
+async def limits(request: pytest.FixtureRequest, store: KeyStore) -> AsyncIterator[Any]:
     url = "" if request.param == "memory" else request.getfixturevalue("redis_url")
     settings = ServiceSettings(redis_url=url, rate_per_minute=600, quota_per_day=0)
     opened = await open_limits(settings, store, Metrics())

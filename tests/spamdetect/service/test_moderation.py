@@ -218,8 +218,9 @@ async def test_an_appeal_goes_to_the_administrators_and_their_word_counts(
         # In this group alone.
         other = Room(api, OTHER_GROUP)
         await other.ask("/moderate delete")
+        before = len(api.sent)
         elsewhere = await other.say(SPAM)
-        await api.wait_for(len(api.sent) + 1)
+        await api.wait_for(before + 1)
         assert api.deleted == [spam, elsewhere]
         assert "decided already" in await api.press(f"ham:{elsewhere}", ADMIN, GROUP)
 

@@ -21,8 +21,11 @@ from tests.support.proxy import ChaosProxy
 pytestmark = [pytest.mark.asyncio, pytest.mark.fault]
 
 PREDICT = "/v1/spam-detection/predict"
-SILENT_S = 6.0
-"""A request waits at most about 2 seconds for a silent server; the rest is for a busy machine."""
+SILENT_S = 40.0
+"""A request waits at most about 2 seconds for a silent server; the rest is for a busy machine.
+
+One that waits for the system to give up waits for minutes.
+"""
 
 
 @contextlib.contextmanager
@@ -45,7 +48,7 @@ class Caller:
 
     def __init__(self, service: RunningService) -> None:
         self._client = httpx.AsyncClient(
-            base_url=service.base_url, headers={"x-api-key": service.api_key}, timeout=60
+            base_url=service.base_url, headers={"x-api-key": service.api_key}, timeout=300
         )
 
     async def ask(self) -> tuple[int, str, float]:

@@ -162,7 +162,7 @@ def test_a_batch_of_the_client_has_an_item_for_each_text(
 @pytest.mark.asyncio
 async def test_a_batch_counts_its_texts_and_fits_in_whole_or_not_at_all() -> None:
     async with (
-        run_service_async(quota_per_day=10) as service,
+        run_service_async(quota_per_day=10, max_queue_wait_ms=60_000) as service,
         httpx.AsyncClient(base_url=service.base_url) as client,
     ):
         headers = {"x-api-key": service.api_key}
@@ -176,7 +176,7 @@ async def test_a_batch_counts_its_texts_and_fits_in_whole_or_not_at_all() -> Non
 @pytest.mark.asyncio
 async def test_a_batch_beyond_the_rate_is_made_up_for() -> None:
     async with (
-        run_service_async(rate_per_minute=60) as service,
+        run_service_async(rate_per_minute=60, max_queue_wait_ms=60_000) as service,
         AsyncSpamClient(service.base_url, service.api_key, retries=0) as spam,
     ):
         assert len(await spam.predict_batch(["text"] * 500)) == 500

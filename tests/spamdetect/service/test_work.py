@@ -241,7 +241,7 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
         for child in children:
             child.kill()
         if when_idle:
-            await asyncio.to_thread(psutil.wait_procs, children, 30)
+            await asyncio.to_thread(psutil.wait_procs, children, 120)
         failures = []
         async with asyncio.timeout(60):
             while True:
@@ -265,8 +265,8 @@ async def test_a_service_that_dies_leaves_neither_workers_nor_semaphores() -> No
         from spamdetect import SpamClient
         from spamdetect.testing import run_service
 
-        with run_service(processes=2) as service:
-            with SpamClient(service.base_url, service.api_key) as spam:
+        with run_service(processes=2, max_queue_wait_ms=60_000) as service:
+            with SpamClient(service.base_url, service.api_key, timeout=60) as spam:
                 assert spam.predict("You won! Claim your free prize at http://bit.ly/x now").is_spam
             print(*(child.pid for child in psutil.Process().children()), flush=True)
             os._exit(3)
@@ -275,12 +275,12 @@ async def test_a_service_that_dies_leaves_neither_workers_nor_semaphores() -> No
         sys.executable, "-c", textwrap.dedent(script),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         out, err = await service.communicate()
     assert (service.returncode, err) == (3, b"")
     workers = [psutil.Process(int(pid)) for pid in out.split() if psutil.pid_exists(int(pid))]
     assert len(out.split()) == 2
-    assert not psutil.wait_procs(workers, 30)[1]
+    assert not psutil.wait_procs(workers, 120)[1]
 
 
 async def test_a_text_that_no_worker_can_be_sent_fails_alone() -> None:

@@ -79,6 +79,10 @@ class RedisConnection:
         self._reconnecting: asyncio.Task[None] | None = None
         # Pings, so that a loss is noticed before a call fails.
         self._pinging: asyncio.Task[None] | None = None
+        # Set first by ``close``. The two tasks look at it, since a cancellation is not enough: on
+        # Python 3.11 ``asyncio.wait_for``, by which the client sends, swallows one that comes in
+        # the turn in which it ends.
+        self._closing = False
         # Whether Redis has answered since the last ping was due.
         self._has_answered = False
         self.is_up = True
@@ -98,6 +102,7 @@ class RedisConnection:
 
     async def close(self) -> None:
         """Fail the calls that have no answer yet, and disconnect."""
+        self._closing = True
         calls, self._calls = self._calls, []
         _answer(calls, [StoreError("the gateway ends")] * len(calls))
         tasks = [*self._tasks, *filter(None, (self._reconnecting, self._pinging))]
@@ -175,7 +180,7 @@ class RedisConnection:
 
     async def _reconnect(self) -> None:
         attempt = 0
-        while not self.is_up:
+        while not (self.is_up or self._closing):
             await asyncio.sleep(RECONNECT.delay_s(attempt, random.random()))
             attempt += 1
             try:
@@ -189,7 +194,7 @@ class RedisConnection:
                 logger.warning("Redis is available again")
 
     async def _ping_on(self) -> None:
-        while True:
+        while not self._closing:
             await asyncio.sleep(PING_S)
             is_idle, self._has_answered = not self._has_answered, False
             if is_idle and self.is_up:

@@ -126,7 +126,7 @@ def _account(
         total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
     at = {"total": 0, "hour": 1, "day": 3, "month": 5, "week": 7}[budget.window]
     spent = 0
-    if budget.unit == "tokens" and budget.created_at_ms > start_ms:
+    if budget.opens_with_tokens(start_ms):
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
         spent = token_sums.used(reading.rows, *scope, start_ms, end_ms)
     if total is not None and (at == 0 or total[at] == start_ms):

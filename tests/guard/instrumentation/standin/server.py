@@ -58,6 +58,7 @@ class StandIn:
             log_level="critical",
             lifespan="off",
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=int(_HOLD_S),  # a client that is late finds its connection open
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, daemon=True, name="vendor-stand-in")
