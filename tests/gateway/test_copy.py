@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ from click.testing import CliRunner, Result
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.main import gateway as command
 from guard.gateway.embedded import run_gateway
+from guard.gateway.storage.postgres import migrations
 from guard.gateway.storage.postgres.connection import connect
 from guard.gateway.storage.postgres.copying import tables_of
 from guard.gateway.storage.sqlite import schema
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres, release_0_7
 from tests.support.asker import ask, asker, call
+from tests.support.waiting import WAIT_S, until
 
 
 def run(*words: str | Path) -> Result:
@@ -291,6 +295,36 @@ def test_back_into_a_new_file_from_stopped_gateways(
         fails("a gateway is running on this database", back(target, returned))
     assert not returned.exists()
     assert [each.name for each in tmp_path.iterdir() if "copying" in each.name] == []
+
+
+def test_a_gateway_has_ended_although_the_server_has_not_ended_its_session_yet(
+    origin: Origin, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "ENDING_S", WAIT_S)
+    assert copied(origin.path, target).exit_code == 0
+    session = psycopg.connect(target, autocommit=True)
+    migrations.note_running(session)
+    watching = psycopg.connect(target, autocommit=True)
+
+    def end_once_it_is_asked() -> None:
+        until(lambda: asks_who_runs(watching))
+        time.sleep(0.3)  # in which it asks for this session's version too
+        session.close()
+
+    ends = threading.Thread(target=end_once_it_is_asked)
+    ends.start()
+    result = back(target, tmp_path / "back.sqlite3")
+    ends.join(WAIT_S)
+    watching.close()
+    assert result.exit_code == 0, result.output
+
+
+def asks_who_runs(connection: psycopg.Connection[Any]) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name = 'guard-gateway-copy' AND query LIKE '%advisory_xact_lock%'"
+    )
+    return found.fetchone() is not None
 
 
 def test_what_is_wrong_is_not_copied_back(origin: Origin, target: str, tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ RETRY_S: Final = 1.0
 PATIENCE_S: Final = 600.0
 """How long a step is repeated while its tables are in use."""
 
+ENDING_S: Final = 2.0
+"""A gateway that has ended counts as running until the server has ended its sessions."""
+
 _FACTS: Final = "SELECT name, value FROM facts WHERE name IN ('schema', 'schema_oldest')"
 _SET_FACT: Final = (
     "INSERT INTO facts VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
@@ -252,9 +255,12 @@ def require_stopped(connection: psycopg.Connection[Any]) -> None:
     Raises:
         SchemaError: one runs.
     """
+    ends_s = time.monotonic() + ENDING_S
     for version in range(schema.FIRST, schema.newest() + 1):
-        if not _is_true(connection.execute(_NOBODY, (schema.RUNS, str(version)))):
-            raise SchemaError("a gateway is running on this database: stop all of them first")
+        while not _is_true(connection.execute(_NOBODY, (schema.RUNS, str(version)))):
+            if time.monotonic() > ends_s:
+                raise SchemaError("a gateway is running on this database: stop all of them first")
+            time.sleep(0.05)
 
 
 def _record(connection: psycopg.Connection[Any], number: int, migration: Migration) -> None:
