@@ -179,3 +179,32 @@ async def test_a_thousand_and_more_wait_at_once(runtime: Any, tenant: Any) -> No
     assert await asyncio.gather(*tasks) == ["done"] * wanted
     assert not session.approvals.waiting
     assert not session.approvals.early_answers
+
+
+def test_interrupted_before_the_wait(
+    runtime: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes when the gateway has answered that a person is asked."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime.gate, "_require_people", interrupt)
+    with guard.workflow("w"), pytest.raises(KeyboardInterrupt):
+        act()
+    until(lambda: statuses(tenant) == ["withdrawn"], WAIT_S)
+
+
+@pytest.mark.asyncio
+async def test_interrupted_before_the_wait_in_a_task(
+    runtime: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(tenant.admin.set_policy, "p", approval_tools=["act_async"])
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(runtime.gate, "_require_people", fail)
+    with guard.workflow("w"), pytest.raises(MemoryError):
+        await act_async()
+    await until_async(lambda: statuses(tenant) == ["withdrawn"], WAIT_S)
