@@ -224,6 +224,24 @@ async def test_an_overloaded_service_refuses_most_without_waiting_for_the_engine
     assert len(statuses) == 120
 
 
+@pytest.mark.parametrize("stalls", [0, 1, 2])
+async def test_a_stall_while_it_warms_up_is_not_taken_for_the_engines_speed(
+    engine: Engine, stalls: int
+) -> None:
+    class Stalling(Gate):
+        def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
+            self.seconds_per_text = 0.5 if len(self.batches) == stalls else 0.0
+            return super().predict_many(texts)
+
+    stalling = Stalling(engine)
+    stalling.open.set()
+    pool = WorkerPool(stalling, 1, 1000, 60)
+    await pool.warm_up()
+    assert len(stalling.batches) == 3
+    assert pool._seconds_per_char < 0.5 / len(work._WARM_UP_TEXT)
+    await pool.close()
+
+
 async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine: Engine) -> None:
     import psutil
 
