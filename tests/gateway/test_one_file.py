@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.errors import StoreBusyError, StoreError
+from guard.gateway.ledger.state import NOTHING
+from guard.gateway.storage import group_writer
 from guard.gateway.storage.postgres.copying import copy
 from guard.gateway.storage.sqlite.backup import backup
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
@@ -21,6 +26,7 @@ from guard.gateway.storage.sqlite.restore import restore
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import SERVE
 from tests.support import postgres
+from tests.support.waiting import WAIT_S
 
 IN_USE = "another gateway is using this database"
 
@@ -130,3 +136,50 @@ async def test_a_foreign_file_stays_as_it_is(tmp_path: Path, version: int) -> No
     with pytest.raises(StoreError, match="not a gateway's database"):
         SqliteMigrator(path).up(dry_run=False)
     assert (_tables(path), path.read_bytes()) == (["photos"], before)
+
+
+@contextlib.contextmanager
+def written_by_another(path: Path) -> Iterator[sqlite3.Connection]:
+    """Another program is writing to a file, until it rolls back."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield other
+
+
+@pytest.mark.asyncio
+async def test_the_loop_goes_on_while_another_program_writes_to_it(storage: SqliteStorage) -> None:
+    with written_by_another(storage.path) as other:
+        work = [storage.write(NOTHING, lambda _, n=n: n) for n in range(64)]  # type: ignore[misc]
+        for _ in range(20):
+            await asyncio.sleep(0.01)  # a loop that stood still would fail the work meanwhile
+        assert not any(each.done() for each in work)
+        other.execute("ROLLBACK")
+    async with asyncio.timeout(WAIT_S):
+        assert await asyncio.gather(*work) == list(range(64))
+    assert await storage.ready()
+
+
+@pytest.mark.asyncio
+async def test_all_that_waits_fails_at_once_when_another_program_goes_on(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not one after the other."""
+    waits: list[None] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(None)
+        pause(seconds)
+
+    pause = time.sleep
+    monkeypatch.setattr(group_writer, "BUSY_S", 0.5)
+    monkeypatch.setattr(group_writer.time, "sleep", sleep)
+    with written_by_another(storage.path):
+        work = [storage.write(NOTHING, lambda _: None) for _ in range(64)]
+        async with asyncio.timeout(WAIT_S):
+            failed = await asyncio.gather(*work, return_exceptions=True)
+        assert all(isinstance(each, StoreBusyError) for each in failed)
+        assert len(waits) <= 51, "one wait for all"
+        assert not await storage.ready()
+    async with asyncio.timeout(WAIT_S):
+        assert await storage.write(NOTHING, lambda _: "done") == "done"
+    assert await storage.ready()

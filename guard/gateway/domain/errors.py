@@ -15,6 +15,10 @@ class UnstorableError(StoreError):
     """The store works and refuses what it was given; a repeat would be refused as well."""
 
 
+class StoreBusyError(StoreError):
+    """Another program is writing to the store's file; nothing was begun."""
+
+
 class StoreLostError(StoreError):
     """The store cannot be reached; whether the last commit happened is not known."""
 

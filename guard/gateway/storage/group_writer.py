@@ -29,6 +29,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import (
+    StoreBusyError,
     StoreError,
     StoreFullError,
     StoreLostError,
@@ -59,6 +60,11 @@ SLOW_COMMIT_S: Final = 0.05
 
 SLOW_PENALTY_S: Final = 0.2
 """How long they do."""
+
+BUSY_S: Final = 5.0
+"""How long a group waits, on the thread, for another program that is writing to the file."""
+
+_BUSY_STEP_S: Final = 0.01
 
 
 UnitT = TypeVar("UnitT", bound=Transaction)
@@ -219,15 +225,23 @@ class GroupWriter(Generic[UnitT]):
         # 2. Quick work: here, without a change of threads.
         if light and self._loop.time() >= self._slow_until:
             started = time.perf_counter()
-            events = self._run_group(group)
+            try:
+                events = self._run_group(group)
+            except StoreBusyError:  # waiting for it would stop the loop
+                self._slow_until = self._loop.time() + SLOW_PENALTY_S
+                self._hand_over(group)
+                return
             if time.perf_counter() - started > SLOW_COMMIT_S:
                 self._slow_until = self._loop.time() + SLOW_PENALTY_S
             self._deliver(group, events)
-        # 3. Anything else: on the thread. Set before the hand-over, while the unit is still ours.
+        # 3. Anything else: on the thread.
         else:
-            self._busy = True
-            self._jobs.append(group)
-            self._wake.release()
+            self._hand_over(group)
+
+    def _hand_over(self, group: list[_Item[UnitT]]) -> None:
+        self._busy = True  # first, while the unit is still the loop's
+        self._jobs.append(group)
+        self._wake.release()
 
     def _take(self) -> list[_Item[UnitT]]:
         """Remove the next group from the queue: in order, as much as one commit may hold.
@@ -279,7 +293,7 @@ class GroupWriter(Generic[UnitT]):
             group = self._jobs.popleft()
             if group is None:
                 return
-            events = self._run_group(group)
+            events = self._run_patiently(group)
             # If the process dies here, the work is committed and unanswered: callers repeat it
             # under its idempotency key and get the stored answer.
             try:
@@ -289,19 +303,36 @@ class GroupWriter(Generic[UnitT]):
 
     # -- on either -----------------------------------------------------------------------------
 
+    def _run_patiently(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
+        """Run a group once no other program is writing to the file; if one goes on, fail it."""
+        ends_s = time.monotonic() + BUSY_S
+        while True:
+            try:
+                return self._run_group(group)
+            except StoreBusyError as exc:
+                if time.monotonic() > ends_s:
+                    self.healthy = False
+                    logger.error("the store failed: %s", exc)
+                    for item in group:
+                        item.error = exc
+                    return []
+            time.sleep(_BUSY_STEP_S)
+
     def _run_group(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
         """Run and commit a group, in halves if it fails; return the events of what was committed.
 
-        Never raises an ``Exception``: results and errors are on the items. Runs on the thread or on
-        the loop.
+        Results and errors are on the items. Runs on the thread or on the loop.
+
+        Raises:
+            StoreBusyError: another program is writing to the file; nothing of the group was run.
         """
-        self.groups += 1
-        self.items += len(group)
         if group[0].outside:
             return self._run_outside(group[0])
         try:
             # 1. Committed.
             return self._attempt(group)
+        except StoreBusyError:
+            raise
         except StoreLostError:
             # 2. Perhaps committed. Running it again here could do it twice; callers repeat it under
             # its idempotency key.
@@ -316,12 +347,14 @@ class GroupWriter(Generic[UnitT]):
         for item in group:
             item.error = None
         middle = len(group) // 2
-        return [*self._run_group(group[:middle]), *self._run_group(group[middle:])]
+        # Patiently, on the loop too: what the first half has committed must not run once more.
+        return [*self._run_patiently(group[:middle]), *self._run_patiently(group[middle:])]
 
     def _attempt(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
         """Run a group in one transaction; an item that fails does not fail the others.
 
         Raises:
+            StoreBusyError: another program is writing to the file; nothing was begun.
             StoreLostError: whether it was committed is not known.
             Exception: nothing was committed; every item has an error.
         """
@@ -331,10 +364,14 @@ class GroupWriter(Generic[UnitT]):
         try:
             unit.begin([item.scopes for item in group])
             begun = clock()
+            self.groups += 1
+            self.items += len(group)
             for item in group:
                 self._run_item(item)
             done = clock()
             events = unit.commit()
+        except StoreBusyError:
+            raise
         except Exception as exc:
             error = self._noted(exc)
             # Also after a failed ``begin``: it may have opened the transaction before it failed.
@@ -370,6 +407,8 @@ class GroupWriter(Generic[UnitT]):
         self.statistics.organisations.add(own, time.perf_counter() - started)
 
     def _run_outside(self, item: _Item[UnitT]) -> list[PostCommitEvent]:
+        self.groups += 1
+        self.items += 1
         try:
             item.result = item.work(self._unit)
         except Exception as exc:  # noqa: BLE001  # carried to its caller

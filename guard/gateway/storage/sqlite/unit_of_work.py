@@ -8,6 +8,7 @@ from typing import Any
 
 from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
+from guard.gateway.domain.errors import StoreBusyError
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
@@ -32,6 +33,8 @@ class SqliteUnitOfWork(SqlUnitOfWork):
         monotonic_ms: Callable[[], int],
     ) -> None:
         super().__init__(connection)
+        # Whoever waits for another program waits in the group writer, which knows where it may.
+        connection.execute("PRAGMA busy_timeout = 0")
         self.load_organisations()
         self.load_open()
         self._clock_ms = clock_ms
@@ -45,10 +48,19 @@ class SqliteUnitOfWork(SqlUnitOfWork):
     # -- transaction ---------------------------------------------------------------------------
 
     def begin(self, scopes: Sequence[Scopes]) -> None:
-        """Open a transaction and read the clock; look up the answers of the group together."""
+        """Open a transaction and read the clock; look up the answers of the group together.
+
+        Raises:
+            StoreBusyError: another program is writing to the file.
+        """
         # IMMEDIATE takes the write lock now. A transaction that begins by reading would fail at its
         # first write if another program wrote to the file meanwhile.
-        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                raise StoreBusyError("another program is writing to the database") from exc
+            raise
         self._undo_from = 0
         self.now_ms = self._clock.read(self._clock_ms(), self._monotonic_ms())
         lookup_keys = [s.lookup_key for s in scopes if s.lookup_key is not None]
@@ -90,14 +102,7 @@ class SqliteUnitOfWork(SqlUnitOfWork):
 
         A long report or a backup keeps the log in use; the next sweep tries again.
         """
-        execute = self.connection.execute
-        # Without waiting for readers: requests would wait with it.
-        (patience_ms,) = execute("PRAGMA busy_timeout").fetchone()
-        execute("PRAGMA busy_timeout = 0")
-        try:
-            execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        finally:
-            execute(f"PRAGMA busy_timeout = {patience_ms}")
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def housekeep(self) -> None:
         """Drop old nonces and rollups; store the clock and the oldest open reservation."""
