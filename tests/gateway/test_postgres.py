@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from click.testing import CliRunner
+from psycopg import sql
 
 from guard.gateway.bootstrap import first_run
 from guard.gateway.cli.admin_client import AdminClient
@@ -110,6 +113,26 @@ def test_a_password_is_in_no_repr_and_no_error() -> None:
         assert result.exit_code == 2
         assert "pg_dump" in result.output
         assert "canary" not in result.output
+
+
+@pytest.mark.asyncio
+async def test_the_reason_is_named_why_it_cannot_be_opened() -> None:
+    """Too many connections are a matter of the server's settings, and not of the network."""
+    database = postgres.own_database()
+    user = f"few_{secrets.token_hex(4)}"
+    with psycopg.connect(database, autocommit=True) as connection:
+        name = sql.Identifier(user)
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN CONNECTION LIMIT 1").format(name))
+        try:
+            connection.execute(sql.SQL("GRANT ALL ON SCHEMA public TO {}").format(name))
+            few = urlsplit(database)
+            host = f"{user}@{few.hostname}:{few.port}"
+            store = PostgresStorage(few._replace(netloc=host).geturl())
+            with pytest.raises(StoreError, match="too many connections for role"):
+                await store.open(lambda _: None)
+        finally:
+            connection.execute(sql.SQL("DROP OWNED BY {}").format(name))
+            connection.execute(sql.SQL("DROP ROLE {}").format(name))
 
 
 def test_migrations_are_shown_rehearsed_and_applied(tmp_path: Path) -> None:

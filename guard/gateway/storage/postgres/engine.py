@@ -164,8 +164,9 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
             await self.rates.open()
         except (psycopg.Error, StoreLostError, RuntimeError, OSError) as exc:
             await asyncio.to_thread(self._close_connections)
-            # ``from None``: the original text may quote the password.
-            reason = reason_of(exc, self._dsn)
+            # ``from None``: the original text may quote the password. The cause says more, such as
+            # too many connections.
+            reason = reason_of(exc.__cause__ or exc, self._dsn)
             raise StoreError(f"cannot open the database: {reason}") from None
         self._writer = GroupWriter(unit, deliver, inline=False, remote=True, failures=self.failures)
 
