@@ -132,13 +132,17 @@ def busy(processes: int) -> Iterator[None]:
 def flaky(session: nox.Session) -> None:
     """Repeat the test command in random order, the second half of the runs on a busy machine.
 
-    ``nox -s flaky -- --runs 8 --load 6``, and whatever else goes to pytest. To repeat
-    a run: ``GUARD_TEST_DRAW=SEED nox -s tests -- --random-order --random-order-seed=SEED``.
+    ``nox -s flaky -- --runs 8 --load 6``, and whatever else goes to pytest. With ``--stalls``,
+    event loops and threads also come late at random, which costs no processor time. To repeat a
+    run: ``GUARD_TEST_DRAW=SEED nox -s tests -- --random-order --random-order-seed=SEED``.
     """
     parser = argparse.ArgumentParser("nox -s flaky --")
     parser.add_argument("--runs", type=int, default=8, help="how many runs (8)")
     parser.add_argument("--load", type=int, default=6, help="busy processes in the second half (6)")
+    parser.add_argument("--stalls", action="store_true", help="stall loops and threads as well")
     given, others = parser.parse_known_args(session.posargs)
+    if given.stalls:
+        others += ["-p", "tests.support.stalls"]
     install(session)
     report = Path(session.virtualenv.location, "report.xml")
     lines, failures = [], 0
