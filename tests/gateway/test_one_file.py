@@ -179,6 +179,10 @@ async def test_all_that_waits_fails_at_once_when_another_program_goes_on(
             failed = await asyncio.gather(*work, return_exceptions=True)
         assert all(isinstance(each, StoreBusyError) for each in failed)
         assert len(waits) <= 51, "one wait for all"
+        waits.clear()
+        with pytest.raises(StoreBusyError):
+            await storage.write(NOTHING, lambda _: None)
+        assert waits == [], "and none for those that come later"
         assert not await storage.ready()
     async with asyncio.timeout(WAIT_S):
         assert await storage.write(NOTHING, lambda _: "done") == "done"

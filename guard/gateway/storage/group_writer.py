@@ -62,7 +62,7 @@ SLOW_PENALTY_S: Final = 0.2
 """How long they do."""
 
 BUSY_S: Final = 5.0
-"""How long a group waits, on the thread, for another program that is writing to the file."""
+"""How long groups wait, on the thread, for another program that is writing to the file."""
 
 _BUSY_STEP_S: Final = 0.01
 
@@ -148,6 +148,9 @@ class GroupWriter(Generic[UnitT]):
         # clear it, because small ones may still find room; ``SqlEngine.has_room`` does, on the
         # loop, once it has written a larger piece.
         self.is_full = False
+        # Since when another program has been writing to the file, by ``time.monotonic``. Written
+        # like the counters.
+        self._locked_since_s: float | None = None
         # Durations of commits and lock waits, group sizes. Written like the counters.
         self.statistics = WriterStatistics()
         self._thread = threading.Thread(target=self._run, name="guard-gateway-writer", daemon=True)
@@ -305,14 +308,16 @@ class GroupWriter(Generic[UnitT]):
 
     def _run_patiently(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
         """Run a group once no other program is writing to the file; if one goes on, fail it."""
-        ends_s = time.monotonic() + BUSY_S
         while True:
             try:
                 return self._run_group(group)
             except StoreBusyError as exc:
-                if time.monotonic() > ends_s:
+                now_s = time.monotonic()
+                self._locked_since_s = self._locked_since_s or now_s
+                if now_s - self._locked_since_s > BUSY_S:
+                    if self.healthy:  # once, and not for each group
+                        logger.error("the store failed: %s", exc)
                     self.healthy = False
-                    logger.error("the store failed: %s", exc)
                     for item in group:
                         item.error = exc
                     return []
@@ -364,6 +369,7 @@ class GroupWriter(Generic[UnitT]):
         try:
             unit.begin([item.scopes for item in group])
             begun = clock()
+            self._locked_since_s = None
             self.groups += 1
             self.items += len(group)
             for item in group:
