@@ -310,8 +310,8 @@ def test_a_strangers_answers_count_until_a_key_is_shown(
         for _ in range(5):
             body = {"call_id": "c", "kind": "call", "function": "f"}
             assert known.post("/gate", json=body).status_code == 200
-    assert charged.count(ANSWER_S) == 1
-    assert min(charged) <= -ANSWER_S, "what was counted before the key was shown is given back"
+    assert charged.count(ANSWER_S) <= 1, "the first, if it had all come before the key was known"
+    assert min(charged) < 0, "what was counted before the key was shown is given back"
 
 
 @pytest.mark.parametrize("path", ["/gate", "/api/v1/events"])
