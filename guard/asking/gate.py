@@ -120,8 +120,6 @@ class Gate:
                 self._wait(Question(question.request), submit, math.inf)
                 again = _again(question)
                 grant = _approved(self._wait(again, self._courier.put, self._timeout_s))
-        except GuardBlockedException:  # a refusal has ended the approval request already
-            raise
         except BaseException as exc:  # Ctrl-C at any instruction above
             self._withdraw(question, exc)
             raise
@@ -183,8 +181,6 @@ class Gate:
                 again = _again(question)
                 granted = await self._wait_async(again, self._courier.put, self._timeout_s)
                 grant = _approved(granted)
-        except GuardBlockedException:
-            raise
         except BaseException as exc:
             self._withdraw(question, exc)
             raise
@@ -335,6 +331,8 @@ class Gate:
 
         Also when the person has answered, but the gateway could not be asked again in time.
         """
+        if isinstance(exc, GuardBlockedException):  # a refusal has ended the request already
+            return
         ticket: Any = question.ticket
         if ticket is None or not ticket.done() or ticket.cancelled() or ticket.exception():
             return

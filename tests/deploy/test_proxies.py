@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import shutil
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import guard
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime.runtime import GuardRuntime
 from tests.support.certificates import Authority, new_authority
+from tests.support.ports import free_port
 from tests.support.waiting import WAIT_S, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -68,17 +68,6 @@ PROXIES = [
         lambda _, recipe: ["envoy", "--use-dynamic-base-id", "-c", str(recipe)],
     ),
 ]  # fmt: skip
-
-
-def free_port() -> int:
-    """Return a port below those that the machine gives to sockets without one.
-
-    One of those could be another socket's before the program that is told of it listens.
-    """
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 @attrs.frozen

@@ -15,10 +15,11 @@ import pytest
 import guard
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime.runtime import GuardRuntime
-from tests.deploy.test_proxies import _nginx, free_port, running
+from tests.deploy.test_proxies import _nginx, running
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.proxy.test_team import CHAT, Caller, serving
 from tests.support import postgres
+from tests.support.ports import free_port
 from tests.support.waiting import WAIT_S, until
 
 RECIPE = Path(__file__).parents[2] / "deploy" / "replicas" / "nginx.conf"

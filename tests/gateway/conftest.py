@@ -18,9 +18,11 @@ import pytest
 from guard.gateway.cli import admin_client, alerts
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.services import webhooks
+from guard.gateway.ledger import asks
+from guard.gateway.services import waiting_line, webhooks
 from guard.gateway.services.channels import mail
 from guard.gateway.storage.port import Storage
+from guard.gateway.storage.sql import queries
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import postgres
 from tests.support.receivers import Mailbox, Receiver, http_receiver, mail_server
@@ -216,6 +218,13 @@ def make_tenant(gateway: Gateway) -> Iterator[Callable[..., Tenant]]:
 def tenant(make_tenant: Callable[..., Tenant]) -> Tenant:
     """One tenant."""
     return make_tenant()
+
+
+@pytest.fixture
+def lasting_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits is not taken for gone, however late a busy machine lets it ask again."""
+    for module in (asks, queries, waiting_line):
+        monkeypatch.setattr(module, "LAPSE_MS", 600_000)
 
 
 @pytest.fixture

@@ -16,11 +16,9 @@ from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.domain.waiting import Place
-from guard.gateway.ledger import asks, catalogue
+from guard.gateway.ledger import catalogue
 from guard.gateway.ledger.state import within
-from guard.gateway.services import waiting_line
 from guard.gateway.storage.port import Storage
-from guard.gateway.storage.sql import queries
 from tests.gateway.conftest import Tenant, examples_of
 from tests.gateway.test_waiting_line import WORST, ask, end
 from tests.support.storage_machine import ACTOR, StorageMachine, run_model
@@ -32,10 +30,8 @@ LIMIT: Final = WORST + LEFT
 
 
 @pytest.fixture(name="tenant")
-def patient_tenant(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> Tenant:
-    """One whose calls wait on, however late a busy machine lets them ask again."""
-    for module in (asks, queries, waiting_line):
-        monkeypatch.setattr(module, "LAPSE_MS", 600_000)
+def patient_tenant(tenant: Tenant, lasting_places: None) -> Tenant:
+    """One whose calls wait on."""
     return tenant
 
 

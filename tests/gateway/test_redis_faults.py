@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +25,7 @@ from guard.gateway.storage.redis.connection import RedisConnection
 from tests.gateway.conftest import SERVE, Tenant, new_tenant
 from tests.gateway.test_metrics import scraped
 from tests.support.asker import ask, asker, call
+from tests.support.ports import free_port
 from tests.support.programs import killed_at_last
 from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
 from tests.support.waiting import WAIT_S, until
@@ -127,22 +125,11 @@ def test_hanging(site: Site) -> None:
     until(lambda: site.capped() == 200)
 
 
-def _free_port() -> int:
-    """Return a port of which no program gets hold by chance while Redis is away.
-
-    Those that a machine chooses, also for each connection to elsewhere, are higher.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 @pytest.fixture
 def site_over_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Redis on a port, as in production; clients treat the end of such a connection differently."""
     monkeypatch.setitem(RedisConnection.__init__.__kwdefaults__, "answer_wait_s", PATIENCE_S)
-    server = RedisServer(tmp_path, port=_free_port())
+    server = RedisServer(tmp_path, port=free_port())
     with run_gateway(redis=server.url, sweep_interval_ms=50) as gateway:
         tenant = new_tenant(gateway)
         tenant.admin.set_policy(rate_caps=[CAP])

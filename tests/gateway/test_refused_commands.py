@@ -27,7 +27,6 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.ledger import approvals, directory
 from guard.gateway.ledger.state import NOTHING, within
-from guard.gateway.services import waiting_line
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import postgres
@@ -285,10 +284,8 @@ async def test_the_owner_changes_something_with_each_of_them(world: World) -> No
 @pytest.mark.asyncio
 @pytest.mark.generator("places in line that are another's")
 async def test_nobody_gives_up_anothers_place_in_line(
-    world: World, count_cases: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    world: World, count_cases: Callable[[int], None], lasting_places: None
 ) -> None:
-    # The place is to be given up by nobody, and not by a busy machine.
-    monkeypatch.setattr(waiting_line, "LAPSE_MS", 600_000)
     app = world.gateway._server.app  # type: ignore[union-attr]
     large = {**COSTS, "max_output_tokens": 60_000, "wait_ms": 600_000}
     async with asker(world.gateway.base_url, world.owner) as holder:

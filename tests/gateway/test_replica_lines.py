@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 
-from guard.gateway.services import waiting_line
 from guard.gateway.services.waiting_line import WaitingLine
 from tests.gateway.conftest import Tenant
 from tests.gateway.test_replicas import database, replicas, tenants  # noqa: F401  # fixtures
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.usefixtures("lasting_places")
 
 TOKEN: Final = 10_000
 """What a token of an answer costs, in nano-dollars."""
-
-
-@pytest.fixture
-def lasting_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits is not taken for gone, however late a busy machine lets it ask again."""
-    monkeypatch.setattr(waiting_line, "LAPSE_MS", 600_000)
 
 
 def request(name: str, output: int, **fields: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from guard.core import wire
 from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
 from guard.gateway.domain.ledger import Reservation, drawn_on
 from guard.gateway.domain.waiting import LAPSE_MS, Waiter, promised
-from guard.gateway.services import waiting_line
 from guard.gateway.services.waiting_line import WaitingLine
 from tests.gateway.conftest import Tenant
 
@@ -24,9 +23,8 @@ WAIT: Final = {**GPT_4O, "max_input_tokens": 100, "max_output_tokens": 50, "wait
 
 
 @pytest.fixture
-def tenant(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> Tenant:
-    """A tenant whose places in line last: on a busy machine seconds pass between two questions."""
-    monkeypatch.setattr(waiting_line, "LAPSE_MS", 600_000)
+def tenant(tenant: Tenant, lasting_places: None) -> Tenant:
+    """A tenant whose places in line last."""
     return tenant
 
 

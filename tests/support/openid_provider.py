@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.ports import free_port
 from tests.support.programs import killed_at_last
 from tests.support.waiting import until
 
@@ -19,9 +19,7 @@ from tests.support.waiting import until
 @contextlib.contextmanager
 def openid_provider(people: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Run a provider for people with these claims, and yield its issuer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     users = [word for each in people for word in ("--user-claims", json.dumps(each))]
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port), *users],

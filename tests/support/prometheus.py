@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.support.ports import free_port
 from tests.support.programs import killed_at_last
 
 ROOT: Final = Path(__file__).parents[2]
@@ -37,8 +37,7 @@ def prometheus(
         targets = [url.removeprefix("http://") for url in urls[each["job_name"]]]
         each["static_configs"] = [{"targets": targets}]
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from tests.deploy.test_monitoring import queries
 from tests.support.browser import chromium
 from tests.support.llm_vendor import vendor_process
 from tests.support.openid_provider import openid_provider
+from tests.support.ports import free_port
 from tests.support.postgres import own_database
 from tests.support.programs import environment, killed_at_last
 from tests.support.prometheus import prometheus
@@ -122,11 +122,6 @@ def replica(port: int, **settings: str) -> Iterator[str]:
         yield found[0]
         process.terminate()
         assert process.wait(WAIT_S) == 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ class SqliteUnitOfWork(SqlUnitOfWork):
         try:
             self.connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+            if exc.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # also while a log is recovered
                 raise StoreBusyError("another program is writing to the database") from exc
             raise
         self._undo_from = 0
