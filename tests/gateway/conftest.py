@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import subprocess
@@ -112,16 +113,30 @@ def storage_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
     return cast("Callable[..., Storage]", request.param)
 
 
+@pytest.fixture(scope="session")
+def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Gateway]]:
+    """Gateways in this process, one on each engine that is asked for.
+
+    Both stay: in random order each test may want the other one, and it would be started anew.
+    """
+    with contextlib.ExitStack() as running:
+
+        @functools.cache
+        def on(engine: str) -> Gateway:
+            database = None
+            if engine == "postgres":
+                database = postgres.url_of(tmp_path_factory.mktemp("postgres"))
+            return running.enter_context(
+                run_gateway(database, control_ping_interval_ms=200, sweep_interval_ms=50)
+            )
+
+        yield on
+
+
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
-def gateway(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Gateway]:
+def gateway(request: pytest.FixtureRequest, gateways: Callable[[str], Gateway]) -> Gateway:
     """A gateway in this process, on each engine."""
-    database = None
-    if request.param == "postgres":
-        database = postgres.url_of(tmp_path_factory.mktemp("postgres"))
-    with run_gateway(database, control_ping_interval_ms=200, sweep_interval_ms=50) as running:
-        yield running
+    return gateways(request.param)
 
 
 @attrs.define

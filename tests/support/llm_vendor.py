@@ -52,24 +52,30 @@ class _Connection(asyncio.Protocol):
                 loop.call_later(_Connection.delay_s, self._answer, path, json.loads(rest[:size]))
 
     def _answer(self, path: bytes, body: dict[str, Any]) -> None:
+        try:
+            self._write(*self._answer_to(path, body))
+        except Exception:
+            self._transport.abort()  # or the test would wait until its client gives up
+            raise
+
+    @staticmethod
+    def _answer_to(path: bytes, body: dict[str, Any]) -> tuple[bytes, bytes]:
         output = body.get("max_tokens", _Connection.unlimited)
-        words = sum(len(message["content"].split()) for message in body["messages"])
+        words = sum(len(message.get("content", "").split()) for message in body["messages"])
         used = words + _Connection.beside
         _Connection.answered += 1
         _Connection.input_tokens += used
         _Connection.output_tokens += output
         limited = "max_tokens" in body
         if path.endswith(b"/messages"):
-            self._write(_anthropic(body["model"], used, output, limited))
-            return
+            return _anthropic(body["model"], used, output, limited), b"application/json"
         answer = _openai(body["model"], used, output)
         if body.get("stream"):
-            self._write(_streamed(answer, limited), b"text/event-stream")
-        else:
-            message = {"role": "assistant", "content": "ok"}
-            reason = "length" if limited else "stop"
-            answer["choices"] = [{"index": 0, "message": message, "finish_reason": reason}]
-            self._write(json.dumps(answer).encode())
+            return _streamed(answer, limited), b"text/event-stream"
+        message = {"role": "assistant", "content": "ok"}
+        reason = "length" if limited else "stop"
+        answer["choices"] = [{"index": 0, "message": message, "finish_reason": reason}]
+        return json.dumps(answer).encode(), b"application/json"
 
     def _write(self, body: bytes, kind: bytes = b"application/json") -> None:
         self._transport.write(

@@ -55,9 +55,11 @@ def test_a_tool_that_nobody_checked_is_named(guard: Runs, vendor: str, tmp_path:
     script = tmp_path / "agent.py"
     script.write_text(RESULTS)
     done = guard("run", "--block-tool", "drop_*", "--json", "--", str(script), vendor)
+    assert done.stdout.splitlines()[:2] == ["200", "200"], done.stderr
     facts = facts_of(done)
     assert (facts["unchecked_tools"], facts["unmetered_requests"]) == ({"delete_files": 1}, {})
     done = guard("run", "--block-tool", "drop_*", "--", str(script), vendor)
+    assert (done.stdout, done.returncode) == ("200\n200\n", 0), done.stderr
     assert "not checked: 1 call of the tool delete_files" in done.stderr
     assert "SECRET" not in done.stderr
     done = guard("run", "--json", "--", str(script), vendor)  # nothing is to be checked
