@@ -27,8 +27,9 @@ nox.options.error_on_missing_interpreters = False
 
 LOCK = "requirements.lock"
 # Two workers more than there are cores, since half of their time tests wait; one that has nothing
-# left to do takes over from another.
-PYTEST = "pytest", f"--numprocesses={(os.cpu_count() or 1) + 2}", "--dist=worksteal"
+# left to do takes over from another. More than eight would want more connections than PostgreSQL
+# has by default (100).
+PYTEST = "pytest", f"--numprocesses={min((os.cpu_count() or 1) + 2, 8)}", "--dist=worksteal"
 CARD = "docs/spamdetect/model-card.md"
 REST = "browser or fault or long or matrix or undrawn"
 # Which cases of large matrices `tests` draws, and `tests_rest` leaves out that is given the same.

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[Gateway]:
     """A gateway with an operator of the whole of it."""
-    with run_gateway(control_ping_interval_ms=200, sweep_interval_ms=50) as running:
+    with run_gateway(control_ping_interval_ms=200, sweep_interval_ms=250) as running:
         running.admin.set_password("admin", PASSWORD)
         yield running
 

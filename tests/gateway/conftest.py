@@ -118,6 +118,7 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
     """Gateways in this process, one on each engine that is asked for.
 
     Both stay: in random order each test may want the other one, and it would be started anew.
+    Sweeps are rare enough to cost next to nothing while other tests run.
     """
     with contextlib.ExitStack() as running:
 
@@ -127,7 +128,7 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
             if engine == "postgres":
                 database = postgres.url_of(tmp_path_factory.mktemp("postgres"))
             return running.enter_context(
-                run_gateway(database, control_ping_interval_ms=200, sweep_interval_ms=50)
+                run_gateway(database, control_ping_interval_ms=200, sweep_interval_ms=250)
             )
 
         yield on
