@@ -230,12 +230,14 @@ class TestSignals:
             "            assert threading.current_thread() is not threading.main_thread()\n"
             "            done.set(); os.kill(os.getpid(), signal.SIGINT)\n"
             # Python may take a signal only after the wait that the main thread is about to begin.
+            "            global again\n"
             "            again = threading.Timer(15, os.kill, (os.getpid(), signal.SIGINT))\n"
             "            again.daemon = True; again.start(); time.sleep(0.3)\n"
             "done = threading.Event(); sys.meta_path.insert(0, Slow())\n"
             "try:\n"
             "    guard.init()\n"
             "except KeyboardInterrupt:\n"
+            "    again.cancel()  # or it might interrupt a slow end\n"
             "    print(done.is_set())\n",
             # A coroutine that nobody awaits is a RuntimeWarning. The interpreter's own importer may
             # leave a file open where the signal stops it (a ResourceWarning).
