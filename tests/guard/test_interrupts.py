@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def rounds(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def interrupting() -> Iterator[Callable[[float], None]]:
+def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """Raise in the main thread, once, some moments after the call."""
 
     def handler(number: int, frame: object) -> None:
@@ -51,20 +51,26 @@ def interrupting() -> Iterator[Callable[[float], None]]:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    # What is raised inside a callback of the collector, such as Hypothesis's, raises nowhere.
-    callbacks = gc.callbacks[:]
-    gc.callbacks.clear()
 
     def soon(longest_s: float) -> None:
         moments.append(random.uniform(0, longest_s))
         due.set()
 
+    dropped = sys.unraisablehook
+
+    def again(what: Any) -> None:
+        # Python drops what is raised in a callback of a weak reference or of the collector.
+        if what.exc_type is Interrupted:
+            soon(0.01)
+        else:
+            dropped(what)
+
+    monkeypatch.setattr(sys, "unraisablehook", again)
     yield soon
     ended.set()
     due.set()
     thread.join(WAIT_S)
     signal.signal(signal.SIGUSR1, before)
-    gc.callbacks.extend(callbacks)
 
 
 def test_it_is_raised_as_it_is_and_leaves_nothing_behind(

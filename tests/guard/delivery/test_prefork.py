@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.guard.delivery.conftest import PATIENT_END
+from tests.support.ports import listens
 from tests.support.programs import ROOT, environment
 from tests.support.waiting import WAIT_S, until
 
@@ -111,7 +112,7 @@ def test_gunicorn(tmp_path: Path, tenant: Any, preload: bool) -> None:
         "--bind", f"unix:{tmp_path}/web.sock", *(["--preload"] if preload else []),
     )  # fmt: skip
     try:
-        until(lambda: (tmp_path / "web.sock").exists() or process.poll() is not None)
+        until(lambda: listens(tmp_path / "web.sock") or process.poll() is not None)
         pids: set[str] = set()
         number = 0
         ends_s = time.monotonic() + WAIT_S
@@ -119,7 +120,7 @@ def test_gunicorn(tmp_path: Path, tenant: Any, preload: bool) -> None:
             if number >= 400:  # one worker is still busy with its start
                 time.sleep(0.25)
             # A new connection each time, so that both workers get their share.
-            transport = httpx.HTTPTransport(uds=str(tmp_path / "web.sock"), retries=3)
+            transport = httpx.HTTPTransport(uds=str(tmp_path / "web.sock"))
             with httpx.Client(transport=transport, timeout=120) as client:
                 pids.add(client.get(f"http://web/?{number}").text)
             number += 1

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 import guard
 from guard.integrations.web import ASGIMiddleware, WSGIMiddleware
 from guard.runtime.runtime import GuardRuntime
+from tests.support.ports import listens
 from tests.support.waiting import WAIT_S, until
 
 ROOT = Path(__file__).parents[3]
@@ -41,12 +41,6 @@ def app(environ, start_response):
 
 app = WSGIMiddleware(app)
 """
-
-
-def listens(path: Path) -> bool:
-    """Tell whether a server takes connections; its socket is in the folder a moment earlier."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        return connection.connect_ex(str(path)) == 0
 
 
 def test_gunicorns_threads(tmp_path: Path, tenant: Any) -> None:
