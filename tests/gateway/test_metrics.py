@@ -413,11 +413,12 @@ async def test_money_is_read_less_often_where_that_takes_long(
     clock = Clock()
     storage = make(tmp_path, clock_ms=clock)
     await storage.open(lambda _: None)
-    took_ms, read, at_once = 200, [], money_samples.read
+    took_ms, read = 200, []
+    really = money_samples.read
 
     def slow(reading: Any, now_ms: int) -> MoneySample:
         if now_ms != clock.now:
-            return at_once(reading, now_ms)  # the gateway of other tests, which goes on
+            return really(reading, now_ms)  # the gateway of other tests, which goes on
         read.append(now_ms)
         clock.now += took_ms
         return MoneySample(asks=len(read))
