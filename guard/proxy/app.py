@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import http.cookiejar
 import logging
 import ssl
@@ -19,12 +20,16 @@ from guard.proxy.exchange import Exchange
 from guard.proxy.incoming import Incoming
 from guard.proxy.refusals import REFUSED, ErrorAnswer, dialect_of
 from guard.proxy.upstreams import Destination, NoUpstreamError, Upstreams
+from guard.transport.connections import Connections
 
 logger = logging.getLogger("guard.proxy")
 
 _CONNECT_S: Final = 30.0
 _KEPT_ALIVE_MAX: Final = 256
 """Idle connections upstream that are kept for later requests."""
+
+_CANCELLED_MAX: Final = 1000
+"""Programs that leave in the middle of an answer, until the client upstream is replaced."""
 
 _NOT_FORWARDED: Final = b"not for who comes by a proxy"
 _UPGRADE: Final = b"a WebSocket is not forwarded; send the request over HTTP"
@@ -51,11 +56,12 @@ class ProxyApp:
         self._admission = admission
         self._counts = counts
         self._seen = seen
-        self._client = _client(ssl.create_default_context())
+        make = functools.partial(_client, ssl.create_default_context())
+        self._connections = Connections(make, _CANCELLED_MAX)
 
     async def close(self) -> None:
         """Close the connections upstream."""
-        await self._client.aclose()
+        await self._connections.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -88,7 +94,7 @@ class ProxyApp:
     ) -> None:
         endpoint = find_endpoint(scope["method"], destination.host, destination.path)
         exchange = Exchange(
-            self._client,
+            self._connections,
             self._admission,
             destination,
             endpoint,

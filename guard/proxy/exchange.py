@@ -39,6 +39,7 @@ from guard.proxy.refusals import (
 )
 from guard.proxy.upstreams import Destination
 from guard.scope.scope import current_scope
+from guard.transport.connections import Connections, ConnectionsClosedError
 
 logger = logging.getLogger("guard.proxy")
 
@@ -68,7 +69,7 @@ class Exchange:
     """One request and its answer. Runs in a task of its own.
 
     Args:
-        client: sends upstream.
+        connections: to what is upstream.
         admission: decides whose money it spends.
         destination: where it is sent.
         endpoint: of the model that works for it; None where none does, as far as is known.
@@ -81,7 +82,7 @@ class Exchange:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        connections: Connections,
         admission: RequestAdmission,
         destination: Destination,
         endpoint: Endpoint | None,
@@ -91,7 +92,7 @@ class Exchange:
         counted: Counted,
         seen: Callable[[], None],
     ) -> None:
-        self._client = client
+        self._connections = connections
         self._admission = admission
         self._destination = destination
         self._endpoint = endpoint
@@ -148,6 +149,9 @@ class Exchange:
             if self._started:
                 raise _BrokenStreamError from None
             await self._tell(unreachable(self._destination.host))
+        # 6. The proxy ends.
+        except ConnectionsClosedError:
+            raise _BrokenStreamError from None
 
     def _earlier_refusal(self) -> BaseException | None:
         entry = current_scope.get().entry
@@ -155,12 +159,13 @@ class Exchange:
 
     async def _forward(self) -> None:
         request = await self._request()
-        response = await self._client.send(request, stream=True)
-        try:
-            await self._answer(request, response)
-        finally:
-            # Also when the program has left, which cancels this task: the vendor may stop then.
-            await response.aclose()
+        async with self._connections.lend() as client:
+            response = await client.send(request, stream=True)
+            try:
+                await self._answer(request, response)
+            finally:
+                # Also when the program has left, which cancels this task: the vendor may stop then.
+                await response.aclose()
 
     # -- the request ---------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import ssl
 import time
@@ -18,6 +19,7 @@ from guard.core.plaintext import is_loopback
 from guard.scope.scope import OWN_TRAFFIC
 from guard.settings import Settings, require_secure
 from guard.tls import client_context
+from guard.transport.connections import Connections, ConnectionsClosedError
 from guard.transport.own_httpx import httpx
 from guard.transport.quiet import unlogged
 from guard.transport.replies import Reply
@@ -30,6 +32,7 @@ event, so callers wait at the gate, which admits ``GATE_CONCURRENCY`` at once, a
 pool."""
 
 _CONNECTIONS_KEPT: Final = 16
+_CANCELLED_MAX: Final = _CONNECTIONS_MAX // 4
 _GZIP_ABOVE_BYTES: Final = 1024
 _REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 """A larger reply comes from another server, or a broken one; it must not fill the memory."""
@@ -92,7 +95,8 @@ class GatewayHttp:
         host = parts.hostname or ""
         # Loading the trust store costs about 20 ms; plain http needs none.
         self.tls = client_context(settings.tls_fingerprint) if parts.scheme == "https" else None
-        self._client = httpx.AsyncClient(
+        make = functools.partial(
+            httpx.AsyncClient,
             base_url=settings.api_url,
             verify=False if self.tls is None else self.tls,
             # A proxy from the environment must not see traffic that is not encrypted.
@@ -110,6 +114,7 @@ class GatewayHttp:
                 "Accept-Encoding": "identity",  # replies are small
             },
         )
+        self._connections = Connections(make, _CANCELLED_MAX)
         base = httpx.URL(settings.api_url.rstrip("/"))
         # Built once: building a URL takes a tenth of a call's time.
         self._urls = {
@@ -118,8 +123,8 @@ class GatewayHttp:
         }
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
+        """End the requests under way, and close the connections."""
+        await self._connections.close()
 
     async def send(self, request: HttpRequest) -> Reply:
         """Send a request and return its reply, whatever its status.
@@ -136,10 +141,26 @@ class GatewayHttp:
         return reply
 
     async def _send(self, request: HttpRequest) -> Reply:
-        if self._client.is_closed:
-            raise was_shut_down()
         endpoint = request.endpoint
-        outgoing = self._client.build_request(
+        try:
+            async with self._connections.lend() as client:
+                return await self._exchange(client, request)
+        except ConnectionsClosedError:
+            raise was_shut_down() from None
+        except (httpx.HTTPError, httpx.StreamError, ssl.SSLError, OSError) as exc:
+            # `from None`: the cause refers to the request, and that to the key, which must not be
+            # logged with a traceback.
+            if self._connections.is_closed:
+                raise was_shut_down() from None
+            text = f"{endpoint}: {_why(exc)}"
+            failed = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
+            if failed or why_unreached(self._address, _why(exc)) is not None:
+                text = unreachable(self._address, _why(exc), restarts=self._restarts())
+            raise GuardTransportError(text, source="NETWORK_ERROR", endpoint=endpoint) from None
+
+    async def _exchange(self, client: httpx.AsyncClient, request: HttpRequest) -> Reply:
+        endpoint = request.endpoint
+        outgoing = client.build_request(
             request.method,
             self._urls.get(request.path, request.path),
             headers=request.headers,
@@ -150,21 +171,10 @@ class GatewayHttp:
         if self.signer.signs:
             signature, nonce = self.signer.headers(request.method, str(outgoing.url), request.body)
             outgoing.headers.update(signature)
-        try:
-            # Streamed, so that a reply is cut off at the size cap and not only measured.
-            with unlogged():
-                response = await self._client.send(outgoing, stream=True)
-                body = await _read(response, endpoint)
-        except (httpx.HTTPError, httpx.StreamError, ssl.SSLError, OSError) as exc:
-            # `from None`: the cause refers to the request, and that to the key, which must not be
-            # logged with a traceback.
-            if self._client.is_closed:
-                raise was_shut_down() from None
-            text = f"{endpoint}: {_why(exc)}"
-            failed = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
-            if failed or why_unreached(self._address, _why(exc)) is not None:
-                text = unreachable(self._address, _why(exc), restarts=self._restarts())
-            raise GuardTransportError(text, source="NETWORK_ERROR", endpoint=endpoint) from None
+        # Streamed, so that a reply is cut off at the size cap and not only measured.
+        with unlogged():
+            response = await client.send(outgoing, stream=True)
+            body = await _read(response, endpoint)
         return Reply(
             endpoint=endpoint,
             status=response.status_code,

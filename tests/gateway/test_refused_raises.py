@@ -156,5 +156,5 @@ def test_entries_of_the_whole_gateway_are_for_its_admins_alone(
         assert name not in str(seen)
     numbers = [each["seq"] for each in tenant.admin.audit()]
     assert numbers == sorted(numbers)
-    first, second = tenant.admin.audit(limit=1), tenant.admin.audit(after=numbers[0], limit=1)
+    first, second = (tenant.admin.audit(after=after, limit=1) for after in (0, numbers[0]))
     assert [first[0]["seq"], second[0]["seq"]] == numbers[:2]

@@ -476,9 +476,10 @@ class AdminClient:
         """Check every balance against its entries."""
         return dict(self.request("GET", "/ledger/verify"))
 
-    def audit(self, *, after: int = 0, limit: int = 1000) -> list[_Json]:
-        """List audit entries."""
-        return list(self.request("GET", "/audit", after=after, limit=limit))
+    def audit(self, *, after: int | None = None, limit: int = 1000) -> list[_Json]:
+        """List audit entries in order: those after a number, or the newest ones."""
+        query: _Json = {"newest": "true"} if after is None else {"after": after}
+        return list(self.request("GET", "/audit", limit=limit, **query))
 
     def audit_head(self) -> _Json:
         """Return the number and the hash of the newest audit entry."""

@@ -11,7 +11,7 @@ import click
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.numbers import Finite, Whole
-from guard.gateway.cli.output import note, safe, show, where, with_client
+from guard.gateway.cli.output import limited, note, safe, show, where, with_client
 from guard.gateway.domain.alerts import SAYS, AlertKind
 
 SECRET: Final = "GUARD_CHANNEL_SECRET"  # noqa: S105  # a variable's name
@@ -143,7 +143,7 @@ def alerts_test(client: AdminClient, channel: str) -> None:
 
 
 @alerts.command("deliveries")
-@click.option("--limit", default=50, show_default=True, type=Whole(1, 1000))
+@limited(50)
 @with_client
 def alerts_deliveries(client: AdminClient, limit: int) -> None:
     """List messages and how their delivery went, newest first.
@@ -153,7 +153,8 @@ def alerts_deliveries(client: AdminClient, limit: int) -> None:
       guard gateway alerts deliveries --limit 20
     """
     rows = [{**each, "outcome": _outcome(each)} for each in client.deliveries(limit)]
-    show(rows, ["created_at_ms", "channel", "kind", "type", "outcome", "attempts", "error"])
+    show(rows, ["created_at_ms", "channel", "kind", "type", "outcome", "attempts", "error"],
+         limit=limit)  # fmt: skip
 
 
 def _outcome(delivery: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.output import examples_of, note, show, where, with_client
+from guard.gateway.cli.output import examples_of, limited, note, show, where, with_client
 
 
 @click.group()
@@ -24,9 +24,10 @@ def approvals() -> None:
 
 @approvals.command("list")
 @click.option("--all", "all_", is_flag=True, help="Answered and expired ones too.")
+@limited()
 @with_client
-def approvals_list(client: AdminClient, all_: bool) -> None:
-    """List approvals.
+def approvals_list(client: AdminClient, all_: bool, limit: int) -> None:
+    """List approvals, newest first.
 
     \b
     Examples:
@@ -34,7 +35,8 @@ def approvals_list(client: AdminClient, all_: bool) -> None:
       guard gateway approvals list --all --json
     """
     columns = ["approval_id", "status", "workflow_id", "tool_name", "message", "deadline_ms"]
-    show(client.approvals(None if all_ else "pending"), columns)
+    rows = client.approvals(None if all_ else "pending", limit)
+    show(rows, columns, limit=limit)
 
 
 @approvals.command("show")

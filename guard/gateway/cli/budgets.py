@@ -13,7 +13,16 @@ from guard.core.wire import amount_in
 from guard.core.written_numbers import read_amounts, read_dollars
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.numbers import Count, Finite, Whole, read_by
-from guard.gateway.cli.output import note, safe, scope_of, show, wants_json, where, with_client
+from guard.gateway.cli.output import (
+    limited,
+    note,
+    safe,
+    scope_of,
+    show,
+    wants_json,
+    where,
+    with_client,
+)
 
 _UNITS: Final = {"usd": "dollars", "tokens": "tokens", "calls": "calls"}
 
@@ -252,8 +261,9 @@ def budgets_refuse(client: AdminClient, name: str, call_id: str | None, reason: 
 
 @budgets.command("raises")
 @click.argument("name", required=False)
+@limited()
 @with_client
-def budgets_raises(client: AdminClient, name: str | None) -> None:
+def budgets_raises(client: AdminClient, name: str | None, limit: int) -> None:
     """List what was raised, when and by whom; newest first.
 
     \b
@@ -262,16 +272,18 @@ def budgets_raises(client: AdminClient, name: str | None) -> None:
       guard gateway budgets raises nightly --json
     """
     columns = ["raised_at_ms", "raised_by", "by", "limit", "budget_id"]
-    rows = client.budget_raises(None if name is None else found(client, name)["budget_id"])
+    budget_id = None if name is None else found(client, name)["budget_id"]
+    rows = client.budget_raises(budget_id, limit)
     show([{**row, "by_cents": row["by_nanousd"] / 1e7, "limit_cents": row["limit_nanousd"] / 1e7,
            "by": amount_in(row["unit"], row["by_nanousd"]),
            "limit": amount_in(row["unit"], row["limit_nanousd"])}
-          for row in rows], columns)  # fmt: skip
+          for row in rows], columns, limit=limit)  # fmt: skip
 
 
 @budgets.command("waiting")
+@limited()
 @with_client
-def budgets_waiting(client: AdminClient) -> None:
+def budgets_waiting(client: AdminClient, limit: int) -> None:
     """List the calls that wait for a budget to be raised.
 
     \b
@@ -283,7 +295,7 @@ def budgets_waiting(client: AdminClient) -> None:
     parts = ("limit", "spent", "needed")
     show([{**row, **{f"{each}_cents": row[f"{each}_nanousd"] / 1e7 for each in parts},
            **{each: amount_in(row["unit"], row[f"{each}_nanousd"]) for each in parts}}
-          for row in client.budget_asks()], columns)  # fmt: skip
+          for row in client.budget_asks(limit)], columns, limit=limit)  # fmt: skip
 
 
 def found(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -15,8 +16,8 @@ from guard.gateway.cli.copy import copy
 from guard.gateway.cli.database import backup, migrate, restore
 from guard.gateway.cli.directives import directives
 from guard.gateway.cli.local import local
-from guard.gateway.cli.numbers import Finite, Whole
-from guard.gateway.cli.output import note, show, where, with_client
+from guard.gateway.cli.numbers import Finite
+from guard.gateway.cli.output import limited, note, safe, show, where, with_client
 from guard.gateway.cli.password import password, sign_in_link
 from guard.gateway.cli.people import operators, organisations, sessions
 from guard.gateway.cli.policies import policies
@@ -39,7 +40,7 @@ def gateway() -> None:
 
 
 @gateway.command()
-@click.option("--limit", default=100, show_default=True, type=Whole(1, 1000))
+@limited()
 @click.option("--after", default="", help="Start after this workflow id.")
 @with_client
 def workflows(client: AdminClient, limit: int, after: str) -> None:
@@ -51,10 +52,10 @@ def workflows(client: AdminClient, limit: int, after: str) -> None:
       guard gateway workflows --after research --limit 20 --json
     """
     rows = client.workflows(after=after, limit=limit)
-    show(
-        rows,
-        ["workflow_id", "state", "reason", "spent_nanousd", "uncertain_nanousd", "calls", "events"],
-    )
+    columns = ["workflow_id", "state", "reason", "spent_nanousd", "uncertain_nanousd", "calls",
+               "events"]  # fmt: skip
+    last = shlex.quote(safe(rows[-1]["workflow_id"])) if rows else ""
+    show(rows, columns, limit=limit, rest=f"--after {last}")
 
 
 # -- keys --------------------------------------------------------------------------------------

@@ -20,10 +20,14 @@ from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
 from guard.core.wire import dollars
 from guard.gateway.cli.address import LOCAL, RULE, AddressError, address_of
 from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.cli.numbers import Whole
 from guard.tls import read_fingerprint
 
 if TYPE_CHECKING:
     from guard.local_gateway import LocalGateway
+
+LIST_MAX: Final = 1000
+"""How many rows the gateway lists in one answer."""
 
 _PIPE_WIDTH: Final = 1000
 _WHERE: Final = "guard.where"
@@ -208,12 +212,33 @@ def wants_json() -> bool:
     return bool(click.get_current_context().params["as_json"])
 
 
-def show(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+def limited(default: int = 100) -> Callable[[F], F]:
+    """Return the option of a list that may be long, for :func:`show`."""
+    return click.option(
+        "--limit", default=default, show_default=True, type=Whole(1, LIST_MAX),
+        help="How many at most.",
+    )  # fmt: skip
+
+
+def show(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], *, limit: int = 0, rest: str = ""
+) -> None:
     """Print rows as a table, or as JSON when asked.
 
-    Nothing is cut off: wide values are folded in a terminal, and output to a pipe or a file has
+    No value is cut off: wide values are folded in a terminal, and output to a pipe or a file has
     one line for each row.
+
+    Args:
+        rows: what to print.
+        columns: of the table.
+        limit: how many were asked for; 0: all. As many rows may not be all, which stderr says.
+        rest: the option that gives the next rows.
     """
+    if limit and len(rows) >= limit:
+        ways = [f"--limit (at most {LIST_MAX})"] if limit < LIST_MAX else []
+        more = " or ".join([*ways, *([rest] if rest else [])])
+        hint = f"; there may be more: {more}" if more else "; there may be more"
+        click.echo(f"these are {len(rows)}, the limit{hint}", err=True)
     if wants_json():
         click.echo(json.dumps(list(rows), indent=2))
         return

@@ -9,7 +9,7 @@ import click
 from guard.core.written_numbers import read_since
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.numbers import Whole, read_by
-from guard.gateway.cli.output import note, show, wants_json, with_client
+from guard.gateway.cli.output import limited, note, show, wants_json, with_client
 
 
 @click.command()
@@ -22,7 +22,7 @@ from guard.gateway.cli.output import note, show, wants_json, with_client
               callback=read_by(lambda text: read_since(text, round(time.time() * 1000))),
               help="Only what came since: 24h or 7d (ago), or a date or time in UTC.")  # fmt: skip
 @click.option("--since-ms", type=Whole(min=0), hidden=True)
-@click.option("--limit", default=100, show_default=True, type=Whole(1, 1000))
+@limited()
 @with_client
 def usage(
     client: AdminClient, group_by: str, since_then_ms: int | None, since_ms: int | None, limit: int
@@ -41,7 +41,7 @@ def usage(
     rows = client.usage(group_by, since_ms=since_ms, limit=limit)
     columns = ["group", "cost_nanousd", "uncertain_nanousd", "llm_calls", "tool_calls",
                "input_tokens", "output_tokens", "unpriced"]  # fmt: skip
-    show(rows, columns)
+    show(rows, columns, limit=limit)
 
 
 @click.group()
@@ -56,23 +56,26 @@ def audit() -> None:
 
 
 @audit.command("list")
-@click.option("--after", default=0, type=Whole(min=0), help="Start after this number.")
-@click.option("--limit", default=100, show_default=True, type=Whole(1, 1000))
+@click.option("--after", type=Whole(min=0), help="Start after this number, and not with the last.")
+@limited()
 @with_client
-def audit_list(client: AdminClient, after: int, limit: int) -> None:
-    """List what operators did, oldest first.
+def audit_list(client: AdminClient, after: int | None, limit: int) -> None:
+    """List what operators did last, the newest at the bottom.
 
     With a key of the whole gateway that is also what was done to the gateway itself: organisations,
     operators of all of them, and keys of the whole gateway.
 
     \b
-    Example:
-      guard gateway audit list --after 500 --limit 50
+    Examples:
+      guard gateway audit list
+      guard gateway audit list --after 0 --limit 1000 --json
     """
     rows = client.audit(after=after, limit=limit)
     for row in rows if not wants_json() else ():
         row["of"] = "organisation" if row["organisation_id"] else "gateway"
-    show(rows, ["seq", "at_ms", "of", "actor", "action", "target"])
+    # Without `after` these are the newest, so what is left out lies before them.
+    rest = "--after 0" if after is None else f"--after {rows[-1]['seq'] if rows else after}"
+    show(rows, ["seq", "at_ms", "of", "actor", "action", "target"], limit=limit, rest=rest)
 
 
 @audit.command("head")

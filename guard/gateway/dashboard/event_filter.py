@@ -9,9 +9,7 @@ from msgspec import Struct
 from guard.gateway.dashboard.site import RequestContext
 from guard.gateway.domain.records import StoredEvent
 from guard.gateway.domain.usage import Refused
-from guard.gateway.storage.port import Storage
-
-NEWEST: Final = 2**62
+from guard.gateway.storage.port import NEWEST, Storage
 
 TYPES: Final = {
     "llm": "LLM requests", "tool": "tool calls", "span": "spans", "chain": "chains",

@@ -12,11 +12,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import security, tables
-from guard.gateway.dashboard.event_filter import NEWEST, event_filter
+from guard.gateway.dashboard.event_filter import event_filter
 from guard.gateway.dashboard.site import RequestContext, Site, View
 from guard.gateway.dashboard.spend import asked
 from guard.gateway.domain.records import BalanceView, BudgetRule, StoredEvent
 from guard.gateway.domain.usage import WorkflowSort
+from guard.gateway.storage.port import NEWEST
 
 ROWS_MAX: Final = 10_000
 """Rows of one file."""

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import charts, spans
 from guard.gateway.dashboard.audit_text import audit_details
-from guard.gateway.dashboard.event_filter import NEWEST, TYPES, event_filter
+from guard.gateway.dashboard.event_filter import TYPES, event_filter
 from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.refusal_groups import grouped
@@ -19,6 +19,7 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
 from guard.gateway.domain.usage import HOUR_MS, Refused, UsagePoint, WorkflowSort
 from guard.gateway.domain.windows import period_of
+from guard.gateway.storage.port import NEWEST
 
 PAGE: Final = 50
 REFUSALS: Final = 1000

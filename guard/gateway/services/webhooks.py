@@ -94,6 +94,7 @@ class WebhookSender:
         self._private = private
         self._base_url = base_url.rstrip("/")
         self._ask = ask
+        self._tls = httpx.create_ssl_context(trust_env=False)
         # Set when the queue may hold something that is due: a commit, or a delivery that ended.
         self._due = asyncio.Event()
         # The tasks that send, by delivery id. The queue returns a message until its attempt is
@@ -109,39 +110,38 @@ class WebhookSender:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        async with _client() as http:
-            try:
-                while True:
-                    # Before the queue is read: what is queued, or ends, after the read sets it
-                    # again, and is not missed.
-                    self._due.clear()
-                    try:
-                        page = await self._catalogue.write(
-                            NOTHING, webhooks.due, CONCURRENT_MAX, dict(self._sending)
-                        )
-                    except StoreError as exc:
-                        logger.warning("webhooks wait: %s", exc)
-                        page = []
-                    except Exception:  # one failed look does not end the sender
-                        logger.exception("webhooks wait")
-                        page = []
-                    for due in page:
-                        if due.delivery_id not in self._running:
-                            self._start(http, due)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_IDLE_S):
-                            await self._due.wait()
-            # Cancelled, or failed: the deliveries end before the client that they use is closed.
-            finally:
-                for task in list(self._running.values()):
-                    task.cancel()
-                await asyncio.gather(*self._running.values(), return_exceptions=True)
+        try:
+            while True:
+                # Before the queue is read: what is queued, or ends, after the read sets it
+                # again, and is not missed.
+                self._due.clear()
+                try:
+                    page = await self._catalogue.write(
+                        NOTHING, webhooks.due, CONCURRENT_MAX, dict(self._sending)
+                    )
+                except StoreError as exc:
+                    logger.warning("webhooks wait: %s", exc)
+                    page = []
+                except Exception:  # one failed look does not end the sender
+                    logger.exception("webhooks wait")
+                    page = []
+                for due in page:
+                    if due.delivery_id not in self._running:
+                        self._start(due)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_IDLE_S):
+                        await self._due.wait()
+        # Cancelled, or failed: the deliveries end with it.
+        finally:
+            for task in list(self._running.values()):
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    def _start(self, http: httpx.AsyncClient, due: DueDelivery) -> None:
+    def _start(self, due: DueDelivery) -> None:
         # Full: it stays in the queue. Each delivery that ends has the queue read again.
         if len(self._running) >= CONCURRENT_MAX:
             return
-        task = asyncio.create_task(self._deliver(http, due), name="guard-gateway-webhook")
+        task = asyncio.create_task(self._deliver(due), name="guard-gateway-webhook")
         self._running[due.delivery_id] = task
         self._sending[due.organisation_id] += 1
         task.add_done_callback(lambda _: self._ended(due))
@@ -153,8 +153,8 @@ class WebhookSender:
             del self._sending[due.organisation_id]
         self._due.set()
 
-    async def _deliver(self, http: httpx.AsyncClient, due: DueDelivery) -> None:
-        found = await self.attempt(http, due)
+    async def _deliver(self, due: DueDelivery) -> None:
+        found = await self.attempt(due)
         if not found.delivered:
             logger.info("message %s not delivered: %s", due.delivery_id, found.error)
         retry_in_ms = None
@@ -183,13 +183,12 @@ class WebhookSender:
 
     async def send_unrecorded(self, messages: list[DueDelivery]) -> None:
         """Send messages that cannot be queued, as the store has failed: one attempt each."""
-        async with _client() as http:
-            found = await asyncio.gather(*[self.attempt(http, each) for each in messages])
+        found = await asyncio.gather(*[self.attempt(each) for each in messages])
         for each in found:
             if not each.delivered:
                 logger.warning("an alert was not delivered: %s", each.error)
 
-    async def attempt(self, http: httpx.AsyncClient, due: DueDelivery) -> Outcome:
+    async def attempt(self, due: DueDelivery) -> Outcome:
         """Send a message once. Every failure is in the outcome; nothing is raised."""
         try:
             if due.kind == "email":
@@ -198,7 +197,7 @@ class WebhookSender:
             async with asyncio.timeout(_TIMEOUT_S):
                 message = message_of(due, self._base_url, await self._ask(due))
                 post = post_of(message, self._clock_ms() // 1000)
-                status = await self._post(http, post)
+                status = await self._post(post)
         except mail.MailRefusedError as exc:
             return Outcome(exc.code, permanent=exc.code >= 500, error=exc.reason)
         except Exception as exc:  # noqa: BLE001
@@ -208,7 +207,7 @@ class WebhookSender:
         permanent = status in PERMANENT.get(due.kind, ())
         return Outcome(status, permanent=permanent, error=f"the receiver answers {status}")
 
-    async def _post(self, http: httpx.AsyncClient, post: Post) -> int:
+    async def _post(self, post: Post) -> int:
         url = httpx.URL(post.url)
         headers = {
             "content-type": "application/json",
@@ -223,14 +222,17 @@ class WebhookSender:
             extensions["sni_hostname"] = url.raw_host.decode("ascii")
             host = url.raw_host.decode("ascii")
             url = url.copy_with(host=await address_of(host, url.port or 443))
-        async with http.stream(
-            "POST", url, content=post.body, headers=headers, extensions=extensions
-        ) as response:
+        # A client of its own: when a request is cancelled, at its deadline, httpx may leave the
+        # connection open and in the pool, which a shared one would run out of.
+        async with (
+            httpx.AsyncClient(
+                verify=self._tls, timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False
+            ) as http,
+            http.stream(
+                "POST", url, content=post.body, headers=headers, extensions=extensions
+            ) as response,
+        ):
             return response.status_code  # the reply's body is not read
-
-
-def _client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False)
 
 
 def _why(exc: Exception) -> str:

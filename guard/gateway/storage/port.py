@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.statistics import StoreStatistics
@@ -20,6 +20,9 @@ from guard.gateway.storage.sql.reports import SqlReports
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+NEWEST: Final = 2**62
+"""Lists that go back from a number begin with the newest of all from this one."""
 
 
 class Writer(Protocol):

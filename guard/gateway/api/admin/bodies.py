@@ -44,11 +44,12 @@ class Page(Struct, kw_only=True):
     limit: Limit = 100
 
 
-class NumberedPage(Struct, kw_only=True):
-    """Paging by number."""
+class AuditQuery(Struct, kw_only=True):
+    """Paging by number; ``newest`` gives the last entries instead of those after a number."""
 
     after: Moment = 0
     limit: Limit = 100
+    newest: bool = False
 
 
 class NewOrganisation(Strict, kw_only=True):

@@ -36,7 +36,7 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.egress import check_url
 from guard.gateway.services.keys import NewKey, make_key
-from guard.gateway.storage.port import Storage
+from guard.gateway.storage.port import NEWEST, Storage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -348,8 +348,13 @@ class AdminHandlers:
         return await self._storage.verify_ledger()
 
     async def audit(self, call: AdminCall) -> list[records.AuditEntry]:
-        query: bodies.NumberedPage = call.query
+        query: bodies.AuditQuery = call.query
         is_wide = call.actor.organisation_id is None
+        if query.newest:
+            found = await self._storage.newest_audit(
+                call.own, NEWEST, query.limit, with_gateway=is_wide
+            )
+            return found[::-1]
         return await self._storage.audit(call.own, query.after, query.limit, with_gateway=is_wide)
 
     async def audit_head(self, _: AdminCall) -> bodies.AuditHead:

@@ -84,7 +84,7 @@ def operations(h: AdminHandlers, people: PeopleHandlers) -> list[Operation]:
         op("GET", "/ledger/verify", h.verify_ledger, "Check balances against entries",
            r.LedgerReport, wide=True),
         op("GET", "/audit", h.audit, "List audit entries, of the whole gateway to its keys alone",
-           list[r.AuditEntry], query=b.NumberedPage),
+           list[r.AuditEntry], query=b.AuditQuery),
         op("GET", "/audit/head", h.audit_head, "Show the audit log's newest entry", b.AuditHead,
            wide=True),
         op("GET", "/audit/verify", h.verify_audit, "Check the audit log's chain", b.AuditReport,
