@@ -22,24 +22,95 @@ _LANE_CONNECTIONS = 8
 
 @attrs.define(eq=False)
 class _Lane:
-    """One small pool of connections."""
+    """One small pool of connections.
+
+    When a request is cancelled in the instant in which a connection is handed to it, or given back,
+    httpx leaves the connection in the pool for good, neither idle nor closed. So each cancelled
+    request counts as a lost connection, and a lane that has lost half of them is replaced.
+
+    Attributes:
+        client: opens the connections.
+        size: Maximum connections.
+        lost: How many of them cancelled requests may have cost.
+        under_way: What can end its requests.
+        idle: Set while there are none.
+    """
 
     client: httpx.AsyncClient
     size: int
-    in_use: int = 0
+    lost: int = 0
+    under_way: set[asyncio.Timeout] = attrs.field(factory=set)
+    idle: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.under_way) + self.lost < self.size
+
+    @property
+    def is_worn(self) -> bool:
+        return self.lost > 0 and self.lost >= self.size // 2
+
+    @contextlib.asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Count one request, which :meth:`end` may end.
+
+        Raises:
+            TimeoutError: it was ended.
+        """
+        async with asyncio.timeout(None) as ends:
+            self.under_way.add(ends)
+            self.idle.clear()
+            try:
+                yield
+            except asyncio.CancelledError:
+                self.lost += 1
+                raise
+            finally:
+                self.under_way.discard(ends)
+                if not self.under_way:
+                    self.idle.set()
+
+    def end(self) -> None:
+        for ends in self.under_way:
+            ends.reschedule(0.0)
+
+    async def close(self) -> None:
+        """Close the connections, after the last request.
+
+        httpx would leave a connection open that is still being made.
+        """
+        if self.under_way:
+            await self.idle.wait()
+        await self.client.aclose()
 
 
 @attrs.define(eq=False)
 class _Connections:
-    """What the calls on one event loop share; connections belong to the loop that opened them."""
+    """What the calls on one event loop share; connections belong to the loop that opened them.
+
+    Attributes:
+        places: One for each concurrent call.
+        lanes: Those that take requests.
+        worn: Those that take no more, each with the task that closes it.
+    """
 
     places: asyncio.Semaphore
     lanes: list[_Lane] = attrs.field(factory=list)
+    worn: dict[_Lane, asyncio.Task[None]] = attrs.field(factory=dict)
+
+    def replace(self, lane: _Lane) -> None:
+        self.lanes.remove(lane)
+        closing = asyncio.create_task(lane.close())
+        self.worn[lane] = closing
+        closing.add_done_callback(lambda _: self.worn.pop(lane))
 
     async def close(self) -> None:
         lanes, self.lanes = self.lanes, []
+        for lane in (*lanes, *self.worn):
+            lane.end()
         for lane in lanes:
-            await lane.client.aclose()
+            await lane.close()
+        await asyncio.gather(*self.worn.values())
 
 
 # Loops hold their tasks weakly.
@@ -124,15 +195,21 @@ class HttpTransport:
         Raises:
             SpamTransportError: No complete answer arrived.
             SpamResponseError: The answer is larger than the contract allows, or compressed.
+            RuntimeError: The client was closed.
         """
-        lane = self._lane()
-        lane.in_use += 1
+        connections = self._connections()
+        lane = self._lane(connections)
         try:
-            return await self._exchange(lane.client, request)
+            async with lane.request():
+                return await self._exchange(lane.client, request)
+        except TimeoutError:
+            self.check_open()
+            raise
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
             raise SpamTransportError(_describe(error, self._settings.base_url)) from error
         finally:
-            lane.in_use -= 1
+            if lane.is_worn and lane in connections.lanes:
+                connections.replace(lane)
 
     async def aclose(self) -> None:
         """Close the connections, for good: a call under way ends, and no other opens new ones."""
@@ -153,11 +230,10 @@ class HttpTransport:
             self._by_loop[loop] = found
         return found
 
-    def _lane(self) -> _Lane:
+    def _lane(self, connections: _Connections) -> _Lane:
         self.check_open()
-        lanes = self._connections().lanes
-        for lane in lanes:
-            if lane.in_use < lane.size:
+        for lane in connections.lanes:
+            if lane.has_room:
                 return lane
         size = min(_LANE_CONNECTIONS, self._max_connections)
         if self._verify is None:
@@ -180,7 +256,7 @@ class HttpTransport:
             verify=self._verify,
         )
         lane = _Lane(client, size)
-        lanes.append(lane)
+        connections.lanes.append(lane)
         return lane
 
     async def _exchange(self, client: httpx.AsyncClient, request: ApiRequest) -> ApiResponse:
