@@ -73,7 +73,7 @@ async def test_a_delivery_that_cannot_be_recorded_is_not_sent_again_at_once(
 
     monkeypatch.setattr(sender, "attempt", arrived)
     due = DueDelivery("d", "o", "https://x", "", "x", "{}", created_at_ms=1, attempts=0)
-    task = asyncio.create_task(sender._deliver(cast("Any", None), due))
+    task = asyncio.create_task(sender._deliver(due))
     await until_async(lambda: store.calls and (task.done() or str(failure) in caplog.text))
     await asyncio.sleep(0)
     assert not task.done(), "while it lives its message is not started again"
