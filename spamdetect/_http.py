@@ -72,7 +72,8 @@ class _Lane:
 
     def end(self) -> None:
         for ends in self.under_way:
-            ends.reschedule(0.0)
+            if ends.when() is None:  # else an earlier close is ending it
+                ends.reschedule(0.0)
 
     async def close(self) -> None:
         """Close the connections, after the last request.

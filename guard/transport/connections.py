@@ -107,7 +107,8 @@ class Connections:
         self.is_closed = True
         for client in (self._current, *self._replaced):
             for ends in client.under_way:
-                ends.reschedule(_NOW)
+                if ends.when() is None:  # else an earlier close is ending it
+                    ends.reschedule(_NOW)
         await asyncio.gather(_close(self._current), *self._replaced.values())
 
 

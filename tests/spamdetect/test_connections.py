@@ -78,7 +78,9 @@ async def test_what_is_closed_at_any_moment_leaves_nothing_open(
         spam = AsyncSpamClient(refusing.url, "key")
         calls = [asyncio.create_task(spam.predict("hello")) for _ in range(3)]
         await turns(number)
-        await spam.aclose()
+        closing = asyncio.create_task(spam.aclose())
+        await turns(2)
+        await asyncio.gather(closing, spam.aclose())  # once is enough, twice is harmless
         seen |= {type(each) for each in await asyncio.gather(*calls, return_exceptions=True)}
         await refusing.has_closed_all()
     assert seen == {SpamAuthError, RuntimeError}

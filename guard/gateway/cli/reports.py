@@ -56,7 +56,7 @@ def audit() -> None:
 
 
 @audit.command("list")
-@click.option("--after", type=Whole(min=0), help="Start after this number, and not with the last.")
+@click.option("--after", type=Whole(min=0), help="Those after this number, instead of the last ones.")
 @limited()
 @with_client
 def audit_list(client: AdminClient, after: int | None, limit: int) -> None:

@@ -83,7 +83,9 @@ async def test_what_is_closed_at_any_moment_leaves_nothing_open(
         http = client(server)
         sending = [asyncio.create_task(http.send(REQUEST)) for _ in range(3)]
         await turns(number)
-        await http.close()
+        closing = asyncio.create_task(http.close())
+        await turns(2)
+        await asyncio.gather(closing, http.close())  # once is enough, twice is harmless
         for each in await asyncio.gather(*sending, return_exceptions=True):
             if isinstance(each, Reply):
                 answered += 1
