@@ -56,7 +56,9 @@ def audit() -> None:
 
 
 @audit.command("list")
-@click.option("--after", type=Whole(min=0), help="Those after this number, instead of the last ones.")
+@click.option(
+    "--after", type=Whole(min=0), help="Those after this number, instead of the last ones."
+)
 @limited()
 @with_client
 def audit_list(client: AdminClient, after: int | None, limit: int) -> None:
