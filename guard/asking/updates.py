@@ -70,10 +70,17 @@ class LeaseUpdates:
             self._start(self._close(session, closing))
 
     async def close(self) -> None:
-        """End all leases and wait for the answers. The caller has delivered the events before."""
+        """End all leases, and wait for the answers to each update that is under way.
+
+        Also to those of leases that were being closed already: cancelled, their money would be
+        missing to others until they expire. The caller has delivered the events before.
+        """
         session, updates = self._link.session, self._desk.close()
-        if session is not None and updates:
-            await asyncio.gather(*(self._send(session, update) for update in updates))
+        if session is not None:
+            for update in updates:
+                self._start(self._send(session, update))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def stop(self) -> None:
         """Cancel the updates that are under way."""
@@ -102,8 +109,7 @@ class LeaseUpdates:
                 lease = update.lease
                 await self._send(session, self._desk.renewal(lease))
             await asyncio.sleep(_RETRY_S)
-        for update in updates:
-            await self._send(session, update)
+        await asyncio.gather(*(self._send(session, update) for update in updates))
 
     @staticmethod
     async def _delivered(session: Session) -> bool:

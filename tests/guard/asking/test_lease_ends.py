@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import pytest
 from guard.asking import updates
 from guard.asking.courier import Courier
 from guard.asking.keeper import Keeper
+from guard.asking.updates import LeaseUpdates
 from guard.breaker.exceptions import BreakerTransportError
-from guard.core.leases import Desk, LeaseBook
+from guard.core.leases import Desk, LeaseBook, book
 from guard.core.usage import Usage
 from guard.gateway.ledger import leases
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.runtime.runtime import GuardRuntime
-from tests.guard.asking.test_waiting_in_line import COST, MODEL, balance, held, limit
+from guard.session import session as session_module
+from tests.guard.asking.test_waiting_in_line import COST, MODEL, balance, held, limit, settle
 from tests.support.waiting import WAIT_S, until
 
 
@@ -47,6 +50,39 @@ def test_a_lease_is_not_closed_while_its_costs_cannot_be_delivered(
     assert balance(tenant)["reserved_nanousd"] >= COST
     is_broken = False
     until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
+
+
+def test_a_lease_that_is_being_closed_as_the_program_ends_is_waited_for(
+    runtime: GuardRuntime, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its money would be missing to others until it expires."""
+    monkeypatch.setattr(book, "IDLE_S", 0.1)
+    monkeypatch.setattr(session_module, "_RETURN_S", WAIT_S)
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    limit(tenant, 10)
+    session = until(lambda: runtime.link.session, WAIT_S)
+    until(lambda: session.asks.can_lease, WAIT_S)
+    closing, ending = threading.Event(), asyncio.Event()
+    request, close = session.asks.request, LeaseUpdates.close
+
+    async def held_back(kind: str, *arguments: Any) -> Any:
+        if kind == "gate/lease":
+            closing.set()
+            await ending.wait()
+            await asyncio.sleep(0.3)  # on a slow way, of which the end may not cut off the rest
+        return await request(kind, *arguments)
+
+    async def closed(lease_updates: LeaseUpdates) -> None:
+        ending.set()
+        await close(lease_updates)
+
+    monkeypatch.setattr(session.asks, "request", held_back)
+    monkeypatch.setattr(LeaseUpdates, "close", closed)
+    settle(runtime, held(runtime))
+    assert closing.wait(WAIT_S)
+    assert balance(tenant)["reserved_nanousd"] > 0
+    runtime.shutdown(WAIT_S)
+    assert balance(tenant)["reserved_nanousd"] == 0
 
 
 def test_a_failure_does_not_end_the_care_for_the_leases(caplog: pytest.LogCaptureFixture) -> None:
