@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import time
@@ -23,6 +24,9 @@ logger = logging.getLogger("guard.leases")
 
 _ANSWER_S: Final = 2.0
 """How long to wait for an answer over the socket before an update goes over HTTP."""
+_HTTP_AT_ONCE: Final = 16
+"""How many updates go over HTTP at once: the client's pool would compare all that wait in it."""
+
 _FLUSH_S: Final = 1.0
 """How long one delivery of events before a close may take."""
 _RETRY_S: Final = 2.0
@@ -50,10 +54,12 @@ class LeaseUpdates:
         # Referenced here, or the garbage collector could end a task that is under way. On the
         # loop only.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._http_places = asyncio.Semaphore(_HTTP_AT_ONCE)
 
     def after_fork(self) -> None:
         """Forget the parent's updates."""
         self._tasks = set()
+        self._http_places = asyncio.Semaphore(_HTTP_AT_ONCE)
 
     def send(self, updates: Iterable[Update]) -> None:
         """Send updates without waiting for their answers."""
@@ -126,8 +132,10 @@ class LeaseUpdates:
         sent_s = time.monotonic()  # the renewed lifetime counts from here, not from the answer
         body = wire.encode(update.body)
         answer = await session.asks.request("gate/lease", key, body, _ANSWER_S)
+        place = self._http_places if answer is None else contextlib.nullcontext()
         try:
-            state = await state_of(session, update.body, key, answer)
+            async with place:
+                state = await state_of(session, update.body, key, answer)
         except GuardError as exc:  # the gateway lets it expire
             logger.debug("a lease could not be updated: %s", exc)
         else:

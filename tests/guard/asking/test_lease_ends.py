@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import guard
 from guard.asking import updates
 from guard.asking.courier import Courier
 from guard.asking.keeper import Keeper
@@ -83,6 +84,44 @@ def test_a_lease_that_is_being_closed_as_the_program_ends_is_waited_for(
     assert balance(tenant)["reserved_nanousd"] > 0
     runtime.shutdown(WAIT_S)
     assert balance(tenant)["reserved_nanousd"] == 0
+
+
+def test_many_leases_go_back_over_http_a_few_at_a_time(
+    runtime: GuardRuntime, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, they would wait in the client's pool, which compares all that wait in it."""
+    monkeypatch.setattr(session_module, "_RETURN_S", WAIT_S)
+    monkeypatch.setattr(book, "IDLE_S", 3600)
+    tenant.admin.set_budget(1000)
+    session = until(lambda: runtime.link.session, WAIT_S)
+    until(lambda: session.asks.can_lease, WAIT_S)
+    request, update_lease = session.asks.request, session.client.update_lease
+    at_once: list[int] = []
+    under_way = 0
+
+    async def unanswered(kind: str, *arguments: Any) -> Any:
+        return None if kind == "gate/lease" else await request(kind, *arguments)
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal under_way
+        under_way += 1
+        at_once.append(under_way)
+        try:
+            return await update_lease(*arguments)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(session.asks, "request", unanswered)
+    monkeypatch.setattr(session.client, "update_lease", counted)
+    work = guard.protect(lambda: None)
+    for number in range(3 * updates._HTTP_AT_ONCE):
+        with guard.workflow(f"w-{number}"):
+            work()
+    assert balance(tenant)["reserved_nanousd"] > 0
+    runtime.shutdown(WAIT_S)
+    assert balance(tenant)["reserved_nanousd"] == 0
+    assert len(at_once) >= 3 * updates._HTTP_AT_ONCE
+    assert max(at_once) == updates._HTTP_AT_ONCE
 
 
 def test_a_failure_does_not_end_the_care_for_the_leases(caplog: pytest.LogCaptureFixture) -> None:
