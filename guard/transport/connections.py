@@ -1,6 +1,6 @@
 """The connections of an HTTP client whose requests may be cancelled at any moment.
 
-httpx (with httpcore 1.0) leaves two gaps there, and this closes both from outside:
+httpx (with httpcore 1.0) leaves three gaps there, and this closes them from outside:
 
 - A request that is cancelled in the instant in which a connection is handed to it, or given back,
   leaves the connection in the pool for good: neither idle nor closed. A pool with a limit is dead
@@ -8,14 +8,18 @@ httpx (with httpcore 1.0) leaves two gaps there, and this closes both from outsi
   can have lost a part of its connections, and no more.
 - A connection that is still being made while the client is closed stays open. So the requests under
   way are ended first.
+- A request first closes connections that the server has ended, one after the other; cancelled
+  meanwhile, it forgets the others. So each connection is noted when it is made, and closed with the
+  client at the latest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     import httpx
 
 _NOW: Final = 0.0
+_NOTED_MAX: Final = 256
+"""Of older connections that were forgotten, the garbage collector closes the sockets."""
 
 
 class ConnectionsClosedError(Exception):
@@ -38,12 +44,32 @@ class _Client:
         cancelled: how many of its requests were cancelled: each may have cost a connection.
         under_way: what can end its requests.
         idle: set while there are none.
+        streams: its newest connections, also those that are closed.
     """
 
     http: httpx.AsyncClient
     cancelled: int = 0
     under_way: set[asyncio.Timeout] = attrs.field(factory=set)
     idle: asyncio.Event = attrs.field(factory=asyncio.Event)
+    streams: deque[Any] = attrs.field(factory=lambda: deque(maxlen=_NOTED_MAX))
+
+    def __attrs_post_init__(self) -> None:
+        self.http.event_hooks["request"].append(self._trace)
+
+    async def _trace(self, request: httpx.Request) -> None:
+        request.extensions["trace"] = self._note
+
+    async def _note(self, event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self.streams.append(info["return_value"])
+
+    async def close(self) -> None:
+        """Close every connection, after the last request."""
+        if self.under_way:
+            await self.idle.wait()
+        await self.http.aclose()
+        for each in tuple(self.streams):
+            await each.aclose()
 
 
 class Connections:
@@ -58,8 +84,10 @@ class Connections:
         self._make = make
         self._cancelled_max = cancelled_max
         self._current = _Client(make())
-        # Each client that was replaced, with the task that closes it after its last request.
-        self._replaced: dict[_Client, asyncio.Task[None]] = {}
+        # All that may have connections: the current one, and those that were replaced.
+        self._clients = {self._current}
+        # The tasks that close those after their last request; the loop itself holds tasks weakly.
+        self._closing: set[asyncio.Task[None]] = set()
         self.is_closed = False
 
     @contextlib.asynccontextmanager
@@ -98,21 +126,24 @@ class Connections:
         if self.is_closed:
             return
         self._current = _Client(self._make())
-        closing = asyncio.create_task(_close(client))
-        self._replaced[client] = closing
-        closing.add_done_callback(lambda _: self._replaced.pop(client))
+        self._clients.add(self._current)
+        closing = asyncio.create_task(self._close(client))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """End the requests under way, then close every connection."""
+        """End the requests under way, then close every connection.
+
+        Called again, it closes what it had not come to when it was cancelled.
+        """
         self.is_closed = True
-        for client in (self._current, *self._replaced):
+        for client in self._clients:
             for ends in client.under_way:
                 if ends.when() is None:  # else an earlier close is ending it
                     ends.reschedule(_NOW)
-        await asyncio.gather(_close(self._current), *self._replaced.values())
+        for client in tuple(self._clients):
+            await self._close(client)
 
-
-async def _close(client: _Client) -> None:
-    if client.under_way:
-        await client.idle.wait()
-    await client.http.aclose()
+    async def _close(self, client: _Client) -> None:
+        await client.close()
+        self._clients.discard(client)

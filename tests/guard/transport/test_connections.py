@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -39,9 +40,18 @@ class Server:
     port = 0
     open = 0
 
+    def __init__(self) -> None:
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def end(self) -> None:
+        """End every connection."""
+        for each in self._writers:
+            each.close()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         self.open += 1
+        self._writers.add(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -50,6 +60,7 @@ class Server:
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
                 await writer.drain()
         self.open -= 1
+        self._writers.discard(writer)
         writer.close()
 
 
@@ -116,6 +127,45 @@ async def test_requests_that_are_cancelled_at_any_moment_use_no_connection_up(
         await http.close()
         await until_async(lambda: server.open == 0)
     count_cases(len(TURNS))
+
+
+@pytest.mark.generator("moments at which a request that tidies up is cancelled")
+async def test_what_the_server_has_ended_is_closed_though_a_request_is_cancelled_meanwhile(
+    server: Server, count_cases: Callable[[int], None]
+) -> None:
+    def still_open() -> list[object]:
+        return [
+            each for each in gc.get_objects()
+            if isinstance(each, asyncio.Transport) and not each.is_closing()
+            and (each.get_extra_info("peername") or ("", 0))[1] == server.port
+        ]  # fmt: skip
+
+    for number in TURNS:
+        http = client(server)
+        await asyncio.gather(*(http.send(REQUEST) for _ in range(5)))
+        assert len(still_open()) == 5
+        server.end()
+        await until_async(lambda: server.open == 0)
+        sending = asyncio.create_task(http.send(REQUEST))
+        await turns(number)
+        sending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+        await http.close()
+        assert not still_open()
+    count_cases(len(TURNS))
+
+
+async def test_a_close_that_was_cancelled_is_completed_by_the_next(server: Server) -> None:
+    for number in range(20):
+        http = client(server)
+        await asyncio.gather(*(http.send(REQUEST) for _ in range(5)))
+        closing = asyncio.create_task(http.close())
+        await turns(number)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await http.close()
+        await until_async(lambda: server.open == 0)
 
 
 async def test_a_request_under_way_keeps_its_client_that_is_replaced_meanwhile(
