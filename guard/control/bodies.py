@@ -229,11 +229,7 @@ class GateWait:
 def _still_running(body: Body | None) -> Body | None:
     """Return the body if it runs, else the next killed body around it that does, else None."""
     while body is not None and (body.ended or body.killed_by is None):
-        stopped, body = body.stopped, body.outer
-        # The exception of the inner body is unwinding this one, unless it is swallowed in between:
-        # leave it the time to clean up before it gets an interrupt of its own.
-        if stopped and body is not None:
-            body.told()
+        body = body.outer
     return body
 
 
@@ -308,10 +304,16 @@ class ActiveBodies:
         While a body inside it still runs, it stays in the chain; the end of the inner one skips it.
         """
         carrier, outer = body.carrier, body.outer
-        if self._innermost.get(carrier) is not body:
-            return
         while outer is not None and outer.ended:
             outer = outer.outer
+        # The exception of the inner body is unwinding this one, unless it is swallowed in between:
+        # leave it the time to clean up before it gets an interrupt of its own. Here, and not where
+        # the background thread finds the end of the inner one: that may see `ended` before
+        # `stopped`, and would interrupt the clean-up.
+        if body.stopped and outer is not None:
+            outer.told()
+        if self._innermost.get(carrier) is not body:
+            return
         if outer is None:
             self._innermost.pop(carrier, None)
         else:

@@ -12,6 +12,7 @@ import pytest
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.control import threads
+from guard.control.bodies import ActiveBodies, _still_running
 from guard.control.threads import Thread, ThreadBody
 from guard.core.control import Mark
 from guard.scope.scope import Scope
@@ -77,3 +78,35 @@ def test_the_end_waits_for_a_delivery_that_is_under_way() -> None:
     ending.join()
     assert isinstance(ended[0], WorkflowKilledInterrupt)
     assert body._frame is None
+
+
+def test_a_body_around_one_that_was_killed_has_its_time_whenever_the_other_thread_looks(
+    pending: dict[int, ThreadBody],
+) -> None:
+    """Also if its last look at the inner one was in the middle of that one's end."""
+    bodies, carrier = ActiveBodies(), Thread()
+    outer, inner = killed_body(carrier), killed_body(carrier)
+    bodies.enter(outer)
+    bodies.enter(inner)
+    assert outer._kill is not None
+    found: list[Any] = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not ThreadBody.end.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not inner.stopped:
+            found.append(_still_running(inner))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        inner.end(None)
+    finally:
+        sys.settrace(before)
+    assert set(map(id, found)) == {id(inner), id(outer)}
+    bodies.leave(inner)
+    assert not outer._kill.grace.is_over
+    outer.end(None)
+    bodies.leave(outer)
