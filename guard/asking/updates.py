@@ -51,14 +51,13 @@ class LeaseUpdates:
         self._link = link
         self._events = events
         self._desk = desk
-        # Referenced here, or the garbage collector could end a task that is under way. On the
-        # loop only.
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._http_places = asyncio.Semaphore(_HTTP_AT_ONCE)
+        self.after_fork()
 
     def after_fork(self) -> None:
         """Forget the parent's updates."""
-        self._tasks = set()
+        # Referenced here, or the garbage collector could end a task that is under way. On the
+        # loop only.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._http_places = asyncio.Semaphore(_HTTP_AT_ONCE)
 
     def send(self, updates: Iterable[Update]) -> None:

@@ -44,7 +44,8 @@ class TaskKill:
         self._body = body
         self._make = make
         self._inside = inside
-        # Used on the background loop's thread only.
+        # Begun on the background loop's thread, which also reads it, and in the body's own when a
+        # stopped inner body unwinds this one.
         self._grace = CleanupTime()
         # The newest trap. Set, armed and disarmed in the thread of the task's loop.
         self._trap: LineTrap | None = None

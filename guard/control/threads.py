@@ -111,8 +111,8 @@ class _ThreadKill:
     def __init__(self) -> None:
         # When the body was killed, by `time.monotonic()`; patience with unsafe points is limited.
         self.began_s = time.monotonic()
-        # Begun in the body's thread when the exception is raised, and by the background thread,
-        # which also reads it, when a stopped inner body unwinds this one.
+        # Begun in the body's thread, when the exception is raised or when a stopped inner body
+        # unwinds this one. The background thread reads it.
         self.grace = CleanupTime()
         # How often the exception has been raised in the body, and, from the second time on, the
         # trap that raises it at a line. Both are written in the body's thread only.

@@ -389,7 +389,7 @@ class Session:
         services = [*self._services, *self._releases]
         if self._probing is not None:
             services.append(self._probing)
-        # Before the client is closed: a task that is still connecting would leave a socket behind.
+        # Before the client is closed, which would end their requests with an error.
         for task in services:
             task.cancel()
         if services:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -63,6 +63,21 @@ class _Client:
         if event == "connection.connect_tcp.complete":
             self.streams.append(info["return_value"])
 
+    @contextlib.contextmanager
+    def counting(self, ends: asyncio.Timeout) -> Iterator[None]:
+        """Count a request, and whether it is cancelled."""
+        self.under_way.add(ends)
+        self.idle.clear()
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.under_way.discard(ends)
+            if not self.under_way:
+                self.idle.set()
+
     async def close(self) -> None:
         """Close every connection, after the last request."""
         if self.under_way:
@@ -103,17 +118,8 @@ class Connections:
         ends = asyncio.timeout(None)
         try:
             async with ends:
-                client.under_way.add(ends)
-                client.idle.clear()
-                try:
+                with client.counting(ends):
                     yield client.http
-                except asyncio.CancelledError:
-                    client.cancelled += 1
-                    raise
-                finally:
-                    client.under_way.discard(ends)
-                    if not client.under_way:
-                        client.idle.set()
         except TimeoutError:
             if not ends.expired():
                 raise

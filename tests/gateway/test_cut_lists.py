@@ -8,21 +8,11 @@ from typing import Any, Final
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from guard.gateway.cli.main import gateway as command
 from tests.gateway.conftest import Tenant
+from tests.gateway.test_refused_raises import run
 from tests.gateway.test_waiting_line import WORST, ask, end
-
-
-def run(tenant: Tenant, *arguments: str) -> Result:
-    result = CliRunner().invoke(
-        command,
-        [*arguments, "--organisation", tenant.organisation_id],
-        env={"GUARD_API_URL": tenant.gateway.base_url, "GUARD_ADMIN_KEY": tenant.gateway.admin_key},
-    )
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def lists(of: click.Command = command, path: str = "") -> Iterator[str]:

@@ -17,6 +17,7 @@ from guard.gateway.connections import HttpConnections
 from guard.gateway.server import config_of
 from guard.gateway.uvicorn_http import Config, GuardedHttpProtocol
 from guard.gateway.websocket import SocketProtocol
+from tests.support.closing import turns
 from tests.support.waiting import until_async
 
 OWNER = "the organisation"
@@ -148,11 +149,6 @@ def handshake(padding: int = 0) -> bytes:
 
 def frame(size: int) -> bytes:
     return Frame(Opcode.TEXT, b"x" * size).serialize(mask=True)
-
-
-async def turns(number: int) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.asyncio

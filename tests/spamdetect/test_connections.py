@@ -17,6 +17,8 @@ import pytest_asyncio
 from spamdetect import AsyncSpamClient
 from spamdetect.errors import SpamAuthError
 from tests.spamdetect.conftest import Wire, read_request
+from tests.support.closing import turns
+from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,12 +38,6 @@ class Service:
 
     url = ""
     open = 0
-
-    async def has_closed_all(self) -> None:
-        """Wait until no connection is open."""
-        async with asyncio.timeout(60):
-            while self.open:
-                await asyncio.sleep(0.001)
 
 
 @pytest_asyncio.fixture
@@ -64,11 +60,6 @@ async def refusing(wire: Any, answer: Callable[..., bytes]) -> AsyncIterator[Ser
         yield service
 
 
-async def turns(number: int) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
 @pytest.mark.generator("moments at which a spam client is closed")
 async def test_what_is_closed_at_any_moment_leaves_nothing_open(
     refusing: Service, count_cases: Callable[[int], None]
@@ -82,7 +73,7 @@ async def test_what_is_closed_at_any_moment_leaves_nothing_open(
         await turns(2)
         await asyncio.gather(closing, spam.aclose())  # once is enough, twice is harmless
         seen |= {type(each) for each in await asyncio.gather(*calls, return_exceptions=True)}
-        await refusing.has_closed_all()
+        await until_async(lambda: refusing.open == 0)
     assert seen == {SpamAuthError, RuntimeError}
     count_cases(len(TURNS))
 
@@ -102,5 +93,5 @@ async def test_calls_that_are_cancelled_at_any_moment_use_no_connection_up(
         with pytest.raises(SpamAuthError):
             await spam.predict("hello")
         await spam.aclose()
-        await refusing.has_closed_all()
+        await until_async(lambda: refusing.open == 0)
     count_cases(len(TURNS))

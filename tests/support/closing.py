@@ -9,9 +9,9 @@ from typing import Any
 _TURNS = 10
 
 
-async def turns() -> None:
+async def turns(number: int = _TURNS) -> None:
     """Let what is due happen: a connection gets its task, or ends, some turns of the loop later."""
-    for _ in range(_TURNS):
+    for _ in range(number):
         await asyncio.sleep(0)
 
 

@@ -15,7 +15,8 @@ from guard.gateway.cli.plain import plain
 from guard.tls import client_context
 
 _Json = dict[str, Any]
-_PAGE = 1000
+LIST_MAX = 1000
+"""How many rows the gateway lists in one answer."""
 _NO_TEXT = "an argument is not text in UTF-8"
 _KNOWN_S = 5.0
 """How long a directive waits to hear whether its target is known; then it is given all the same."""
@@ -467,9 +468,9 @@ class AdminClient:
         found: list[_Json] = []
         while True:
             after = found[-1]["balance_id"] if found else 0
-            page = list(self.request("GET", "/ledger", after=after, limit=_PAGE))
+            page = list(self.request("GET", "/ledger", after=after, limit=LIST_MAX))
             found += page
-            if len(page) < _PAGE:
+            if len(page) < LIST_MAX:
                 return found
 
     def verify_ledger(self) -> _Json:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from guard.core import globs
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.cli.admin_client import LIST_MAX, AdminClient, AdminError
 from guard.gateway.cli.output import Where
 from guard.local_gateway import LocalGatewayError, directory_of
 from guard.local_runs import living
@@ -19,7 +19,6 @@ from guard.local_runs import living
 _DONE: Final = {"kill": "killed", "pause": "paused", "resume": "resumed", "revive": "revived"}
 _STOPPING: Final = ("kill", "pause")
 _PAGES: Final = 5
-_PAGE: Final = 1000
 _LOOK_S: Final = 0.1
 _END_S: Final = 15.0
 """How long the answer to a kill waits for the runs of this user to end."""
@@ -102,9 +101,9 @@ class Aim:
             budgets = self._client.budgets()
             names += [each["scope_id"] for each in budgets if each["scope_kind"] == "workflow"]
             for _ in range(_PAGES):
-                page = self._client.workflows(after=after, limit=_PAGE)
+                page = self._client.workflows(after=after, limit=LIST_MAX)
                 names += [each["workflow_id"] for each in page]
-                if len(page) < _PAGE:
+                if len(page) < LIST_MAX:
                     break
                 after = page[-1]["workflow_id"]
         by_folded = {name.casefold(): name for name in names if not globs.is_pattern(name)}

@@ -19,15 +19,12 @@ import click
 from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
 from guard.core.wire import dollars
 from guard.gateway.cli.address import LOCAL, RULE, AddressError, address_of
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.cli.admin_client import LIST_MAX, AdminClient, AdminError
 from guard.gateway.cli.numbers import Whole
 from guard.tls import read_fingerprint
 
 if TYPE_CHECKING:
     from guard.local_gateway import LocalGateway
-
-LIST_MAX: Final = 1000
-"""How many rows the gateway lists in one answer."""
 
 _PIPE_WIDTH: Final = 1000
 _WHERE: Final = "guard.where"

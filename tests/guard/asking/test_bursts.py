@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 import guard
-from guard.asking import updates
 from guard.core import wire
 from guard.runtime import active_runtime
 from guard.runtime.runtime import GuardRuntime
@@ -181,12 +180,7 @@ def http_may_go(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def proxied(tenant: Any, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch) -> ChaosProxy:
     """The way to a gateway at which money is set aside for each call."""
     tenant.admin.set_budget(1_000_000)
-    # Else a slow gateway gets not each lease back.
-    for module, limit in (
-        (session, "_UNANSWERED_S"), (session, "_WITHDRAW_S"), (session, "_RETURN_S"),
-        (updates, "_ANSWER_S"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, limit, WAIT_S)
+    monkeypatch.setattr(session, "_RETURN_S", WAIT_S)  # else a slow gateway gets no lease back
     monkeypatch.setenv("GUARD_API_KEY", tenant.key)
     monkeypatch.setenv("GUARD_API_URL", proxy.url)
     return proxy

@@ -19,7 +19,7 @@ from guard.settings import Settings
 from guard.transport import http as http_module
 from guard.transport.http import GatewayHttp, HttpRequest
 from guard.transport.replies import Reply
-from tests.support.closing import close_server
+from tests.support.closing import close_server, turns
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.asyncio
@@ -78,11 +78,6 @@ def client(server: Server) -> GatewayHttp:
     return GatewayHttp(
         Settings.load({}, api_key="k" * 24, api_url=f"http://127.0.0.1:{server.port}")
     )
-
-
-async def turns(number: int) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.generator("moments at which a client is closed")
@@ -169,7 +164,7 @@ async def test_a_close_that_was_cancelled_is_completed_by_the_next(server: Serve
 
 
 async def test_a_request_under_way_keeps_its_client_that_is_replaced_meanwhile(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server,
 ) -> None:
     http = client(server)
     connections = http._connections
