@@ -442,6 +442,8 @@ from guard import facade
 from guard.instrumentation import patching
 from guard.runtime import active
 runtime = guard.init()
+# The loop's imports need one of the locks, and a fork waits for an import for ten seconds at most.
+while runtime.status().control_channel != "websocket": time.sleep(0.01)
 held = [facade._init_lock, active._lock, runtime._background._lock, runtime.events.buffer._lock,
         runtime._ending, runtime.events.health._lock, patching._lock,
         runtime.instrumentation.reading, runtime.gate._courier._admission._lock]
