@@ -7,56 +7,18 @@ from typing import Final
 
 from guard.gateway.storage.sql import baseline
 
-BASELINE: Final = 11
+BASELINE: Final = 27
 """The version of the first schema below; those before it were never released, but for 0.7's."""
 
 RELEASE_0_7: Final = 2
 """The version that release 0.7 wrote, which :mod:`.release_0_7` converts."""
 
-_WORDS: Final = {
-    "int": "INTEGER", "bytes": "BLOB", "real": "REAL", "numbered": "INTEGER PRIMARY KEY",
-    "strict": "STRICT", "keyed": "STRICT, WITHOUT ROWID", "question": "char(63)",
-}  # fmt: skip
-_BASELINE: Final = baseline.TABLES.format(**_WORDS)
-
 _TABLES: Final = {"organisations", "balances", "reservations", "events", "audit", "facts"}
 """Some that every version has had."""
 
-_BUDGETS_BY_WHAT_THEY_COUNT: Final = """
-CREATE TABLE counted_budgets (
-  budget_id TEXT PRIMARY KEY, organisation_id TEXT NOT NULL REFERENCES organisations,
-  scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL, "window" TEXT NOT NULL,
-  limit_nanousd INTEGER NOT NULL, mode TEXT NOT NULL, epsilon_nanousd INTEGER NOT NULL,
-  thresholds TEXT NOT NULL, version INTEGER NOT NULL, created_at_ms INTEGER NOT NULL,
-  updated_at_ms INTEGER NOT NULL, counts TEXT NOT NULL DEFAULT '',
-  UNIQUE (organisation_id, scope_kind, scope_id, "window", counts)
-) STRICT;
-INSERT INTO counted_budgets SELECT *, '' FROM budgets;
-DROP TABLE budgets;
-ALTER TABLE counted_budgets RENAME TO budgets;
-CREATE INDEX budgets_several ON budgets (organisation_id)
-  WHERE instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0;
-"""
-"""One scope and window may have several budgets of calls, each with globs of its own."""
+_OWN: Final = "CREATE INDEX directives_message ON directives (organisation_id, message);"
 
-MIGRATIONS: tuple[str, ...] = (
-    baseline.UNCERTAIN_HOURS.format(**_WORDS),
-    baseline.RENEWALS.format(**_WORDS),
-    baseline.OWNERS.format(**_WORDS),
-    baseline.REFUSED.format(**_WORDS),
-    baseline.BOUNDED.format(**_WORDS)
-    + "CREATE INDEX directives_message ON directives (organisation_id, message);",
-    baseline.SCOPE_HOURS.format(**_WORDS),
-    baseline.METERED.format(**_WORDS) + _BUDGETS_BY_WHAT_THEY_COUNT,
-    baseline.RAISES.format(**_WORDS),
-    baseline.WIND_DOWNS.format(**_WORDS),
-    baseline.RAISED_UNITS.format(**_WORDS),
-    baseline.PEOPLE.format(**_WORDS),
-    baseline.WEEKS.format(**_WORDS),
-    baseline.ALERTS.format(**_WORDS),
-    baseline.LOOPS.format(**_WORDS),
-    baseline.FOUND + baseline.TAG_SUMS,
-)
+MIGRATIONS: tuple[str, ...] = ()
 """Steps after the baseline, in order; one that was released is never changed."""
 
 
@@ -119,7 +81,7 @@ def migrate(connection: sqlite3.Connection) -> None:
         RuntimeError: see :func:`read_version`.
     """
     version = read_version(connection)
-    steps = enumerate((_BASELINE, *MIGRATIONS), start=BASELINE)
+    steps = enumerate((baseline.TABLES + _OWN, *MIGRATIONS), start=BASELINE)
     for number, script in steps:
         if number > version:
             connection.executescript(
