@@ -18,7 +18,7 @@ from typing import Any, Final
 import attrs
 
 from guard.running.program_settings import StartPlace, mapping, merged, object_in
-from guard.running.routes import ORIGINS, PROXY, Address, UpstreamNames
+from guard.running.routes import PROXY, Address, UpstreamNames, address_of
 
 _ELSEWHERE: Final = frozenset({
     "docker", "docker-compose", "podman", "nerdctl", "kubectl", "ssh", "mosh", "vagrant",
@@ -164,6 +164,10 @@ def _overrides(path: Path, name: str) -> str:
     )
 
 
+def _unreadable(vendor: str) -> str:
+    return f"the environment sets the address of {vendor} to no plain URL, such as https://host/v1"
+
+
 def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) -> Pointed:
     """Point Codex, which reads addresses from its settings and arguments, not the environment."""
     given = [word.removeprefix("--config=").replace(" ", "") for word in words]
@@ -186,12 +190,14 @@ def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) ->
         address = Address.of(said) if isinstance(said, str) else address
     if address is None:
         address = Address.of(place.environ.get("OPENAI_BASE_URL"))
+    if address is None and not _is_signed_in(place, own):
+        address = address_of("openai", "/v1", place.environ)
+        if address is None:
+            return unroutable(_unreadable("openai"))
     if address is not None:
         url = upstreams.lead("openai", address)
-    elif _is_signed_in(place, own):
-        url = f"{PROXY}/codex/backend-api/codex"
     else:
-        url = upstreams.lead("openai", Address(ORIGINS["openai"], "/v1"))
+        url = f"{PROXY}/codex/backend-api/codex"
     arguments = ["-c", f'openai_base_url="{url}"']
     if not searches:  # it offers searches without a number, which no limit can bound
         arguments += ["-c", 'web_search="disabled"']
@@ -265,7 +271,9 @@ def _opencode(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> 
         if address is None:
             if name not in _OPENCODE:
                 return unroutable(f"its provider {name} has no baseURL in its settings")
-            address = Address(ORIGINS[vendor], path)
+            address = address_of(vendor, path, place.environ)
+            if address is None:
+                return unroutable(_unreadable(vendor))
         providers[name] = {"options": {"baseURL": upstreams.lead(vendor, address)}}
     content = merged(object_in(given), {"provider": providers})
     return Pointed(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(content)} if providers else {})
@@ -310,7 +318,9 @@ def _pi(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Pointe
         if address is None:
             if name not in _PI:
                 return unroutable(f"its provider {name} has no baseUrl in {own / 'models.json'}")
-            address = Address(ORIGINS[vendor], path)
+            address = address_of(vendor, path, place.environ)
+            if address is None:
+                return unroutable(_unreadable(vendor))
         providers[name] = {**settings, "baseUrl": upstreams.lead(vendor, address)}
     files = {"models.json": json.dumps({**models, "providers": providers})}
     for name in ("settings.json", "AGENTS.md", "keybindings.json"):

@@ -37,8 +37,8 @@ class Variable:
 
     Attributes:
         name: of the variable.
-        vendor: its name in a path of the proxy.
-        path: of the vendor's base URL.
+        vendor: its name in a path of the proxy. Variables with one vendor are aliases.
+        path: with which the vendor's base URL ends in this variable.
         has_default: whether programs connect to the vendor without it. Variables without a default
             are led to the proxy only if they are set.
     """
@@ -56,20 +56,23 @@ VARIABLES: Final = (
     Variable("ANTHROPIC_BASE_URL", "anthropic"),
     Variable("ANTHROPIC_API_BASE", "anthropic"),
     Variable("ANTHROPIC_HOST", "anthropic", "/"),
+    Variable("ANTHROPIC_API_URL", "anthropic", has_default=False),
     Variable("ANTHROPIC_VERTEX_BASE_URL", "vertex", "/v1"),
     Variable("GOOGLE_GEMINI_BASE_URL", "gemini"),
     Variable("GOOGLE_VERTEX_BASE_URL", "vertex"),
     Variable("CODE_ASSIST_ENDPOINT", "codeassist"),
+    Variable("GEMINI_API_BASE", "gemini", "/v1beta", has_default=False),
     Variable("GROQ_BASE_URL", "groq"),
+    Variable("GROQ_API_BASE", "groq", "/openai/v1", has_default=False),
     Variable("OPENROUTER_API_BASE", "openrouter", "/api/v1"),
+    Variable("OPENROUTER_BASE_URL", "openrouter", "/api/v1", has_default=False),
     Variable("AZURE_OPENAI_ENDPOINT", "azure", has_default=False),
     Variable("AZURE_API_BASE", "azure", has_default=False),
     Variable("COPILOT_PROVIDER_BASE_URL", "custom/copilot", has_default=False),
     Variable("DEEPSEEK_API_BASE", "custom/deepseek", has_default=False),
     Variable("DEEPSEEK_BASE_URL", "custom/deepseek", has_default=False),
-    Variable("GEMINI_API_BASE", "gemini", has_default=False),
-    Variable("MISTRAL_API_BASE", "mistral", has_default=False),
-    Variable("MISTRAL_BASE_URL", "mistral", has_default=False),
+    Variable("MISTRAL_API_BASE", "mistral", "/v1", has_default=False),
+    Variable("MISTRAL_BASE_URL", "mistral", "/v1", has_default=False),
     Variable("OLLAMA_API_BASE", "ollama", has_default=False),
     Variable("OLLAMA_BASE_URL", "ollama", has_default=False),
     Variable("XAI_API_BASE", "custom/x-ai", has_default=False),
@@ -116,6 +119,41 @@ class Address:
         if parts.query or parts.fragment:
             return None
         return cls(f"{parts.scheme}://{parts.netloc}", parts.path)
+
+    def ending(self, end: str, instead_of: str) -> Self:
+        """Return it as an alias has it whose base URLs end with another path.
+
+        >>> Address.of("http://mirror/v1").ending("/", "/v1")
+        Address(origin='http://mirror', path='/')
+        """
+        path = self.path.rstrip("/")
+        if not (end.rstrip("/") and path.endswith(end)):
+            path = path.removesuffix(instead_of.rstrip("/")) + end
+        return attrs.evolve(self, path=path)
+
+
+def address_of(vendor: str, end: str, environ: Mapping[str, str]) -> Address | None:
+    """Return the address of a vendor for what is not told any, such as an alias that is not set.
+
+    It is the one that an alias sets: the vendor's own would get the key and the prompts that are
+    meant for that address.
+
+    Args:
+        vendor: its name in a path of the proxy.
+        end: the path with which the base URL ends where it is needed.
+        environ: of the program.
+
+    Returns:
+        None if aliases are set, but to nothing that the proxy could replace; without an origin if
+        the vendor has no single one.
+    """
+    is_set = False
+    for each in VARIABLES:
+        if each.vendor == vendor and (text := environ.get(each.name, "").strip()):
+            is_set = True
+            if (address := Address.of(text)) is not None:
+                return address.ending(end, each.path)
+    return None if is_set else Address(ORIGINS.get(vendor, ""), end)
 
 
 class UpstreamNames:
@@ -171,7 +209,7 @@ class Routes:
             if text and text.strip():
                 address = Address.of(text)
             elif each.has_default:
-                address = Address(ORIGINS.get(each.vendor, ""), each.path)
+                address = address_of(each.vendor, each.path, environ)
             else:
                 address = None
             if address is not None and address.origin:

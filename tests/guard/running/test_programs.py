@@ -10,7 +10,7 @@ import pytest
 
 from guard.running.program_settings import StartPlace, object_in
 from guard.running.programs import Pointed, point
-from guard.running.routes import PROXY, Routes
+from guard.running.routes import PROXY, VARIABLES, Routes, Variable
 
 HOME, CWD = Path("/home/me"), Path("/home/me/project")
 
@@ -178,6 +178,21 @@ def test_pi_gets_a_copy_of_its_settings_without_accounts() -> None:
     models["providers"]["mine"]["apiKey"] = "MY_KEY"
     found = pointed("pi", {"MY_KEY": "k"}, {".pi/agent/models.json": models})[1]
     assert f"{PROXY}/custom/mine/v1" in found.copied["PI_CODING_AGENT_DIR"]["models.json"]
+
+
+@pytest.mark.parametrize(
+    "alias", [v for v in VARIABLES if v.vendor == "openai"], ids=lambda v: v.name
+)
+@pytest.mark.parametrize("command", ["codex", "opencode", "pi", "make review"])
+def test_an_alias_in_the_environment_says_where_keys_go(command: str, alias: Variable) -> None:
+    environ = {"OPENAI_API_KEY": "k", alias.name: f"http://mirror{alias.path}"}
+    words, found, names = pointed(command, environ)
+    said = json.dumps([words, found.variables, found.copied])
+    assert names == {"openai": "http://mirror"}
+    assert f"{PROXY}/openai/v1" in said
+    assert "openai-2" not in said
+    if command != "make review":  # which may well not be OpenCode
+        assert "openai to no plain URL" in why(command, {**environ, alias.name: "mirror:1"})
 
 
 # -- the others ------------------------------------------------------------------------------------

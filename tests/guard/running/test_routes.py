@@ -58,8 +58,46 @@ def test_two_addresses_of_one_vendor_have_a_name_each() -> None:
     routed = Routes.of(environ)
     for name, address in environ.items():
         assert upstream_of(routed, routed.variables[name]) == address
-    # A program that reads neither would have gone to the vendor.
-    assert upstream_of(routed, routed.variables["OPENAI_HOST"]) == "https://api.openai.com/"
+    # What reads neither goes to the first: the vendor's own host is where no key should arrive.
+    assert upstream_of(routed, routed.variables["OPENAI_HOST"]) == "http://one/"
+
+
+@pytest.mark.parametrize("each", VARIABLES, ids=lambda v: v.name)
+@pytest.mark.parametrize("address", ["http://mirror:1", "http://mirror:1/llm"])
+def test_an_alias_set_alone_takes_its_siblings_along(each: routes.Variable, address: str) -> None:
+    environ = {each.name: address + each.path}
+    routed = Routes.of(environ)
+    siblings = [v for v in VARIABLES if v.vendor == each.vendor and v.name in routed.variables]
+    assert each in siblings
+    assert {v.name for v in siblings} >= {
+        v.name for v in VARIABLES if v.vendor == each.vendor and v.has_default
+    }
+    for sibling in siblings:
+        upstream = upstream_of(routed, routed.variables[sibling.name])
+        assert upstream.rstrip("/") == (address + sibling.path).rstrip("/")
+    for name, text in Routes.of({}).variables.items():  # and nobody else's
+        if name not in {v.name for v in siblings} and PROXY in text:
+            assert routed.variables[name] == text
+
+
+def test_an_alias_that_does_not_end_as_usual() -> None:
+    routed = Routes.of({"OPENAI_HOST": "http://h/v1", "GEMINI_API_BASE": "http://g/x/"})
+    paths = {
+        name: upstream_of(routed, routed.variables[name])
+        for name in ("OPENAI_BASE_URL", "OPENAI_HOST", "GOOGLE_GEMINI_BASE_URL")
+    }
+    assert paths == {
+        "OPENAI_BASE_URL": "http://h/v1",
+        "OPENAI_HOST": "http://h/v1",
+        "GOOGLE_GEMINI_BASE_URL": "http://g/x",
+    }
+
+
+def test_no_sibling_is_set_beside_what_the_proxy_cannot_replace() -> None:
+    routed = Routes.of({"OPENAI_API_BASE": "mirror:1/v1"})
+    assert not [name for name in routed.variables if name.startswith("OPENAI")]
+    both = Routes.of({"OPENAI_API_BASE": "mirror:1/v1", "OPENAI_HOST": "http://h"})
+    assert upstream_of(both, both.variables["OPENAI_BASE_URL"]) == "http://h/v1"
 
 
 @pytest.mark.parametrize(
