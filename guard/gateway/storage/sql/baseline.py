@@ -5,5 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Final
 
-TABLES: Final = resources.files(__package__).joinpath("baseline.sql").read_text("utf-8")
+TABLES: Final = (
+    resources.files("guard.gateway.storage.sql").joinpath("baseline.sql").read_text("utf-8")
+)
 """Statements in SQLite's words."""
