@@ -27,14 +27,12 @@ from guard.gateway.settings import DatabaseUrl, GatewaySettings
 from guard.gateway.storage.postgres import listener
 from guard.gateway.storage.postgres.connection import WRITER
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
-from guard.gateway.storage.postgres.spelling import bulk, spelled
+from guard.gateway.storage.postgres.spelling import spelled
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
 from tests.support import postgres
 from tests.support.store import ACTOR
 from tests.support.waiting import until, until_async
-
-TYPES = {"t": {"a": "text", "b": "bigint", "c": "double precision"}}
 
 
 @pytest.mark.parametrize(
@@ -62,43 +60,6 @@ def test_a_database_without_an_encoding() -> None:
             admin.create_key("é")
             (key,) = admin.keys()
             assert key["name"] == "é"
-
-
-@pytest.mark.parametrize(
-    ("one", "many"),
-    [
-        (
-            "INSERT INTO t VALUES (?,?) ON CONFLICT (a) DO NOTHING",
-            (
-                'INSERT INTO t ("a", "b") SELECT * FROM unnest(%s::text[], %s::bigint[])'
-                " ON CONFLICT (a) DO NOTHING"
-            ),
-        ),
-        (
-            "INSERT INTO t AS x (c, a) VALUES (?,?)",
-            (
-                'INSERT INTO t AS x ("c", "a") SELECT * FROM'
-                " unnest(%s::double precision[], %s::text[])"
-            ),
-        ),
-        (
-            "UPDATE t SET b = b + ?, c = ? WHERE a = ?",
-            (
-                "UPDATE t SET b = b + v.c1, c = v.c2 FROM unnest(%s::bigint[],"
-                " %s::double precision[], %s::text[]) AS v(c1, c2, c3) WHERE a = v.c3"
-            ),
-        ),
-    ],
-)
-def test_a_statement_for_one_row_becomes_one_for_many(one: str, many: str) -> None:
-    found = bulk(one, TYPES)
-    assert found is not None
-    assert found.text == many
-
-
-def test_a_statement_of_another_form_is_left_alone() -> None:
-    assert bulk("UPDATE t SET b = 1 WHERE (a, b) = (?, ?)", TYPES) is None
-    assert bulk("SELECT a FROM t", TYPES) is None
 
 
 def test_a_password_is_in_no_repr_and_no_error() -> None:

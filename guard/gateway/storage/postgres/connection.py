@@ -15,9 +15,10 @@ from psycopg.adapt import Dumper, Loader
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg.types.string import StrDumperUnknown as StrDumper
 
-from guard.gateway.storage.postgres.spelling import Bulk, Spelled, bulk, spelled
+from guard.gateway.storage.postgres.spelling import Spelled, spelled
 from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
 from guard.gateway.storage.sql.connection import Cursor
+from guard.gateway.storage.sql.record import Change
 
 CLOCK: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 """The database's time, in Unix milliseconds."""
@@ -79,10 +80,6 @@ _SETTINGS_OF_WRITERS: Final = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-_TYPES: Final = (
-    "SELECT table_name, column_name, data_type FROM information_schema.columns"
-    " WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position"
-)
 
 
 class _BoolDumper(Dumper):
@@ -247,15 +244,6 @@ class WriteConnection(_Connection):
 
     def __init__(self, dsn: str, name: str, watch: AnswerWatch) -> None:
         super().__init__(dsn, name, watch, reading=False)
-        # Types of columns by table, read once when the connection is opened.
-        self._types: dict[str, dict[str, str]] = {}
-        # Statements for many rows by the shared SQL text; ``None`` if each row needs a statement.
-        self._bulks: dict[str, Bulk | None] = {}
-
-    def learn_types(self) -> None:
-        """Read the types of all columns, for statements that take many rows."""
-        for table, column, kind in self.psycopg.execute(_TYPES):
-            self._types.setdefault(table, {})[column] = kind
 
     def execute(self, sql: str, arguments: Sequence[Any] = (), /) -> Cursor:
         """Run a statement of the shared SQL."""
@@ -263,21 +251,14 @@ class WriteConnection(_Connection):
         _run(cursor, spelled(sql), arguments)
         return cursor
 
-    def executemany(self, sql: str, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
-        """Run a statement for many rows at once: each column is sent as one array."""
+    def change(self, change: Change, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
+        """Run a change for many rows at once: each column is sent as one array."""
         cursor = self.psycopg.cursor()
         found = list(rows)
-        if sql not in self._bulks:
-            self._bulks[sql] = bulk(sql, self._types)
-        many = self._bulks[sql]
-        if not found:
-            return cursor
-        if many is None:
-            cursor.executemany(spelled(sql).text.encode(), found)
-        else:
+        if found:
             columns = zip(*found, strict=True)
-            arrays = [_array(kind, c) for kind, c in zip(many.types, columns, strict=True)]
-            cursor.execute(many.text.encode(), arrays)
+            arrays = [_array(kind, c) for kind, c in zip(change.types, columns, strict=True)]
+            cursor.execute(change.many.encode(), arrays)
         return cursor
 
 
@@ -294,10 +275,10 @@ def _quoted(text: str) -> str:
 
 
 _ELEMENTS: Final[dict[str, Callable[[Any], str]]] = {
-    "bigint": lambda each: str(int(each)),
-    "double precision": lambda each: repr(float(each)),
-    "text": _quoted,
-    "bytea": lambda each: f'"\\\\x{each.hex()}"',
+    "bigint[]": lambda each: str(int(each)),
+    "double precision[]": lambda each: repr(float(each)),
+    "text[]": _quoted,
+    "bytea[]": lambda each: f'"\\\\x{each.hex()}"',
 }
 
 

@@ -216,7 +216,6 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         try:
             # On every new connection: the schema may have been migrated while there was none.
             note_running(connection.psycopg)
-            connection.learn_types()
         except BaseException:
             connection.close()
             raise

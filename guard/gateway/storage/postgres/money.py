@@ -21,18 +21,13 @@ from guard.gateway.storage.postgres.cached_keys import CachedKeys
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
 from guard.gateway.storage.sql.alert_tables import WAITING_OWNERS
-from guard.gateway.storage.sql.columns import (
-    BALANCE_COLUMNS,
-    SELECT_APPROVALS,
-    SELECT_BALANCES,
-    SELECT_RESERVATIONS,
-    columns,
-)
-from guard.gateway.storage.sql.money import MoneyTables
+from guard.gateway.storage.sql.money import SELECT_BALANCES, SELECT_RESERVATIONS, MoneyTables
 from guard.gateway.storage.sql.rows import (
+    APPROVALS,
+    BALANCES,
+    ESTIMATES,
+    RESERVATIONS,
     approval_from_row,
-    balance_from_row,
-    reservation_from_row,
 )
 from guard.gateway.storage.sql.tables import CACHE_MAX
 
@@ -68,7 +63,7 @@ _LEASE_HOLDS: Final = (
     " ORDER BY b.reservation_id LIMIT %s"
 )
 _BALANCES: Final = (
-    f"SELECT {columns('balances', 'b')}, u.organisation_id"  # noqa: S608 (constant text)
+    f"SELECT {BALANCES.names('b')}, u.organisation_id"  # noqa: S608 (constant text)
     " FROM balances b LEFT JOIN budgets u USING (budget_id)"
 )
 
@@ -192,7 +187,7 @@ class PostgresMoney(MoneyTables):
         if not known:
             return
         found = {
-            row[0]: balance_from_row(row)
+            row[0]: BALANCES.read(row)
             for row in self.connection.psycopg.execute(
                 f"{SELECT_BALANCES} WHERE balance_id = ANY(%s)", (list(known),)
             )
@@ -214,11 +209,11 @@ class PostgresMoney(MoneyTables):
             return
         for subject in known:
             self.estimates[own, subject] = None
-        for subject, *numbers in self.connection.psycopg.execute(
-            "SELECT subject, count, mean, variance, model, model_at_ms FROM estimates"
-            " WHERE organisation_id = %s AND subject = ANY(%s)", (own, list(known))
-        ):  # fmt: skip
-            self.estimates[own, subject] = Estimate(*numbers)
+        for row in self.connection.psycopg.execute(
+            f"{ESTIMATES.select()} WHERE organisation_id = %s AND subject = ANY(%s)",
+            (own, list(known)),
+        ):
+            self.estimates[own, row[-1]] = ESTIMATES.read(row)
 
     def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
         """Return a chain in any state."""
@@ -247,8 +242,8 @@ class PostgresMoney(MoneyTables):
         found = self.balances.get(balance_id)
         if found is None:
             row = self.row(f"{_BALANCES} WHERE balance_id = ?", balance_id)
-            found = balance_from_row(row)
-            self._own(found, row[BALANCE_COLUMNS])
+            found = BALANCES.read(row)
+            self._own(found, row[BALANCES.width])
         return found
 
     def add_balance(self, balance: Balance) -> Balance:
@@ -277,7 +272,7 @@ class PostgresMoney(MoneyTables):
             f"{_BALANCES} WHERE u.organisation_id = ANY(%s) AND b.exhausted = 1"
             " AND b.ends_ms <= %s", (self.locked, self.now_ms)
         ).fetchall()  # fmt: skip
-        found = [(self.balance(row[0]), row[BALANCE_COLUMNS]) for row in rows]
+        found = [(self.balance(row[0]), row[BALANCES.width]) for row in rows]
         # The flag again: the cached balance may have changed in this unit, which the row has not.
         return [(balance, own) for balance, own in found if balance.exhausted]
 
@@ -297,7 +292,7 @@ class PostgresMoney(MoneyTables):
     def take_named(self, asked: AskedReservations) -> None:
         """Cache the open reservations among those asked for."""
         for row in () if asked.rows is None else asked.rows:
-            found = reservation_from_row(row)
+            found = RESERVATIONS.read(row)
             if found.organisation_id in self.locked:
                 self._adopt(found)
 
@@ -334,7 +329,7 @@ class PostgresMoney(MoneyTables):
         for row in rows:
             known = self.reservations.get(row[0]) or self._dirty_reservations.get(row[0])
             if known is None:
-                known = reservation_from_row(row)
+                known = RESERVATIONS.read(row)
                 self._adopt(known)
             found.append(known)
         return found
@@ -444,7 +439,7 @@ class PostgresMoney(MoneyTables):
 
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
         """Return pending approvals past their deadline, or without a caller who renews them."""
-        pending = f"{SELECT_APPROVALS} WHERE status = 'pending'"
+        pending = f"{APPROVALS.select()} WHERE status = 'pending'"
         rows = self.connection.psycopg.execute(
             f"SELECT * FROM (({pending} AND deadline_ms <= %s ORDER BY deadline_ms LIMIT %s) UNION"  # noqa: S608 (constant text)
             f" ({pending} AND present_until_ms <= %s ORDER BY present_until_ms LIMIT %s)) overdue"

@@ -14,7 +14,13 @@ from psycopg import Cursor
 
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.storage.postgres.connection import WriteConnection
-from guard.gateway.storage.sql.event_table import EVENT_SQL, event_row
+from guard.gateway.storage.sql.event_table import (
+    ADD_EVENT,
+    COLUMNS,
+    EVENTS,
+    NAME_REQUEST,
+    event_row,
+)
 from guard.gateway.storage.sql.tables import Tables
 
 Response = tuple[str, str | None, str | None]
@@ -34,7 +40,8 @@ _RESPONSES: Final = (
     f" CROSS JOIN LATERAL ((({_OF_RESPONSE} AND (v.q IS NULL OR e.request_id = v.q)) LIMIT 1)"
     f" UNION ALL (({_OF_RESPONSE} AND v.q IS NOT NULL AND e.request_id IS NULL) LIMIT 1)) f"
 )
-_REQUEST_ID: Final = 26
+_NAME_NEW: Final = EVENTS.update(("request_id",), by=("organisation_id", "event_id"))
+_REQUEST_ID: Final = COLUMNS.index("request_id")
 """Where a row of an event has its ``request_id``."""
 
 
@@ -159,24 +166,20 @@ class NewEvents:
         tables.on_undo(self._unnamed.__setitem__, response, unnamed)
         tables.put(self._named, (response, request_id), None)
         if isinstance(unnamed, int):
-            tables.write("UPDATE events SET request_id = ? WHERE event_seq = ?",
-                         (request_id, unnamed))  # fmt: skip
+            tables.write(NAME_REQUEST, (request_id, unnamed))
             return True
         # Its row is of this unit, and perhaps not written yet.
         unnamed[_REQUEST_ID] = request_id
         tables.on_undo(unnamed.__setitem__, _REQUEST_ID, None)
         if any(row is unnamed for row in self._rows[: self._written]):
-            tables.write(
-                "UPDATE events SET request_id = ? WHERE organisation_id = ? AND event_id = ?",
-                (request_id, *unnamed[:2]),
-            )
+            tables.write(_NAME_NEW, (request_id, *unnamed[:2]))
         return True
 
     def write(self) -> None:
         """Write the rows, for a query in the middle of a unit."""
         rows = self._rows[self._written :]
         if rows:
-            self._tables.write_many(EVENT_SQL, map(tuple, rows))
+            self._tables.write_many(ADD_EVENT, map(tuple, rows))
             self._tables.on_undo(setattr, self, "_written", self._written)
             self._written = len(self._rows)
 
@@ -184,5 +187,5 @@ class NewEvents:
         """Write the rows that are left, at the end of a unit."""
         rows = self._rows[self._written :]
         if rows:
-            self._tables.connection.executemany(EVENT_SQL, map(tuple, rows))
+            self._tables.connection.change(ADD_EVENT, map(tuple, rows))
             self._tables.changed_rows += len(rows)

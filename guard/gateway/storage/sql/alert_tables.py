@@ -9,9 +9,9 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import alerts, records
 from guard.gateway.ledger.alert_store import Pace, Recipient
-from guard.gateway.storage.sql.columns import SELECT_WEBHOOKS, columns
 from guard.gateway.storage.sql.control_tables import ControlTables
-from guard.gateway.storage.sql.rows import IS_NAMED, NAMED, channel_from_row, webhook_from_row
+from guard.gateway.storage.sql.record import Table
+from guard.gateway.storage.sql.rows import IS_NAMED, NAMED, WEBHOOKS, channel_from_row
 
 _WAITING: Final = "delivered_at_ms IS NULL AND failed = 0"
 WAITING_OWNERS: Final = (
@@ -32,13 +32,16 @@ _DUE: Final = (
     " ORDER BY next_attempt_ms LIMIT ?) JOIN webhooks w USING (webhook_id)) due"
     " ORDER BY place, next_attempt_ms LIMIT ?"
 )
-_SAVE: Final = (
-    f"INSERT INTO webhooks ({columns('webhooks')}) VALUES (?,?,?,?,?,?,?,?,?)"  # noqa: S608 (constant text)
-    " ON CONFLICT (webhook_id) DO UPDATE SET"
-    " url = excluded.url, types = excluded.types, secret = excluded.secret,"
-    " enabled = excluded.enabled, channel_kind = excluded.channel_kind,"
-    " channel_options = excluded.channel_options"
-)
+_SELECT: Final = WEBHOOKS.select()
+_SAVE: Final = WEBHOOKS.upsert(keep=("organisation_id", "created_at_ms"))
+_RULES: Final = Table("alert_rules")
+_FACTS: Final = Table("alert_facts")
+_PACE: Final = Table("channel_pace")
+_ADD_DELIVERY: Final = Table("deliveries").insert(
+    ("delivery_id", "webhook_id", "organisation_id", "type", "body", "created_at_ms",
+     "next_attempt_ms", "attempts", "failed")
+)  # fmt: skip
+_SAVE_BODY: Final = Table("deliveries").update(("body",))
 
 
 class AlertTables(ControlTables):
@@ -48,10 +51,8 @@ class AlertTables(ControlTables):
 
     def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
         """Return the webhook with this address."""
-        row = self.row(
-            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND url = ?", organisation_id, url
-        )
-        return None if row is None else webhook_from_row(row)
+        row = self.row(f"{_SELECT} WHERE organisation_id = ? AND url = ?", organisation_id, url)
+        return None if row is None else WEBHOOKS.read(row)
 
     def count_webhooks(self, organisation_id: str, limit: int) -> int:
         """Return how many channels an organisation has, counted up to a limit."""
@@ -75,16 +76,12 @@ class AlertTables(ControlTables):
 
     def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
         """Write a webhook."""
-        self.write(
-            _SAVE,
-            (webhook.webhook_id, webhook.organisation_id, webhook.url, json.dumps(webhook.types),
-             secret, webhook.enabled, webhook.created_at_ms, "webhook", "{}"),
-        )  # fmt: skip
+        self.write(_SAVE, WEBHOOKS.row(webhook, secret, "webhook", "{}"))
 
     def delete_webhook(self, organisation_id: str, webhook_id: str) -> bool:
         """Remove a channel and fail its waiting deliveries; ``False`` when there is none."""
         cursor = self.write(
-            "DELETE FROM webhooks WHERE organisation_id = ? AND webhook_id = ?",
+            WEBHOOKS.delete(("organisation_id", "webhook_id")),
             (organisation_id, webhook_id),
         )
         if cursor.rowcount == 0:
@@ -93,7 +90,7 @@ class AlertTables(ControlTables):
             "UPDATE deliveries SET failed = 1 WHERE webhook_id = ? AND delivered_at_ms IS NULL",
             (webhook_id,),
         )
-        self.write("DELETE FROM channel_pace WHERE channel_id = ?", (webhook_id,))
+        self.write(_PACE.delete(), (webhook_id,))
         return True
 
     def channel(
@@ -101,29 +98,36 @@ class AlertTables(ControlTables):
     ) -> tuple[alerts.Channel, alerts.ChannelSecrets] | None:
         """Return the channel of this name, and its secrets."""
         row = self.row(
-            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND url = ?",
+            f"{_SELECT} WHERE organisation_id = ? AND url = ?",
             organisation_id, NAMED + name,
         )  # fmt: skip
         if row is None:
             return None
-        return channel_from_row(row), wire.decode(row[4], alerts.ChannelSecrets)
+        return channel_from_row(row), wire.decode(row[WEBHOOKS.width], alerts.ChannelSecrets)
 
     def channels(self, organisation_id: str) -> list[alerts.Channel]:
         """Return the channels that have a name."""
         rows = self.rows(
-            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND {IS_NAMED} ORDER BY url",
+            f"{_SELECT} WHERE organisation_id = ? AND {IS_NAMED} ORDER BY url",
             organisation_id,
         )
         return [channel_from_row(row) for row in rows]
 
     def save_channel(self, channel: alerts.Channel, secrets: alerts.ChannelSecrets) -> None:
         """Write a channel."""
-        self.write(
-            _SAVE,
-            (channel.channel_id, channel.organisation_id, NAMED + channel.name, "[]",
-             wire.encode(secrets).decode(), channel.enabled, channel.created_at_ms, channel.kind,
-             wire.encode(channel.options).decode()),
-        )  # fmt: skip
+        webhook = records.Webhook(
+            webhook_id=channel.channel_id,
+            organisation_id=channel.organisation_id,
+            url=NAMED + channel.name,
+            enabled=channel.enabled,
+            created_at_ms=channel.created_at_ms,
+        )
+        encoded = (
+            wire.encode(secrets).decode(),
+            channel.kind,
+            wire.encode(channel.options).decode(),
+        )
+        self.write(_SAVE, WEBHOOKS.row(webhook, *encoded))
 
     # -- rules, and reported facts -------------------------------------------------------------
 
@@ -137,19 +141,11 @@ class AlertTables(ControlTables):
 
     def save_alert_rule(self, organisation_id: str, rule: alerts.AlertRule) -> None:
         """Write a rule."""
-        self.write(
-            "INSERT INTO alert_rules VALUES (?,?,?) ON CONFLICT (organisation_id, alert_name)"
-            " DO UPDATE SET alert_rule = excluded.alert_rule",
-            (organisation_id, rule.name, wire.encode(rule).decode()),
-        )
+        self.write(_RULES.upsert(), (organisation_id, rule.name, wire.encode(rule).decode()))
 
     def delete_alert_rule(self, organisation_id: str, name: str) -> bool:
         """Remove a rule; ``False`` when there is none."""
-        cursor = self.write(
-            "DELETE FROM alert_rules WHERE organisation_id = ? AND alert_name = ?",
-            (organisation_id, name),
-        )
-        return cursor.rowcount > 0
+        return self.write(_RULES.delete(), (organisation_id, name)).rowcount > 0
 
     def told_at(self, organisation_id: str, fact: str) -> int | None:
         """Return when a fact was last reported."""
@@ -161,11 +157,7 @@ class AlertTables(ControlTables):
 
     def note_told(self, organisation_id: str, fact: str) -> None:
         """Record that a fact is reported now."""
-        self.write(
-            "INSERT INTO alert_facts VALUES (?,?,?) ON CONFLICT (organisation_id, fact)"
-            " DO UPDATE SET told_ms = excluded.told_ms",
-            (organisation_id, fact, self.now_ms),
-        )
+        self.write(_FACTS.upsert(), (organisation_id, fact, self.now_ms))
 
     def forget_told(self, before_ms: int) -> None:
         """Delete the facts that were reported before a time."""
@@ -183,12 +175,7 @@ class AlertTables(ControlTables):
 
     def save_pace(self, channel_id: str, pace: Pace) -> None:
         """Write a channel's pace."""
-        self.write(
-            "INSERT INTO channel_pace VALUES (?,?,?,?,?) ON CONFLICT (channel_id) DO UPDATE SET"
-            " pace_from_ms = excluded.pace_from_ms, pace_told = excluded.pace_told,"
-            " digest_id = excluded.digest_id, digest_due_ms = excluded.digest_due_ms",
-            (channel_id, *pace),
-        )
+        self.write(_PACE.upsert(), (channel_id, *pace))
 
     # -- deliveries ----------------------------------------------------------------------------
 
@@ -197,10 +184,9 @@ class AlertTables(ControlTables):
     ) -> None:
         """Insert a delivery."""
         self.write(
-            "INSERT INTO deliveries (delivery_id, webhook_id, organisation_id, type, body,"
-            " created_at_ms, next_attempt_ms, attempts, failed) VALUES (?,?,?,?,?,?,?,0,0)",
+            _ADD_DELIVERY,
             (delivery.delivery_id, delivery.webhook_id, organisation_id, delivery.type, body,
-             delivery.created_at_ms, due_ms),
+             delivery.created_at_ms, due_ms, 0, 0),
         )  # fmt: skip
 
     def waiting_body(self, delivery_id: str) -> str | None:
@@ -213,7 +199,7 @@ class AlertTables(ControlTables):
 
     def save_body(self, delivery_id: str, body: str) -> None:
         """Write the body of a delivery."""
-        self.write("UPDATE deliveries SET body = ? WHERE delivery_id = ?", (body, delivery_id))
+        self.write(_SAVE_BODY, (body, delivery_id))
 
     def due_deliveries(
         self, limit: int, each: int, sending: Mapping[str, int]

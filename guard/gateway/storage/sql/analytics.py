@@ -11,16 +11,13 @@ from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
-from guard.gateway.storage.sql.columns import SELECT_APPROVALS, SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection, equals
-from guard.gateway.storage.sql.rows import NAMED, approval_from_row, audit_entry_from_row
+from guard.gateway.storage.sql.rows import APPROVALS, AUDIT, EVENTS, NAMED, approval_from_row
 from guard.gateway.storage.sql.views import (
-    EVENT_COLUMNS,
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
     SELECT_WORKFLOWS,
     balance_view_from_row,
-    event_from_row,
     run_record,
     workflow_record,
 )
@@ -216,9 +213,9 @@ def events(
     if event_type not in (None, "llm", "span"):
         where += " AND type NOT IN ('llm', 'span')"  # so that the index of the others serves
     return [
-        event_from_row(row)
+        EVENTS.read(row)
         for row in reading.rows(
-            f"SELECT {EVENT_COLUMNS} FROM {source} WHERE {where} AND event_seq > ?"  # noqa: S608 (constant text)
+            f"SELECT {EVENTS.names()} FROM {source} WHERE {where} AND event_seq > ?"  # noqa: S608 (constant text)
             " ORDER BY event_seq LIMIT ?",
             *arguments, after, limit,
         )
@@ -253,7 +250,7 @@ def approvals(
     return [
         approval_from_row(row)
         for row in reading.rows(
-            f"{SELECT_APPROVALS} WHERE {where} ORDER BY approval_id DESC LIMIT ?",
+            f"{APPROVALS.select()} WHERE {where} ORDER BY approval_id DESC LIMIT ?",
             *arguments, limit,
         )
     ]  # fmt: skip
@@ -287,11 +284,11 @@ def audit(
     """
     where, arguments = equals(organisation_id=organisation_id)
     end = "AND seq > ? ORDER BY seq LIMIT ?"
-    rows = reading.rows(f"{SELECT_AUDIT} WHERE {where or 'true'} {end}", *arguments, after, limit)
+    rows = reading.rows(f"{AUDIT.select()} WHERE {where or 'true'} {end}", *arguments, after, limit)
     if with_gateway:  # a query of its own, so that both read their index
-        of_none = f"{SELECT_AUDIT} WHERE organisation_id IS NULL {end}"
+        of_none = f"{AUDIT.select()} WHERE organisation_id IS NULL {end}"
         rows = sorted([*rows, *reading.rows(of_none, after, limit)], key=lambda row: int(row[0]))
-    return [audit_entry_from_row(row) for row in rows[:limit]]
+    return [*map(AUDIT.read, rows[:limit])]
 
 
 def audit_head(reading: Connection) -> tuple[int, str]:

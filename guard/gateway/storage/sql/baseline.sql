@@ -51,11 +51,12 @@ CREATE TABLE budgets (
   scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL, "window" TEXT NOT NULL,
   limit_nanousd INTEGER NOT NULL, mode TEXT NOT NULL, epsilon_nanousd INTEGER NOT NULL,
   thresholds TEXT NOT NULL, version INTEGER NOT NULL, created_at_ms INTEGER NOT NULL,
-  updated_at_ms INTEGER NOT NULL, counts TEXT NOT NULL DEFAULT '',
-  on_exhausted TEXT NOT NULL DEFAULT 'refuse', ask_ms INTEGER NOT NULL DEFAULT 300000,
-  wind_down_percent INTEGER NOT NULL DEFAULT 0,
-  UNIQUE (organisation_id, scope_kind, scope_id, "window", counts)
+  updated_at_ms INTEGER NOT NULL, unit TEXT NOT NULL DEFAULT 'usd',
+  counts TEXT NOT NULL DEFAULT '[]', on_exhausted TEXT NOT NULL DEFAULT 'refuse',
+  ask_ms INTEGER NOT NULL DEFAULT 300000, wind_down_percent INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (organisation_id, scope_kind, scope_id, "window", unit, counts)
 ) STRICT;
+CREATE INDEX budgets_metered ON budgets (organisation_id) WHERE unit <> 'usd';
 CREATE INDEX budgets_several ON budgets (organisation_id)
   WHERE instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0;
 

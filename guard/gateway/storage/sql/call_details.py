@@ -8,16 +8,11 @@ from typing import Any, Final
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.storage.sql.columns import SELECT_RESERVATIONS
 from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import reservation_from_row
+from guard.gateway.storage.sql.rows import EVENTS, REFUSALS, RESERVATIONS
 from guard.gateway.storage.sql.views import (
-    EVENT_COLUMNS,
-    REFUSAL_COLUMNS,
     SELECT_BALANCE_VIEWS,
     balance_view_from_row,
-    event_from_row,
-    refused_from_row,
 )
 
 REFUSALS_MAX: Final = 20
@@ -33,14 +28,14 @@ def event_details(reading: Connection, organisation_id: str, event_seq: int) -> 
         NotFoundError: the organisation has no such event.
     """
     rows = reading.rows(
-        f"SELECT {EVENT_COLUMNS}, charged_at_ms, provider, response_id, request_id, balance_ids,"  # noqa: S608 (constant text)
+        f"SELECT {EVENTS.names()}, charged_at_ms, provider, response_id, request_id, balance_ids,"  # noqa: S608 (constant text)
         " input_tokens, output_tokens FROM events WHERE organisation_id = ? AND event_seq = ?",
         organisation_id, event_seq,
     )  # fmt: skip
     if not rows:
         raise NotFoundError("no such event")
     row = rows[0]
-    event = event_from_row(row)
+    event = EVENTS.read(row)
     charged_at_ms, provider, response_id, request_id, balance_ids, read, written = row[22:]
     refused = []
     if event.call_id is not None:
@@ -60,12 +55,12 @@ def refusal(reading: Connection, organisation_id: str, refusal_seq: int) -> usag
         NotFoundError: the organisation has no such refusal, or it is too old.
     """
     rows = reading.rows(
-        f"SELECT {REFUSAL_COLUMNS} FROM refusals WHERE organisation_id = ? AND refusal_seq = ?",  # noqa: S608 (constant text)
+        f"SELECT {REFUSALS.names()} FROM refusals WHERE organisation_id = ? AND refusal_seq = ?",  # noqa: S608 (constant text)
         organisation_id, refusal_seq,
     )  # fmt: skip
     if not rows:
         raise NotFoundError("no such refusal; the newest 100,000 are kept")
-    return refused_from_row(rows[0])
+    return REFUSALS.read(rows[0])
 
 
 def refusals_of_call(
@@ -73,11 +68,11 @@ def refusals_of_call(
 ) -> list[usage.Refused]:
     """Return how often and why a call was refused, newest first."""
     rows = reading.rows(
-        f"SELECT {REFUSAL_COLUMNS} FROM refusals WHERE organisation_id = ? AND call_id = ?"  # noqa: S608 (constant text)
+        f"SELECT {REFUSALS.names()} FROM refusals WHERE organisation_id = ? AND call_id = ?"  # noqa: S608 (constant text)
         " ORDER BY refusal_seq DESC LIMIT ?",
         organisation_id, call_id, REFUSALS_MAX,
     )  # fmt: skip
-    return [refused_from_row(row) for row in rows]
+    return [*map(REFUSALS.read, rows)]
 
 
 def _reservation(
@@ -86,12 +81,12 @@ def _reservation(
     if reservation_id is None:
         return None
     rows = reading.rows(
-        f"{SELECT_RESERVATIONS} WHERE organisation_id = ? AND reservation_id = ?",
+        f"{RESERVATIONS.select()} WHERE organisation_id = ? AND reservation_id = ?",
         organisation_id, reservation_id,
     )  # fmt: skip
     if not rows:
         return None
-    found: Reservation = reservation_from_row(rows[0])
+    found: Reservation = RESERVATIONS.read(rows[0])
     return usage.Held(
         reservation_id=found.reservation_id, state=found.state, basis=found.basis,
         function=found.function, amount_nanousd=found.amount, held_nanousd=found.held,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from guard.core import globs, wire
 from guard.gateway.domain import records
-from guard.gateway.storage.sql.columns import SELECT_BUDGETS, columns
 from guard.gateway.storage.sql.raise_tables import RaiseTables
-from guard.gateway.storage.sql.rows import budget_from_row, stored_kind
+from guard.gateway.storage.sql.record import Table
+from guard.gateway.storage.sql.rows import BUDGETS
 
 T = TypeVar("T")
 BUDGETS_FEW: Final = 256
@@ -19,23 +18,15 @@ BUDGETS_FEW: Final = 256
 _SEVERAL: Final = "(instr(scope_id, '*') > 0 OR instr(scope_id, char(63)) > 0)"
 """The condition of the index of budgets with a pattern."""
 
-_SAVE_BUDGET: Final = (
-    f"INSERT INTO budgets ({columns('budgets')})"  # noqa: S608 (constant text)
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (budget_id) DO UPDATE SET"
-    " limit_nanousd = excluded.limit_nanousd, mode = excluded.mode,"
-    " epsilon_nanousd = excluded.epsilon_nanousd, thresholds = excluded.thresholds,"
-    " version = excluded.version, updated_at_ms = excluded.updated_at_ms,"
-    " on_exhausted = excluded.on_exhausted, ask_ms = excluded.ask_ms,"
-    " wind_down_percent = excluded.wind_down_percent"
+_SAVE_BUDGET: Final = BUDGETS.upsert(
+    keep=("organisation_id", "unit", "scope_kind", "scope_id", "window", "counts", "created_at_ms")
 )
-
-
-_OF_ORGANISATION: Final = "'organisation', 'tokens:organisation', 'calls:organisation'"
-
-
-def _counts(budget: records.BudgetRule) -> str:
-    """Return the stored text of a budget's globs; empty if it counts everything."""
-    return json.dumps(budget.counts, ensure_ascii=False) if budget.counts else ""
+_POLICIES: Final = Table("policies")
+_PRICES: Final = Table("prices")
+_ADD_POLICY: Final = _POLICIES.insert()
+_SAVE_PRICE: Final = _PRICES.upsert()
+_DELETE_PRICE: Final = _PRICES.delete(("organisation_id", "price_id"))
+_SELECT: Final = BUDGETS.select()
 
 
 class CatalogueTables(RaiseTables):
@@ -45,23 +36,23 @@ class CatalogueTables(RaiseTables):
 
     def budget(self, budget_id: str) -> records.BudgetRule | None:
         """Return a budget."""
-        row = self.row(f"{SELECT_BUDGETS} WHERE budget_id = ?", budget_id)
-        return None if row is None else budget_from_row(row)
+        row = self.row(f"{_SELECT} WHERE budget_id = ?", budget_id)
+        return None if row is None else BUDGETS.read(row)
 
     def find_budget(self, wanted: records.BudgetRule) -> records.BudgetRule | None:
         """Return the budget of the same organisation, scope and window that counts the same."""
-        row = self.row(
-            f"{SELECT_BUDGETS} WHERE organisation_id = ? AND scope_kind = ?"
-            " AND scope_id = ? AND \"window\" = ? AND counts = ?",
-            wanted.organisation_id, stored_kind(wanted.unit, wanted.scope_kind), wanted.scope_id,
-            wanted.window, _counts(wanted),
+        found = self.rows(
+            f'{_SELECT} WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?'
+            ' AND "window" = ? AND unit = ?',
+            wanted.organisation_id, wanted.scope_kind, wanted.scope_id, wanted.window, wanted.unit,
         )  # fmt: skip
-        return None if row is None else budget_from_row(row)
+        same = (each for each in map(BUDGETS.read, found) if each.counts == wanted.counts)
+        return next(same, None)
 
     def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of an organisation."""
-        rows = self.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
-        return [budget_from_row(row) for row in rows]
+        rows = self.rows(f"{_SELECT} WHERE organisation_id = ?", organisation_id)
+        return [*map(BUDGETS.read, rows)]
 
     def few_budgets(self, organisation_id: str) -> list[records.BudgetRule] | None:
         """Return the budgets of an organisation; ``None`` if there are many."""
@@ -74,11 +65,11 @@ class CatalogueTables(RaiseTables):
     def budgets_for_several(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of the whole organisation, and those for several scopes each."""
         rows = self.rows(
-            f"{SELECT_BUDGETS} WHERE organisation_id = ? AND {_SEVERAL} UNION ALL {SELECT_BUDGETS}"
-            f" WHERE organisation_id = ? AND scope_kind IN ({_OF_ORGANISATION}) AND scope_id = ''",
+            f"{_SELECT} WHERE organisation_id = ? AND {_SEVERAL} UNION ALL {_SELECT}"
+            " WHERE organisation_id = ? AND scope_kind = 'organisation' AND scope_id = ''",
             organisation_id, organisation_id,
         )  # fmt: skip
-        return [budget_from_row(row) for row in rows]
+        return [*map(BUDGETS.read, rows)]
 
     def budgets_for(
         self,
@@ -88,53 +79,39 @@ class CatalogueTables(RaiseTables):
     ) -> list[records.BudgetRule]:
         """Return the budgets of some units that name one of these scopes, given by kind."""
         parts, arguments = [], []
-        kinds = {stored_kind(unit, kind): kind for unit in units for kind in scopes}
-        for kind, names in ((stored, scopes[kind]) for stored, kind in kinds.items()):
+        for kind, names in scopes.items():
             places = ", ".join("?" * len(names))
             if names:
                 parts.append(
-                    f"{SELECT_BUDGETS} WHERE organisation_id = ? AND scope_kind = ?"
+                    f"{_SELECT} WHERE organisation_id = ? AND scope_kind = ?"
                     f" AND scope_id IN ({places})"
                 )
                 arguments += [organisation_id, kind, *names]
         rows = self.rows(" UNION ALL ".join(parts), *arguments) if parts else []
-        found = [budget_from_row(row) for row in rows]
-        return [each for each in found if not globs.is_pattern(each.scope_id)]
+        return [
+            each
+            for each in map(BUDGETS.read, rows)
+            if each.unit in units and not globs.is_pattern(each.scope_id)
+        ]
 
     def has_budgets_of_tags(self, organisation_id: str) -> bool:
         """Return whether an organisation has budgets of tags, in any unit."""
-        some = (
-            "SELECT 1 FROM budgets WHERE organisation_id = ?"
-            " AND scope_kind IN ('tag', 'tokens:tag', 'calls:tag') LIMIT 1"
-        )
+        some = "SELECT 1 FROM budgets WHERE organisation_id = ? AND scope_kind = 'tag' LIMIT 1"
         return self.row(some, organisation_id) is not None
 
     def has_metered_budgets(self, organisation_id: str) -> bool:
         """Return whether an organisation has budgets of tokens or calls."""
-        some = (
-            "SELECT 1 FROM budgets WHERE organisation_id = ? AND scope_kind > ?"
-            " AND scope_kind < ? LIMIT 1"
-        )
-        return any(
-            self.row(some, organisation_id, f"{unit}:", f"{unit};") is not None
-            for unit in ("tokens", "calls")
-        )
+        some = "SELECT 1 FROM budgets WHERE organisation_id = ? AND unit <> 'usd' LIMIT 1"
+        return self.row(some, organisation_id) is not None
 
     def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
-        b = budget
-        self.write(
-            _SAVE_BUDGET,
-            (b.budget_id, b.organisation_id, stored_kind(b.unit, b.scope_kind), b.scope_id,
-             b.window, b.limit_nanousd, b.mode, b.epsilon_nanousd, json.dumps(b.thresholds),
-             b.version, b.created_at_ms, b.updated_at_ms, _counts(b), b.on_exhausted, b.ask_ms,
-             b.wind_down_percent),
-        )  # fmt: skip
+        self.write(_SAVE_BUDGET, BUDGETS.row(budget))
         self._forget_budgets(budget.organisation_id)
 
     def delete_budget(self, budget: records.BudgetRule) -> None:
         """Remove a budget."""
-        self.write("DELETE FROM budgets WHERE budget_id = ?", (budget.budget_id,))
+        self.write(BUDGETS.delete(), (budget.budget_id,))
         self._forget_budgets(budget.organisation_id)
 
     def _forget_budgets(self, organisation_id: str) -> None:
@@ -173,8 +150,8 @@ class CatalogueTables(RaiseTables):
         """Insert a version and make it the current one."""
         self.retire_policy(policy)
         self.write(
-            "INSERT INTO policies VALUES (?,?,?,?,1,?)",
-            (policy.policy_id, policy.version, policy.organisation_id, policy.name,
+            _ADD_POLICY,
+            (policy.policy_id, policy.version, policy.organisation_id, policy.name, 1,
              wire.encode(policy).decode()),
         )  # fmt: skip
 
@@ -198,19 +175,14 @@ class CatalogueTables(RaiseTables):
     def save_price(self, price: records.Price) -> None:
         """Write a price."""
         self.write(
-            "INSERT INTO prices VALUES (?,?,?,?,?) ON CONFLICT (price_id) DO UPDATE SET"
-            " provider = excluded.provider, model = excluded.model, record = excluded.record",
+            _SAVE_PRICE,
             (price.price_id, price.organisation_id, price.provider, price.model,
              wire.encode(price).decode()),
         )  # fmt: skip
 
     def delete_price(self, organisation_id: str, price_id: str) -> bool:
         """Remove a price; ``False`` when there is none."""
-        cursor = self.write(
-            "DELETE FROM prices WHERE organisation_id = ? AND price_id = ?",
-            (organisation_id, price_id),
-        )
-        return cursor.rowcount > 0
+        return self.write(_DELETE_PRICE, (organisation_id, price_id)).rowcount > 0
 
 
 def _decoded(rows: list[tuple[str]], kind: type[T]) -> list[T]:

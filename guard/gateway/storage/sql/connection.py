@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from guard.gateway.storage.sql.record import Change
+
 T = TypeVar("T")
 
 
@@ -36,8 +38,8 @@ class WritingConnection(Protocol):
     def execute(self, sql: str, arguments: Sequence[Any] = (), /) -> Cursor:
         """Run a statement."""
 
-    def executemany(self, sql: str, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
-        """Run a statement that changes rows, for each of many.
+    def change(self, change: Change, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
+        """Run a change for each of many rows.
 
         No two rows may have the same key: PostgreSQL gets all of them in one statement, which must
         not change a row twice.

@@ -10,9 +10,9 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, is_timed
 from guard.gateway.domain.message_text import free_json
 from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.storage.sql.columns import SELECT_APPROVALS, columns
 from guard.gateway.storage.sql.connection import WritingConnection
-from guard.gateway.storage.sql.rows import approval_from_row
+from guard.gateway.storage.sql.record import Table
+from guard.gateway.storage.sql.rows import APPROVALS, approval_from_row
 from guard.gateway.storage.sql.tables import Tables
 
 _SLOTS: Final[dict[str, tuple[str, ...]]] = {
@@ -21,6 +21,19 @@ _SLOTS: Final[dict[str, tuple[str, ...]]] = {
     "pause": ("flow",),
     "resume": ("flow",),
 }
+
+
+_SELECT_APPROVALS: Final = APPROVALS.select()
+_ADD_APPROVAL: Final = APPROVALS.insert()
+_ANSWER: Final = (
+    "status", "answered_at_ms", "answered_by", "reason", "present_until_ms", "call_id",
+)  # fmt: skip
+_SAVE_APPROVAL: Final = APPROVALS.update(_ANSWER)
+_ANSWERED: Final = APPROVALS.values(*_ANSWER, "approval_id")
+_SAVE_SEQ: Final = Table("organisations").update(("control_seq",))
+_ADD_CONTROL: Final = Table("control").insert()
+_SAVE_DIRECTIVE: Final = Table("directives").upsert()
+_DROP_DIRECTIVE: Final = Table("directives").delete()
 
 
 class ControlTables(Tables):
@@ -73,14 +86,9 @@ class ControlTables(Tables):
         encoded = wire.encode(message).decode()
         if message.type in _SLOTS:
             self.tally.add("directive", message.type)
-        self.write(
-            "UPDATE organisations SET control_seq = ? WHERE organisation_id = ?",
-            (message.seq, org.organisation_id),
-        )
-        self.write(
-            "INSERT INTO control VALUES (?,?,?,?,?)",
-            (org.organisation_id, message.seq, key_id, message.type, encoded),
-        )
+        self.write(_SAVE_SEQ, (message.seq, org.organisation_id))
+        added = (org.organisation_id, message.seq, key_id, message.type, encoded)
+        self.write(_ADD_CONTROL, added)
         target = "" if message.run_id is not None else message.workflow_id or "*"
         # One row for each slot of a target: a later directive for the same slot replaces it.
         for slot in ("timed",) if is_timed(message) else _SLOTS.get(message.type, ()):
@@ -101,18 +109,9 @@ class ControlTables(Tables):
     ) -> None:  # fmt: skip
         where = (org.organisation_id, target, message.run_id or "", slot)
         if slot == "budget" and not message.exhausted:
-            self.write(
-                "DELETE FROM directives WHERE organisation_id = ? AND target = ? AND run_id = ?"
-                " AND slot = ?",
-                where,
-            )
+            self.write(_DROP_DIRECTIVE, where)
         else:
-            self.write(
-                "INSERT INTO directives VALUES (?,?,?,?,?,?,?)"
-                " ON CONFLICT (organisation_id, target, run_id, slot) DO UPDATE SET"
-                " message = excluded.message, key_id = excluded.key_id, at_ms = excluded.at_ms",
-                (*where, encoded, key_id, message.at_ms),
-            )
+            self.write(_SAVE_DIRECTIVE, (*where, encoded, key_id, message.at_ms))
 
     def drop_control(self, org: OrganisationState, through_seq: int) -> None:
         """Drop old messages, except active directives."""
@@ -129,7 +128,7 @@ class ControlTables(Tables):
 
     def approval(self, approval_id: str) -> records.Approval | None:
         """Return an approval."""
-        row = self.row(f"{SELECT_APPROVALS} WHERE approval_id = ?", approval_id)
+        row = self.row(f"{_SELECT_APPROVALS} WHERE approval_id = ?", approval_id)
         return None if row is None else approval_from_row(row)
 
     def approval_of_call(
@@ -137,10 +136,10 @@ class ControlTables(Tables):
     ) -> tuple[records.Approval, str] | None:
         """Return the approval that a call asked for, and its subject."""
         row = self.row(
-            f"{SELECT_APPROVALS} WHERE organisation_id = ? AND key_id = ? AND call_id = ?",
+            f"{_SELECT_APPROVALS} WHERE organisation_id = ? AND key_id = ? AND call_id = ?",
             organisation_id, key_id, call_id,
         )  # fmt: skip
-        return None if row is None else (approval_from_row(row), row[4])
+        return None if row is None else (approval_from_row(row), row[APPROVALS.width + 1])
 
     def approval_key(self, approval_id: str) -> str | None:
         """Return the key that asked for an approval."""
@@ -152,29 +151,17 @@ class ControlTables(Tables):
         a = approval
         self.tally.add("approval", "requested")
         note = free_json(wire.encode(wire.ApprovalNote(a.message, a.details))).decode()
-        self.write(
-            f"INSERT INTO approvals ({columns('approvals')})"  # noqa: S608 (constant text)
-            " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            (a.approval_id, a.organisation_id, key_id, a.call_id, subject, a.status, a.tool_name,
-             a.function, a.workflow_id, a.run_id, a.agent, a.requested_at_ms, a.deadline_ms,
-             a.answered_at_ms, a.answered_by, a.reason, note, a.present_until_ms,
-             a.user, a.arguments),
-        )  # fmt: skip
+        self.write(_ADD_APPROVAL, APPROVALS.row(a, key_id, subject, note))
 
     def save_approval(self, approval: records.Approval) -> None:
         """Write an approval's status, answer, presence and call."""
         if approval.answered_at_ms == self.now_ms and approval.status not in ("pending", "used"):
             self.tally.add("approval", approval.status)
-        self.write(
-            "UPDATE approvals SET status = ?, answered_at_ms = ?, answered_by = ?, reason = ?,"
-            " present_until_ms = ?, call_id = ? WHERE approval_id = ?",
-            (approval.status, approval.answered_at_ms, approval.answered_by, approval.reason,
-             approval.present_until_ms, approval.call_id, approval.approval_id),
-        )  # fmt: skip
+        self.write(_SAVE_APPROVAL, _ANSWERED(approval))
 
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
         """Return pending approvals past their deadline, or without a caller who renews them."""
-        pending = f"{SELECT_APPROVALS} WHERE status = 'pending' AND"
+        pending = f"{_SELECT_APPROVALS} WHERE status = 'pending' AND"
         rows = self.rows(
             f"SELECT * FROM (SELECT * FROM ({pending} deadline_ms <= ? LIMIT ?) late"  # noqa: S608 (constant text)
             f" UNION SELECT * FROM ({pending} present_until_ms <= ? LIMIT ?) gone) overdue LIMIT ?",

@@ -11,19 +11,14 @@ from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
 from guard.gateway.storage.sql.analytics import directives_of
-from guard.gateway.storage.sql.columns import SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection, equals
-from guard.gateway.storage.sql.rows import audit_entry_from_row
+from guard.gateway.storage.sql.rows import AUDIT, EVENTS, REFUSALS
 from guard.gateway.storage.sql.uncertain import MODEL_USAGE, of_one, of_scopes
 from guard.gateway.storage.sql.views import (
-    EVENT_COLUMNS,
-    REFUSAL_COLUMNS,
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
     SELECT_WORKFLOWS,
     balance_view_from_row,
-    event_from_row,
-    refused_from_row,
     run_record,
     workflow_record,
 )
@@ -155,8 +150,8 @@ def newest_events(
         source = f"(SELECT * FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?) newest"  # noqa: S608 (constant text)
         where = " AND ".join(f"{column} = ?" for column, _ in filters)
         arguments += [SCAN_MAX, *(value for _, value in filters)]
-    sql = f"SELECT {EVENT_COLUMNS} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"  # noqa: S608 (constant text)
-    return [event_from_row(row) for row in reading.rows(sql, *arguments, limit)]
+    sql = f"SELECT {EVENTS.names()} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"  # noqa: S608 (constant text)
+    return [EVENTS.read(row) for row in reading.rows(sql, *arguments, limit)]
 
 
 def active_directives(
@@ -217,11 +212,11 @@ def refusals(
         organisation_id=organisation_id, workflow_id=workflow_id, call_id=call_id
     )
     rows = reading.rows(
-        f"SELECT {REFUSAL_COLUMNS} FROM refusals WHERE {where}"  # noqa: S608 (constant text)
+        f"SELECT {REFUSALS.names()} FROM refusals WHERE {where}"  # noqa: S608 (constant text)
         " AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",
         *arguments, before, limit,
     )  # fmt: skip
-    return [refused_from_row(row) for row in rows]
+    return [*map(REFUSALS.read, rows)]
 
 
 def newest_runs(
@@ -249,12 +244,12 @@ def newest_audit(
     for owner in either:
         where, arguments = equals(organisation_id=owner)
         rows += reading.rows(
-            f"{SELECT_AUDIT} WHERE {where or 'organisation_id IS NULL'}"
+            f"{AUDIT.select()} WHERE {where or 'organisation_id IS NULL'}"
             " AND seq < ? ORDER BY seq DESC LIMIT ?",
             *arguments, before, limit,
         )  # fmt: skip
     rows.sort(key=lambda row: -row[0])
-    return [audit_entry_from_row(row) for row in rows[:limit]]
+    return [*map(AUDIT.read, rows[:limit])]
 
 
 def newest_charges(

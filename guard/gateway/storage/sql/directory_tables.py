@@ -11,22 +11,23 @@ from guard.gateway.domain.control import Directives
 from guard.gateway.domain.lineage import below
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import AuditRow, OrganisationState
-from guard.gateway.storage.sql.columns import (
-    SELECT_KEYS,
-    SELECT_OPERATORS,
-    SELECT_ORGANISATIONS,
-    columns,
-)
 from guard.gateway.storage.sql.control_tables import ControlTables
+from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.rows import (
+    AUDIT,
+    KEYS,
+    OPERATORS,
+    ORGANISATIONS,
     key_from_row,
     operator_from_row,
-    organisation_from_row,
 )
 
-_AUDIT_COLUMNS: Final = (
-    "seq, at_ms, organisation_id, actor, action, target, details, prev_hash, hash"
-)
+_SELECT_KEYS: Final = KEYS.select()
+_SELECT_OPERATORS: Final = OPERATORS.select()
+_SELECT_AUDIT: Final = AUDIT.select()
+_SESSIONS: Final = Table("sessions")
+_ADD_NONCE: Final = Table("nonces").insert(ignore=True)
+_TOUCH_SESSION: Final = _SESSIONS.update(("seen_at_ms",))
 
 
 class DirectoryTables(ControlTables):
@@ -46,12 +47,7 @@ class DirectoryTables(ControlTables):
     def add_organisation(self, organisation: records.Organisation) -> None:
         """Insert an organisation."""
         own = organisation.organisation_id
-        self.write(
-            "INSERT INTO organisations (organisation_id, name, created_at_ms, settings)"
-            " VALUES (?,?,?,?)",
-            (own, organisation.name, organisation.created_at_ms,
-             wire.encode(organisation.settings).decode()),
-        )  # fmt: skip
+        self.write(ORGANISATIONS.insert(), ORGANISATIONS.row(organisation))
         self.put(self.orgs, own, OrganisationState(own, organisation.settings, 0, Directives()))
 
     def remove_organisation(self, organisation_id: str) -> None:
@@ -69,18 +65,16 @@ class DirectoryTables(ControlTables):
         org = self.orgs.get(organisation_id)
         if org is None:
             return None
-        self.write(
-            "UPDATE organisations SET settings = ? WHERE organisation_id = ?",
-            (wire.encode(settings).decode(), organisation_id),
-        )
+        encoded = wire.encode(settings).decode()
+        self.write(ORGANISATIONS.update(("settings",)), (encoded, organisation_id))
         self.on_undo(setattr, org, "settings", org.settings)
         org.settings = settings
-        row = self.row(f"{SELECT_ORGANISATIONS} WHERE organisation_id = ?", organisation_id)
-        return organisation_from_row(row)
+        sql = f"{ORGANISATIONS.select()} WHERE organisation_id = ?"
+        return ORGANISATIONS.read(self.row(sql, organisation_id))
 
     def key(self, key_id: str) -> records.Key | None:
         """Return a key."""
-        row = self.row(f"{SELECT_KEYS} WHERE key_id = ?", key_id)
+        row = self.row(f"{_SELECT_KEYS} WHERE key_id = ?", key_id)
         return None if row is None else key_from_row(row).key
 
     def has_key(self, key_hash: bytes) -> bool:
@@ -89,13 +83,13 @@ class DirectoryTables(ControlTables):
 
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
-        sql = f"{SELECT_KEYS} WHERE key_id LIKE ? AND revoked_at_ms IS NULL"
+        sql = f"{_SELECT_KEYS} WHERE key_id LIKE ? AND revoked_at_ms IS NULL"
         rows = self.rows(sql, below(key_id, "%"))
         return [key_from_row(row).key for row in rows]
 
     def keys_in_use(self, organisation_id: str) -> list[records.Key]:
         """Return the keys of an organisation that are not revoked."""
-        sql = f"{SELECT_KEYS} WHERE organisation_id = ? AND revoked_at_ms IS NULL"
+        sql = f"{_SELECT_KEYS} WHERE organisation_id = ? AND revoked_at_ms IS NULL"
         return [key_from_row(row).key for row in self.rows(sql, organisation_id)]
 
     def has_other_keys(self, organisation_id: str, root_id: str) -> bool:
@@ -110,16 +104,12 @@ class DirectoryTables(ControlTables):
 
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
         """Insert a key."""
-        self.write(
-            "INSERT INTO keys VALUES (?,?,?,?,?,?,?,?,?,?,NULL)",
-            (key.key_id, key.organisation_id, key.role, key.name, key.prefix, key_hash,
-             key.workflow_id, hmac_secret, key.created_at_ms, key.expires_at_ms),
-        )  # fmt: skip
+        self.write(KEYS.insert(), KEYS.row(key, key_hash, hmac_secret))
 
     def save_key(self, key: records.Key) -> None:
         """Write when a key ends."""
         self.write(
-            "UPDATE keys SET expires_at_ms = ?, revoked_at_ms = ? WHERE key_id = ?",
+            KEYS.update(("expires_at_ms", "revoked_at_ms")),
             (key.expires_at_ms, key.revoked_at_ms, key.key_id),
         )
 
@@ -127,50 +117,42 @@ class DirectoryTables(ControlTables):
         """Insert a nonce; return ``False`` if it was used before."""
         # Inserted and checked in one statement: of two requests with one nonce, one is refused,
         # also if they come to different replicas.
-        cursor = self.write(
-            "INSERT INTO nonces VALUES (?,?,?) ON CONFLICT DO NOTHING",
-            (key_id, nonce, expires_at_ms),
-        )
-        return cursor.rowcount == 1
+        return self.write(_ADD_NONCE, (key_id, nonce, expires_at_ms)).rowcount == 1
 
     # -- operators -----------------------------------------------------------------------------
 
     def operator(self, name: str) -> Operator | None:
         """Return an operator."""
-        row = self.row(f"{SELECT_OPERATORS} WHERE name = ?", name)
+        row = self.row(f"{_SELECT_OPERATORS} WHERE name = ?", name)
         return None if row is None else operator_from_row(row)[0]
 
     def operators(self, organisation_id: str) -> list[Operator]:
         """Return the operators of one organisation."""
-        rows = self.rows(f"{SELECT_OPERATORS} WHERE organisation_id = ?", organisation_id)
+        rows = self.rows(f"{_SELECT_OPERATORS} WHERE organisation_id = ?", organisation_id)
         return [operator_from_row(row)[0] for row in rows]
 
     def add_operator(self, operator: Operator, password_hash: str) -> None:
         """Insert an operator; with an empty hash, no password is accepted."""
-        self.write(
-            f"INSERT INTO operators ({columns('operators')}) VALUES (?,?,?,?,?,?,?)",  # noqa: S608 (constant text)
-            (operator.operator_id, operator.name, operator.organisation_id, password_hash,
-             operator.created_at_ms, operator.changed_at_ms, operator.role),
-        )  # fmt: skip
+        self.write(OPERATORS.insert(), OPERATORS.row(operator, password_hash))
 
     def save_password(self, operator: Operator, password_hash: str) -> None:
         """Write an operator's password."""
         self.write(
-            "UPDATE operators SET password_hash = ?, changed_at_ms = ? WHERE operator_id = ?",
+            OPERATORS.update(("password_hash", "changed_at_ms")),
             (password_hash, operator.changed_at_ms, operator.operator_id),
         )
 
     def save_role(self, operator: Operator) -> None:
         """Write an operator's role."""
         self.write(
-            "UPDATE operators SET operator_role = ?, changed_at_ms = ? WHERE operator_id = ?",
+            OPERATORS.update(("operator_role", "changed_at_ms")),
             (operator.role, operator.changed_at_ms, operator.operator_id),
         )
 
     def remove_operator(self, operator_id: str) -> None:
         """Remove an operator and their sessions."""
         self.end_sessions(operator_id)
-        self.write("DELETE FROM operators WHERE operator_id = ?", (operator_id,))
+        self.write(OPERATORS.delete(), (operator_id,))
 
     def add_session(
         self,
@@ -182,25 +164,22 @@ class DirectoryTables(ControlTables):
     ) -> None:
         """Insert a session."""
         self.write(
-            "INSERT INTO sessions (token_hash, operator_id, created_at_ms, seen_at_ms,"
-            " expires_at_ms, signed_in_by, signed_in_from) VALUES (?,?,?,?,?,?,?)",
+            _SESSIONS.insert(),
             (token_hash, operator_id, self.now_ms, self.now_ms, expires_at_ms,
              signed_in_by, signed_in_from),
         )  # fmt: skip
 
     def touch_session(self, token_hash: bytes) -> None:
         """Note that a session is in use."""
-        self.write(
-            "UPDATE sessions SET seen_at_ms = ? WHERE token_hash = ?", (self.now_ms, token_hash)
-        )
+        self.write(_TOUCH_SESSION, (self.now_ms, token_hash))
 
     def end_session(self, token_hash: bytes) -> None:
         """Remove a session."""
-        self.write("DELETE FROM sessions WHERE token_hash = ?", (token_hash,))
+        self.write(_SESSIONS.delete(), (token_hash,))
 
     def end_sessions(self, operator_id: str) -> None:
         """Remove every session of an operator."""
-        self.write("DELETE FROM sessions WHERE operator_id = ?", (operator_id,))
+        self.write(_SESSIONS.delete(("operator_id",)), (operator_id,))
 
     # -- audit log -----------------------------------------------------------------------------
 
@@ -211,11 +190,11 @@ class DirectoryTables(ControlTables):
 
     def add_audit(self, row: AuditRow) -> None:
         """Append an audit entry."""
-        self.write(f"INSERT INTO audit ({_AUDIT_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", row)  # noqa: S608 (constant text)
+        self.write(AUDIT.insert(), row)
 
     def oldest_audit(self, limit: int) -> list[AuditRow]:
         """Return the oldest audit entries, never the newest one."""
-        rows = self.rows(f"SELECT {_AUDIT_COLUMNS} FROM audit ORDER BY seq LIMIT ?", limit + 1)  # noqa: S608 (constant text)
+        rows = self.rows(f"{_SELECT_AUDIT} ORDER BY seq LIMIT ?", limit + 1)
         return [AuditRow(*row) for row in rows[:-1]]
 
     def drop_audit(self, through: AuditRow) -> None:

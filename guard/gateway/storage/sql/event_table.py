@@ -6,17 +6,16 @@ import json
 from typing import Any, Final
 
 from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.rows import ids_text
 from guard.gateway.storage.sql.tables import Tables
 
-EVENT_SQL: Final = (
-    "INSERT INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
-    " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
-    " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
-    " flags, balance_ids, data, trace_id, span_id, parent_span_id, request_id,"
-    " user_id, tags)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
-)
+EVENTS: Final = Table("events")
+COLUMNS: Final = [each for each in EVENTS.columns if each != "event_seq"]
+"""The columns of :func:`event_row`, in the order of the schema."""
+
+ADD_EVENT: Final = EVENTS.insert(COLUMNS, ignore=True)
+NAME_REQUEST: Final = EVENTS.update(("request_id",))
 _RESPONSE_SQL: Final = (
     "SELECT event_seq, request_id FROM events INDEXED BY events_response"
     " WHERE organisation_id = ?1 AND provider = ?2 AND response_id = ?3"
@@ -37,14 +36,14 @@ def add_event(
     row = event_row(
         tables.now_ms, organisation_id, key_id, priced, charged_at_ms, flags, balance_ids
     )
-    return tables.write(EVENT_SQL, row).rowcount == 1
+    return tables.write(ADD_EVENT, row).rowcount == 1
 
 
 def event_row(
     now_ms: int, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
     flags: str, balance_ids: tuple[int, ...],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the row of an event, for ``EVENT_SQL``."""
+    """Return the row of an event, in the order of ``COLUMNS``."""
     event = priced.event
     return (
         organisation_id, event.event_id, event.type, event.at_ms, now_ms,
@@ -77,6 +76,5 @@ def _is_repeated(tables: Tables, organisation_id: str, priced: PricedEvent) -> b
         return False
     # The stored report names no request: it gets this one's id, and is its report from now on.
     if found[1] is None:
-        sql = "UPDATE events SET request_id = ? WHERE event_seq = ?"
-        tables.write(sql, (request_id, found[0]))
+        tables.write(NAME_REQUEST, (request_id, found[0]))
     return True

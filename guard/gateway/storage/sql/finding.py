@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from guard.gateway.domain import records
 from guard.gateway.domain.found import Found, ScopeEvents, Use
 from guard.gateway.domain.spend_series import TAG
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.dashboard import LAST_ID, SCAN_MAX
-from guard.gateway.storage.sql.rows import stored_kind
+from guard.gateway.storage.sql.rows import EVENTS
 from guard.gateway.storage.sql.scope_totals import COLUMNS
 from guard.gateway.storage.sql.views import (
-    EVENT_COLUMNS,
     SELECT_BALANCE_VIEWS,
     balance_view_from_row,
-    event_from_row,
 )
 
 USES_MAX: Final = 5000
@@ -112,10 +110,10 @@ def events_of_scope(
         *arguments, USES_MAX,
     )  # fmt: skip
     counted = sum(row[4] for row in groups)
-    rows = reading.rows(f"SELECT {EVENT_COLUMNS} FROM {where} {_NEWEST}", *arguments, limit)  # noqa: S608 (constants of this module)
+    rows = reading.rows(f"SELECT {EVENTS.names()} FROM {where} {_NEWEST}", *arguments, limit)  # noqa: S608 (constants of this module)
     scanned = group_by != "user" and _has_more(reading, organisation_id)
     return ScopeEvents(
-        events=[event_from_row(row) for row in rows], uses=[Use(*row[:4]) for row in groups],
+        events=[*map(EVENTS.read, rows)], uses=[Use(*row[:4]) for row in groups],
         counted=counted, since_ms=min((row[5] for row in groups), default=None),
         is_cut=counted == USES_MAX or scanned,
     )  # fmt: skip
@@ -154,14 +152,12 @@ def balances_of(
 ) -> list[records.BalanceView]:  # fmt: skip
     """Return the balances that scopes have in the current windows, the fullest first."""
     found: list[records.BalanceView] = []
-    units: tuple[records.BudgetUnit, ...] = get_args(records.BudgetUnit)
     for kind, scope_id in scopes:
-        kinds = [stored_kind(unit, kind) for unit in units]
         rows = reading.rows(
             f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
-            f" WHERE u.organisation_id = ? AND u.scope_kind IN ({', '.join('?' * len(kinds))})"
+            " WHERE u.organisation_id = ? AND u.scope_kind = ?"
             " AND b.scope_id = ? AND coalesce(b.ends_ms, ?) > ? LIMIT ?",
-            organisation_id, *kinds, scope_id, 2**62, now_ms, limit,
+            organisation_id, kind, scope_id, 2**62, now_ms, limit,
         )  # fmt: skip
         found += [balance_view_from_row(row) for row in rows]
     found.sort(key=lambda b: -(b.committed_nanousd + b.reserved_nanousd) / max(b.limit_nanousd, 1))

@@ -29,18 +29,12 @@ from guard.gateway.ledger.state import (
     StoredAnswer,
 )
 from guard.gateway.storage.sql import token_sums
-from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_RESERVATIONS
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.event_table import add_event
 from guard.gateway.storage.sql.lease_index import LeaseIndex
 from guard.gateway.storage.sql.replay import ReplayTable
 from guard.gateway.storage.sql.reservation_counts import ReservationCounts
-from guard.gateway.storage.sql.rows import (
-    balance_from_row,
-    ids_text,
-    metered_text,
-    reservation_from_row,
-)
+from guard.gateway.storage.sql.rows import BALANCES, CHAINS, ESTIMATES, RESERVATIONS
 from guard.gateway.storage.sql.scope_totals import ScopeTotals
 from guard.gateway.storage.sql.seen_totals import SeenTotals
 from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room, restore_fields
@@ -51,9 +45,26 @@ _BALANCE: Final = (
     "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
     "leases", "refused_nanousd",
 )  # fmt: skip
+"""What changes of a balance."""
+
 _RESERVATION: Final = (
     "amount", "held", "expires_at_ms", "spent", "state", "under_way", "closing", "metered",
 )  # fmt: skip
+"""What changes of a reservation."""
+
+SELECT_BALANCES: Final = BALANCES.select()
+SELECT_RESERVATIONS: Final = RESERVATIONS.select()
+_ADD_BALANCE: Final = BALANCES.insert([each for each in BALANCES.columns if each != "balance_id"])
+_NEW_BALANCE: Final = BALANCES.values(*(each for each in BALANCES.columns if each != "balance_id"))
+_SAVE_BALANCE: Final = BALANCES.update(_BALANCE)
+_CHANGED_BALANCE: Final = BALANCES.values(*_BALANCE, "balance_id")
+_ADD_RESERVATION: Final = RESERVATIONS.insert()
+_SAVE_RESERVATION: Final = RESERVATIONS.update(_RESERVATION)
+_CHANGED_RESERVATION: Final = RESERVATIONS.values(*_RESERVATION, "reservation_id")
+_SELECT_CHAINS: Final = CHAINS.select()
+_SAVE_CHAIN: Final = CHAINS.upsert()
+_SELECT_ESTIMATES: Final = ESTIMATES.select()
+_SAVE_ESTIMATE: Final = ESTIMATES.upsert()
 
 
 class MoneyTables(Tables):
@@ -105,7 +116,7 @@ class MoneyTables(Tables):
             f"{SELECT_RESERVATIONS} WHERE reservation_id >= coalesce((SELECT value FROM facts"  # noqa: S608 (constant text)
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
         ):
-            self._adopt(reservation_from_row(row))
+            self._adopt(RESERVATIONS.read(row))
         self.counts.start(self.leases.values())
         for row in self.rows(
             "SELECT b.balance_id, u.organisation_id FROM balances b JOIN budgets u"
@@ -147,15 +158,8 @@ class MoneyTables(Tables):
 
     def add_balance(self, balance: Balance) -> Balance:
         """Insert a balance and return it with its number."""
-        balance.balance_id = self.insert_numbered(
-            "balance_id",
-            "INSERT INTO balances (budget_id, scope_id, period_start_ms, ends_ms, opening,"
-            " committed, reserved, overspend, authorized_max, level, exhausted)"
-            " VALUES (?,?,?,?,?,?,?,?,?,?,?)",
-            (balance.budget_id, balance.scope_id, balance.period_start_ms, balance.ends_ms,
-             balance.opening, balance.committed, balance.reserved, balance.overspend,
-             balance.authorized_max, balance.level, balance.exhausted),
-        )  # fmt: skip
+        row = _NEW_BALANCE(balance)
+        balance.balance_id = self.insert_numbered("balance_id", _ADD_BALANCE, row)
         self.put(self.balances, balance.balance_id, balance)
         return balance
 
@@ -164,7 +168,7 @@ class MoneyTables(Tables):
         found = self.balances.get(balance_id)
         if found is None:
             row = self.row(f"{SELECT_BALANCES} WHERE balance_id = ?", balance_id)
-            found = balance_from_row(row)
+            found = BALANCES.read(row)
             self.put(self.balances, balance_id, found)
         return found
 
@@ -239,7 +243,7 @@ class MoneyTables(Tables):
         )
         if found is None:
             row = self.row(f"{SELECT_RESERVATIONS} WHERE reservation_id = ?", reservation_id)
-            found = None if row is None else reservation_from_row(row)
+            found = None if row is None else RESERVATIONS.read(row)
         return found
 
     def add_reservation(self, reservation: Reservation) -> None:
@@ -422,13 +426,9 @@ class MoneyTables(Tables):
         """Return a chain in any state."""
         key = (organisation_id, chain_id)
         if key not in self.chains:
-            row = self.row(
-                "SELECT opened_at_ms, expires_at_ms, closed, workflow_id FROM chains"
-                " WHERE organisation_id = ? AND chain_id = ?",
-                *key,
-            )
+            row = self.row(f"{_SELECT_CHAINS} WHERE organisation_id = ? AND chain_id = ?", *key)
             make_room(self.chains, self._dirty_chains)
-            self.put(self.chains, key, row and ChainState(row[0], row[1], bool(row[2]), row[3]))
+            self.put(self.chains, key, row and CHAINS.read(row))
         return self.chains[key]
 
     def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
@@ -441,13 +441,9 @@ class MoneyTables(Tables):
         """Return the learned cost of calls of one kind, if any were seen."""
         key = (organisation_id, subject)
         if key not in self.estimates:
-            row = self.row(
-                "SELECT count, mean, variance, model, model_at_ms FROM estimates"
-                " WHERE organisation_id = ? AND subject = ?",
-                *key,
-            )
+            row = self.row(f"{_SELECT_ESTIMATES} WHERE organisation_id = ? AND subject = ?", *key)
             make_room(self.estimates, self._dirty_estimates)
-            self.put(self.estimates, key, row and Estimate(*row))
+            self.put(self.estimates, key, row and ESTIMATES.read(row))
         return self.estimates[key]
 
     def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
@@ -466,34 +462,13 @@ class MoneyTables(Tables):
         """
         # Releases the savepoint of the last command: a flush is of the unit, not of a command.
         self.savepoint()
-        many = self.connection.executemany
+        change = self.connection.change
         if self._dirty_balances:
-            many(
-                "UPDATE balances SET opening = ?, committed = ?, reserved = ?, overspend = ?,"
-                " authorized_max = ?, level = ?, exhausted = ?, leases = ?,"
-                " refused_nanousd = ? WHERE balance_id = ?",
-                [(b.opening, b.committed, b.reserved, b.overspend, b.authorized_max, b.level,
-                  b.exhausted, b.leases, b.refused_nanousd, b.balance_id)
-                 for b in self._dirty_balances.values()],
-            )  # fmt: skip
+            change(_SAVE_BALANCE, map(_CHANGED_BALANCE, self._dirty_balances.values()))
         if self._new_reservations:
-            many(
-                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                [(r.reservation_id, r.organisation_id, r.key_id, r.call_id,
-                  ids_text(r.balance_ids), r.amount, r.held, r.created_at_ms, r.expires_at_ms,
-                  r.spent, r.state, r.basis, r.workflow_id, r.run_id, r.chain_id, r.agent,
-                  r.model, r.function, r.user, int(r.renewed), r.under_way,
-                  int(r.closing), metered_text(r.metered))
-                 for r in self._new_reservations.values()],
-            )  # fmt: skip
+            change(_ADD_RESERVATION, map(RESERVATIONS.row, self._new_reservations.values()))
         if self._dirty_reservations:
-            many(
-                "UPDATE reservations SET amount = ?, held = ?, expires_at_ms = ?, spent = ?,"
-                " state = ?, under_way = ?, closing = ?, metered = ? WHERE reservation_id = ?",
-                [(r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.under_way,
-                  int(r.closing), metered_text(r.metered), r.reservation_id)
-                 for r in self._dirty_reservations.values()],
-            )  # fmt: skip
+            change(_SAVE_RESERVATION, map(_CHANGED_RESERVATION, self._dirty_reservations.values()))
         # Before ``_forget_changes``: the cache still has those that were open until now.
         for changed in (self._new_reservations, self._dirty_reservations):
             self.counts.written(changed, self.reservations)
@@ -503,23 +478,11 @@ class MoneyTables(Tables):
         self.totals.flush()
         self.uncertain.flush()
         if self._dirty_chains:
-            many(
-                "INSERT INTO chains VALUES (?,?,?,?,?,?) ON CONFLICT (organisation_id, chain_id)"
-                " DO UPDATE SET opened_at_ms = excluded.opened_at_ms,"
-                " expires_at_ms = excluded.expires_at_ms, closed = excluded.closed,"
-                " workflow_id = excluded.workflow_id",
-                [(*key, c.opened_at_ms, c.expires_at_ms, c.closed, c.workflow_id)
-                 for key in self._dirty_chains if (c := self.chains.get(key)) is not None],
-            )  # fmt: skip
+            found = ((key, self.chains.get(key)) for key in self._dirty_chains)
+            change(_SAVE_CHAIN, [CHAINS.row(c, *key) for key, c in found if c is not None])
         if self._dirty_estimates:
-            many(
-                "INSERT INTO estimates VALUES (?,?,?,?,?,?,?)"
-                " ON CONFLICT (organisation_id, subject) DO UPDATE SET count = excluded.count,"
-                " mean = excluded.mean, variance = excluded.variance, model = excluded.model,"
-                " model_at_ms = excluded.model_at_ms",
-                [(*key, e.count, e.mean, e.variance, e.model, e.model_at_ms)
-                 for key in self._dirty_estimates if (e := self.estimates.get(key)) is not None],
-            )  # fmt: skip
+            known = ((key, self.estimates.get(key)) for key in self._dirty_estimates)
+            change(_SAVE_ESTIMATE, [ESTIMATES.row(e, *key) for key, e in known if e is not None])
         self._forget_changes()
 
     def _forget_changes(self) -> None:

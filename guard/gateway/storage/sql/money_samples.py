@@ -11,8 +11,8 @@ from typing import Final
 from guard.gateway.domain.records import BalanceView
 from guard.gateway.domain.statistics import MoneySample, OrganisationSpend
 from guard.gateway.domain.waiting import LAPSE_MS
-from guard.gateway.storage.sql.columns import BALANCES_AND_BUDGETS
 from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
 from guard.gateway.storage.sql.uncertain import FOREVER, OF_BALANCE
 from guard.gateway.storage.sql.views import balance_view_from_row
 
@@ -28,7 +28,7 @@ PAUSES: Final = 50
 
 _USED: Final = "CAST(b.committed + b.reserved AS DOUBLE PRECISION) / max(u.limit_nanousd, 1)"
 _FULLEST: Final = (
-    f"SELECT {BALANCES_AND_BUDGETS}, {OF_BALANCE}, u.organisation_id FROM"  # noqa: S608 (constants of this package)
+    f"SELECT {BALANCES.names('b')}, {BUDGETS.names('u')}, {OF_BALANCE}, u.organisation_id FROM"  # noqa: S608 (constants of this package)
     " (SELECT balance_id, used FROM (SELECT b.balance_id, b.used, row_number() OVER"
     " (PARTITION BY b.budget_id ORDER BY b.used DESC, b.balance_id) AS place FROM"
     f" (SELECT b.balance_id, b.budget_id, {_USED} AS used FROM budgets u"

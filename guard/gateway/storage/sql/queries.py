@@ -11,29 +11,22 @@ from guard.gateway.domain.control import end_of, is_timed
 from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.domain.waiting import LAPSE_MS
-from guard.gateway.storage.sql.columns import (
-    SELECT_APPROVALS,
-    SELECT_BUDGETS,
-    SELECT_KEYS,
-    SELECT_OPERATORS,
-    SELECT_ORGANISATIONS,
-    SELECT_WEBHOOKS,
-    columns,
-)
 from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
 from guard.gateway.storage.sql.rows import (
+    APPROVALS,
+    BUDGETS,
     IS_NAMED,
-    RAISE_COLUMNS,
+    KEYS,
+    OPERATORS,
+    ORGANISATIONS,
+    RAISES,
+    WEBHOOKS,
     approval_from_row,
-    budget_from_row,
     channel_from_row,
     key_from_row,
     operator_from_row,
-    organisation_from_row,
-    raise_from_row,
     session_from_row,
     session_view_from_row,
-    webhook_from_row,
 )
 
 T = TypeVar("T")
@@ -44,6 +37,9 @@ SNAPSHOT_BUDGETS_MAX: Final = 1000
 
 _ASKS_MAX: Final = 1000
 """Calls that wait for a raise, as many as are counted to see whether there is a new one."""
+
+
+_SELECT_WEBHOOKS: Final = WEBHOOKS.select()
 
 
 class SqlQueries(ReadingStore):
@@ -88,39 +84,39 @@ class SqlQueries(ReadingStore):
     async def organisations(self) -> list[records.Organisation]:
         """Return all tenants, oldest first, but for those that were removed."""
         rows = await self._rows(
-            f"{SELECT_ORGANISATIONS} WHERE removed_ms IS NULL ORDER BY organisation_id"
+            f"{ORGANISATIONS.select()} WHERE removed_ms IS NULL ORDER BY organisation_id"
         )
-        return [organisation_from_row(row) for row in rows]
+        return [*map(ORGANISATIONS.read, rows)]
 
     async def find_key(self, key_hash: bytes) -> records.KeySecret | None:
         """Return the key with this hash, in any state."""
-        rows = await self._rows(f"{SELECT_KEYS} WHERE key_hash = ?", key_hash)
+        rows = await self._rows(f"{KEYS.select()} WHERE key_hash = ?", key_hash)
         return key_from_row(rows[0]) if rows else None
 
     async def keys(self, organisation_id: str | None) -> list[records.Key]:
         """Return keys, of one organisation or of all."""
         where, arguments = equals(organisation_id=organisation_id)
         rows = await self._rows(
-            f"{SELECT_KEYS} WHERE {where or 'true'} ORDER BY key_id", *arguments
+            f"{KEYS.select()} WHERE {where or 'true'} ORDER BY key_id", *arguments
         )
         return [key_from_row(row).key for row in rows]
 
     async def proxies(self) -> list[records.Key]:
         """Return the keys of proxies for all organisations."""
         where = "organisation_id IS NULL AND role = 'proxy'"
-        rows = await self._rows(f"{SELECT_KEYS} WHERE {where} ORDER BY key_id")
+        rows = await self._rows(f"{KEYS.select()} WHERE {where} ORDER BY key_id")
         return [key_from_row(row).key for row in rows]
 
     async def find_operator(self, name: str) -> tuple[Operator, str] | None:
         """Return an operator and the hash of the password."""
-        rows = await self._rows(f"{SELECT_OPERATORS} WHERE name = ?", name)
+        rows = await self._rows(f"{OPERATORS.select()} WHERE name = ?", name)
         return operator_from_row(rows[0]) if rows else None
 
     async def operators(self, organisation_id: str | None) -> list[Operator]:
         """Return the operators of one organisation, or of all and of each, by name."""
         where, arguments = equals(organisation_id=organisation_id)
         rows = await self._rows(
-            f"{SELECT_OPERATORS} WHERE {where or 'true'} ORDER BY name", *arguments
+            f"{OPERATORS.select()} WHERE {where or 'true'} ORDER BY name", *arguments
         )
         return [operator_from_row(row)[0] for row in rows]
 
@@ -146,7 +142,7 @@ class SqlQueries(ReadingStore):
     async def find_session(self, token_hash: bytes) -> OperatorSession | None:
         """Return a session in any state, or ``None``."""
         rows = await self._rows(
-            f"SELECT {columns('operators', 'o')}, s.created_at_ms, s.seen_at_ms,"  # noqa: S608 (constant text)
+            f"SELECT {OPERATORS.names('o')}, s.created_at_ms, s.seen_at_ms,"  # noqa: S608 (constant text)
             " s.expires_at_ms FROM sessions s JOIN operators o USING (operator_id)"
             " WHERE token_hash = ?",
             token_hash,
@@ -157,17 +153,17 @@ class SqlQueries(ReadingStore):
 
     async def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of an organisation."""
-        rows = await self._rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
-        return [budget_from_row(row) for row in rows]
+        rows = await self._rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
+        return [*map(BUDGETS.read, rows)]
 
     async def call_budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the limits of calls of an organisation, the first thousand."""
         rows = await self._rows(
-            f"{SELECT_BUDGETS} WHERE organisation_id = ? AND scope_kind > 'calls:'"
-            f" AND scope_kind < 'calls;' ORDER BY scope_kind, scope_id LIMIT {CALL_BUDGETS_MAX}",
+            f"{BUDGETS.select()} WHERE organisation_id = ? AND unit <> 'usd' AND unit = 'calls'"
+            f" ORDER BY scope_kind, scope_id LIMIT {CALL_BUDGETS_MAX}",
             organisation_id,
         )
-        return [budget_from_row(row) for row in rows]
+        return [*map(BUDGETS.read, rows)]
 
     async def budget_raises(
         self, organisation_id: str, budget_id: str | None, limit: int
@@ -175,11 +171,11 @@ class SqlQueries(ReadingStore):
         """Return raises of one budget, or of all, newest first."""
         where, arguments = equals(organisation_id=organisation_id, budget_id=budget_id)
         rows = await self._rows(
-            f"SELECT {RAISE_COLUMNS} FROM budget_raises WHERE {where}"  # noqa: S608 (constant text)
+            f"{RAISES.select()} WHERE {where}"
             " ORDER BY raised_at_ms DESC, raise_key DESC LIMIT ?",
             *arguments, limit,
         )  # fmt: skip
-        return [raise_from_row(row) for row in rows]
+        return [*map(RAISES.read, rows)]
 
     async def budget_asks(self, organisation_id: str, limit: int) -> list[records.BudgetAsk]:
         """Return the calls that wait for a raise, in the order of asking."""
@@ -201,7 +197,7 @@ class SqlQueries(ReadingStore):
 
     async def find_approval(self, approval_id: str) -> records.Approval | None:
         """Return an approval."""
-        rows = await self._rows(f"{SELECT_APPROVALS} WHERE approval_id = ?", approval_id)
+        rows = await self._rows(f"{APPROVALS.select()} WHERE approval_id = ?", approval_id)
         return approval_from_row(rows[0]) if rows else None
 
     async def policies(self, organisation_id: str) -> list[records.Policy]:
@@ -232,15 +228,16 @@ class SqlQueries(ReadingStore):
     async def webhooks(self, organisation_id: str) -> list[records.Webhook]:
         """Return the webhooks, without their secrets."""
         rows = await self._rows(
-            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND NOT ({IS_NAMED}) ORDER BY webhook_id",
+            f"{_SELECT_WEBHOOKS} WHERE organisation_id = ? AND NOT ({IS_NAMED})"
+            " ORDER BY webhook_id",
             organisation_id,
         )
-        return [webhook_from_row(row) for row in rows]
+        return [*map(WEBHOOKS.read, rows)]
 
     async def channels(self, organisation_id: str) -> list[alerts.Channel]:
         """Return the channels that have a name, without their secrets."""
         rows = await self._rows(
-            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND {IS_NAMED} ORDER BY url",
+            f"{_SELECT_WEBHOOKS} WHERE organisation_id = ? AND {IS_NAMED} ORDER BY url",
             organisation_id,
         )
         return [channel_from_row(row) for row in rows]
@@ -250,11 +247,13 @@ class SqlQueries(ReadingStore):
     ) -> tuple[alerts.Channel, alerts.ChannelSecrets] | None:
         """Return a channel that has a name, and its secrets."""
         rows = await self._rows(
-            f"{SELECT_WEBHOOKS} WHERE webhook_id = ? AND {IS_NAMED}", channel_id
+            f"{_SELECT_WEBHOOKS} WHERE webhook_id = ? AND {IS_NAMED}", channel_id
         )
         if not rows:
             return None
-        return channel_from_row(rows[0]), wire.decode(rows[0][4], alerts.ChannelSecrets)
+        return channel_from_row(rows[0]), wire.decode(
+            rows[0][WEBHOOKS.width], alerts.ChannelSecrets
+        )
 
     async def alert_rules(self, organisation_id: str) -> list[alerts.AlertRule]:
         """Return the rules of alerts, by name."""

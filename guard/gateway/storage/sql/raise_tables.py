@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.storage.sql.control_tables import ControlTables
-from guard.gateway.storage.sql.rows import RAISE_COLUMNS, raise_from_row
+from guard.gateway.storage.sql.record import Table
+from guard.gateway.storage.sql.rows import RAISES
+
+_ASKS: Final = Table("budget_asks")
+_WIND_DOWNS: Final = Table("wind_downs")
+_WIND_DOWN: Final = _WIND_DOWNS.upsert(
+    keep=("begun_ms",),
+    sets={"last_call": "coalesce(nullif(wind_downs.last_call, ''), excluded.last_call)"},
+)
 
 
 class RaiseTables(ControlTables):
@@ -14,20 +24,15 @@ class RaiseTables(ControlTables):
     def budget_raise(self, organisation_id: str, raise_key: str) -> records.BudgetRaise | None:
         """Return the raise with this key."""
         row = self.row(
-            f"SELECT {RAISE_COLUMNS} FROM budget_raises"  # noqa: S608 (constant text)
-            " WHERE organisation_id = ? AND raise_key = ?",
+            f"{RAISES.select()} WHERE organisation_id = ? AND raise_key = ?",
             organisation_id, raise_key,
         )  # fmt: skip
-        return None if row is None else raise_from_row(row)
+        return None if row is None else RAISES.read(row)
 
     def add_raise(self, raised: records.BudgetRaise) -> None:
         """Insert a raise."""
         self.tally.add("raise", raised.unit)
-        self.write(
-            "INSERT INTO budget_raises VALUES (?,?,?,?,?,?,?,?)",
-            (raised.organisation_id, raised.raise_key, raised.budget_id, raised.by_nanousd,
-             raised.limit_nanousd, raised.raised_at_ms, raised.raised_by, raised.unit),
-        )  # fmt: skip
+        self.write(RAISES.insert(), RAISES.row(raised))
 
     def budget_ask(self, balance_id: int, call_id: str) -> tuple[records.BudgetAsk, int] | None:
         """Return a call's question to a balance, and when it last asked."""
@@ -49,19 +54,14 @@ class RaiseTables(ControlTables):
     def save_ask(self, ask: records.BudgetAsk) -> None:
         """Write a call's question, asked now."""
         self.write(
-            "INSERT INTO budget_asks VALUES (?,?,?,?,?)"
-            " ON CONFLICT (balance_id, asking_call) DO UPDATE SET"
-            " ask_seen_ms = excluded.ask_seen_ms, ask = excluded.ask",
+            _ASKS.upsert(keep=("organisation_id",)),
             (ask.balance_id, ask.call_id, ask.organisation_id, self.now_ms,
              wire.encode(ask).decode()),
         )  # fmt: skip
 
     def drop_asks(self, organisation_id: str, call_id: str) -> None:
         """Delete a call's questions."""
-        self.write(
-            "DELETE FROM budget_asks WHERE organisation_id = ? AND asking_call = ?",
-            (organisation_id, call_id),
-        )
+        self.write(_ASKS.delete(("organisation_id", "asking_call")), (organisation_id, call_id))
 
     def drop_lapsed_asks(self, before_ms: int) -> None:
         """Delete questions that were not repeated since a time."""
@@ -80,16 +80,11 @@ class RaiseTables(ControlTables):
 
     def wind_down(self, balance_id: int, run: str, last_call: str) -> None:
         """Record that a run winds down, and its last call; a last call that is recorded stays."""
-        self.write(
-            "INSERT INTO wind_downs VALUES (?,?,?,?) ON CONFLICT (balance_id, winding_run)"
-            " DO UPDATE SET last_call = CASE WHEN wind_downs.last_call = '' THEN"
-            " excluded.last_call ELSE wind_downs.last_call END",
-            (balance_id, run, self.now_ms, last_call),
-        )
+        self.write(_WIND_DOWN, (balance_id, run, self.now_ms, last_call))
 
     def end_wind_downs(self, balance_id: int) -> None:
         """Delete the record of runs that wind down on a balance: its limit has changed."""
-        self.write("DELETE FROM wind_downs WHERE balance_id = ?", (balance_id,))
+        self.write(_WIND_DOWNS.delete(("balance_id",)), (balance_id,))
 
     def drop_wind_downs(self, before_ms: int) -> None:
         """Delete the record of runs that began to wind down before a time."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from guard.gateway.domain import acceleration
 from guard.gateway.domain.acceleration import SpendOfRun
 from guard.gateway.domain.repeats import PREVIEWED_MAX, LoopKind, RepeatCount
 from guard.gateway.ledger.repeat_store import RepeatPlace
 from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.rows import REPEATS
 from guard.gateway.storage.sql.tables import Tables
 
-_SELECT: Final = (
-    "SELECT run_id, workflow_id, agent, key_id, loop_kind, subject, allowed, seen, began_ms,"
-    " counted_ms, began_seq, noticed_ms, loop_action FROM repeats"
-)
+_SELECT: Final = REPEATS.select()
+_SAVE: Final = REPEATS.upsert(keep=("subject", "workflow_id", "agent", "key_id"))
+_DELETE: Final = REPEATS.delete()
 _PLACE: Final = "organisation_id = ? AND run_id = ? AND loop_kind = ? AND digest = ?"
 _DROPPED_MAX: Final = 500
 """Rows that one sweep deletes."""
@@ -30,20 +30,11 @@ class RepeatTables(Tables):
     def repeat(self, place: RepeatPlace) -> RepeatCount | None:
         """Return how often a call was made."""
         row = self.row(f"{_SELECT} WHERE {_PLACE}", *_key(place))
-        return None if row is None else _count_from(row)
+        return None if row is None else REPEATS.read(row)
 
     def save_repeat(self, place: RepeatPlace, count: RepeatCount) -> None:
         """Write how often a call was made."""
-        self.write(
-            "INSERT INTO repeats VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT"
-            " (organisation_id, run_id, loop_kind, digest) DO UPDATE SET"
-            " allowed = excluded.allowed, seen = excluded.seen, began_ms = excluded.began_ms,"
-            " counted_ms = excluded.counted_ms, began_seq = excluded.began_seq,"
-            " noticed_ms = excluded.noticed_ms, loop_action = excluded.loop_action",
-            (*_key(place), count.subject, count.workflow_id, count.agent, count.key_id,
-             count.allowed, count.seen, count.began_ms, count.last_ms, count.began_seq,
-             count.noticed_ms, count.action),
-        )  # fmt: skip
+        self.write(_SAVE, REPEATS.row(count, place.organisation_id, place.digest))
 
     def is_foreign_run(self, place: RepeatPlace) -> bool:
         """Return whether a run is recorded as another workflow's."""
@@ -69,19 +60,11 @@ class RepeatTables(Tables):
                 before_ms, _DROPPED_MAX,
             )  # fmt: skip
             if rows:
-                self.write_many(f"DELETE FROM repeats WHERE {_PLACE}", rows)  # noqa: S608 (constant text)
+                self.write_many(_DELETE, rows)
 
 
 def _key(place: RepeatPlace) -> tuple[str, ...]:
     return place.organisation_id, place.run_id, place.kind, place.digest
-
-
-def _count_from(row: tuple[Any, ...]) -> RepeatCount:
-    return RepeatCount(
-        run_id=row[0], workflow_id=row[1], agent=row[2], key_id=row[3], kind=row[4],
-        subject=row[5], allowed=row[6], seen=row[7], began_ms=row[8], last_ms=row[9],
-        began_seq=row[10], noticed_ms=row[11], action=row[12],
-    )  # fmt: skip
 
 
 # -- reports ---------------------------------------------------------------------------------------
@@ -96,7 +79,7 @@ def loops(
         " AND noticed_ms IS NOT NULL ORDER BY noticed_ms DESC, subject LIMIT ?",
         organisation_id, run_id, workflow_id, LOOPS_MAX,
     )  # fmt: skip
-    return [_count_from(row) for row in rows]
+    return [REPEATS.read(row) for row in rows]
 
 
 def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount]:
@@ -106,7 +89,7 @@ def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount
         " ORDER BY counted_ms DESC LIMIT ?",
         organisation_id, PREVIEWED_MAX,
     )  # fmt: skip
-    return [_count_from(row) for row in rows]
+    return [REPEATS.read(row) for row in rows]
 
 
 def spend_by_run(reading: Connection, now_ms: int, organisation_id: str) -> list[SpendOfRun]:

@@ -17,6 +17,7 @@ from guard.core import wire
 from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.ledger.state import StoredAnswer
 from guard.gateway.storage.sql.connection import Cursor
+from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.tables import Tables
 
 PERIOD_MS: Final = 12 * HOUR_MS
@@ -32,13 +33,7 @@ _FIND_ONE: Final = (
     " SELECT request, fingerprint, status, body FROM idempotency_1 WHERE request = ?"
 )
 """The same query for a group of one, in a third of the time."""
-_KEEP: Final = (
-    *(
-        f"INSERT INTO idempotency_{number} VALUES (?,?,?,?) ON CONFLICT (request) DO UPDATE SET"  # noqa: S608 (constant text)
-        " fingerprint = excluded.fingerprint, status = excluded.status, body = excluded.body"
-        for number in (0, 1)
-    ),
-)
+_KEEP: Final = (Table("idempotency_0").upsert(), Table("idempotency_1").upsert())
 EMPTY_ROWS: Final = 2000
 """Answers that one step deletes, on an engine that does not empty a table at once."""
 
@@ -149,7 +144,7 @@ class ReplayTable:
         if not self._new:
             return
         rows = [(name, a.fingerprint, a.status, a.body) for name, a in self._new.items()]
-        self._tables.connection.executemany(_KEEP[self.turn.period % 2], rows)
+        self._tables.connection.change(_KEEP[self.turn.period % 2], rows)
         self._found.update(self._new)
         self._new.clear()
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 from msgspec import Struct
 
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
 from guard.gateway.ledger import audit
-from guard.gateway.storage.sql.columns import columns
+from guard.gateway.storage.sql.record import Table
+from guard.gateway.storage.sql.rows import BALANCES, CHAINS, ESTIMATES
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 STEP_ROWS: Final = 500
@@ -39,9 +40,8 @@ _UNNAMED: Final = (
     " AND r.chain_id = c.chain_id) AND NOT EXISTS (SELECT 1 FROM events e"
     " WHERE e.organisation_id = c.organisation_id AND e.chain_id = c.chain_id)"
 )
-_FORGET_TOTALS: Final = (
-    "DELETE FROM scope_totals WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?"
-)
+_FORGET_TOTALS: Final = Table("scope_totals").delete()
+_OPEN_WITH: Final = BALANCES.update((), add=("opening",))
 
 
 class _Part(Struct):
@@ -144,16 +144,13 @@ def _events(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     for _, _, cost, balance_ids in old:
         for balance_id in json.loads(balance_ids) if cost else ():
             openings[balance_id] += cost
-    unit.write_many(
-        "UPDATE balances SET opening = opening + ? WHERE balance_id = ?",
-        [(cost, balance_id) for balance_id, cost in openings.items()],
-    )
+    unit.write_many(_OPEN_WITH, [(cost, balance_id) for balance_id, cost in openings.items()])
     # The cached copies too: the next flush writes their whole rows.
     for balance_id, cost in openings.items():
         if balance_id in unit.balances:
             unit.change_balances([unit.balances[balance_id]])
             unit.balances[balance_id].opening += cost
-    unit.write_many("DELETE FROM events WHERE event_seq = ?", [(row[0],) for row in old])
+    unit.write_many(Table("events").delete(), [(row[0],) for row in old])
     return len(old)
 
 
@@ -162,7 +159,7 @@ def _refusals(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
         "SELECT refusal_seq, at_ms FROM refusals ORDER BY refusal_seq LIMIT ?", (limit + 1,)
     ).fetchall()[:-1]
     old = [(seq,) for seq, at_ms in rows if at_ms < cutoff]
-    unit.write_many("DELETE FROM refusals WHERE refusal_seq = ?", old)
+    unit.write_many(Table("refusals").delete(), old)
     return len(old)
 
 
@@ -171,7 +168,7 @@ def _reservations(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> 
         unit, cutoff, limit, part,
         "SELECT reservation_id, state != 'open' AND expires_at_ms < ? FROM reservations"
         " WHERE reservation_id > ? AND reservation_id < ? ORDER BY reservation_id LIMIT ?",
-        "DELETE FROM reservations WHERE reservation_id = ?",
+        "reservations",
     )  # fmt: skip
 
 
@@ -180,7 +177,7 @@ def _approvals(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int
         unit, cutoff, limit, part,
         "SELECT approval_id, status != 'pending' AND max(deadline_ms, answered_at_ms) < ?"
         " FROM approvals WHERE approval_id > ? AND approval_id < ? ORDER BY approval_id LIMIT ?",
-        "DELETE FROM approvals WHERE approval_id = ?",
+        "approvals",
     )  # fmt: skip
 
 
@@ -189,12 +186,12 @@ def _deliveries(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> in
         unit, cutoff, limit, part,
         "SELECT delivery_id, failed = 1 OR delivered_at_ms < ? FROM deliveries"
         " WHERE delivery_id > ? AND delivery_id < ? ORDER BY delivery_id LIMIT ?",
-        "DELETE FROM deliveries WHERE delivery_id = ?",
+        "deliveries",
     )  # fmt: skip
 
 
 def _by_id(
-    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, select: str, delete: str
+    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, select: str, table: LiteralString
 ) -> int:
     """Walk a table whose ids begin with their creation time."""
     (after,) = part.cursor or ("",)
@@ -202,7 +199,7 @@ def _by_id(
     rows = unit.connection.execute(
         select, (cutoff, after, f"{end[:8]}-{end[8:]}", limit)
     ).fetchall()
-    unit.write_many(delete, [(row_id,) for row_id, is_over in rows if is_over])
+    unit.write_many(Table(table).delete(), [(row_id,) for row_id, is_over in rows if is_over])
     if rows:
         part.cursor = (rows[-1][0],)
     return len(rows)
@@ -220,17 +217,14 @@ def _workflows(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int
 
 
 def _unseen(
-    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, table: str, column: str
+    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, table: LiteralString, column: str
 ) -> int:
     rows = unit.connection.execute(
         f"SELECT organisation_id, {column}, last_seen_ms FROM {table}"  # noqa: S608 (constants of this module)
         f" WHERE (organisation_id, {column}) > (?, ?) ORDER BY organisation_id, {column} LIMIT ?",
         (*(part.cursor or ("", "")), limit),
     ).fetchall()
-    unit.write_many(
-        f"DELETE FROM {table} WHERE organisation_id = ? AND {column} = ?",  # noqa: S608 (constants of this module)
-        [row[:2] for row in rows if row[2] < cutoff],
-    )
+    unit.write_many(Table(table).delete(), [row[:2] for row in rows if row[2] < cutoff])
     if rows:
         part.cursor = rows[-1][:2]
     return len(rows)
@@ -244,7 +238,7 @@ def _chains(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
         (cutoff, *(part.cursor or ("", "")), limit),
     ).fetchall()
     over = [row[:2] for row in rows if row[2]]
-    unit.write_many("DELETE FROM chains WHERE organisation_id = ? AND chain_id = ?", over)
+    unit.write_many(CHAINS.delete(), over)
     unit.write_many(_FORGET_TOTALS, [(own, "chain", chain_id) for own, chain_id in over])
     for key in over:
         unit.chains.pop(key, None)
@@ -265,7 +259,7 @@ def _estimates(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
     workflows = {(own, subject): json.loads(subject)[0] for own, subject in rows}
     left = _known_workflows(unit, {(own, name) for (own, _), name in workflows.items() if name})
     over = [key for key, name in workflows.items() if name and (key[0], name) not in left]
-    unit.write_many("DELETE FROM estimates WHERE organisation_id = ? AND subject = ?", over)
+    unit.write_many(ESTIMATES.delete(), over)
     for key in over:
         unit.estimates.pop(key, None)
     if rows:
@@ -297,11 +291,7 @@ def _directives(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> in
         (cutoff, *(part.cursor or ("", "", "")), limit),
     ).fetchall()
     over = [row[:3] for row in rows if row[3]]
-    unit.write_many(
-        "DELETE FROM directives WHERE organisation_id = ? AND target = '' AND run_id = ?"
-        " AND slot = ?",
-        over,
-    )
+    unit.write_many(Table("directives").delete(), [(own, "", *rest) for own, *rest in over])
     for organisation_id, run_id, slot in over:
         unit.on_undo(unit.orgs[organisation_id].directives.forget_run(run_id, slot))
     if rows:
@@ -355,7 +345,7 @@ def _periods(
     unit: SqlUnitOfWork,
     part: _Part,
     limit: int,
-    table: str,
+    table: LiteralString,
     columns: tuple[str, ...],
     is_old: Callable[[Any], bool],
 ) -> int:
@@ -371,10 +361,7 @@ def _periods(
         f"SELECT {key} FROM {table} WHERE ({key}) > (?, ?, ?, ?) ORDER BY {key} LIMIT ?",  # noqa: S608 (constants of this module)
         (*after, limit),
     ).fetchall()
-    unit.write_many(
-        f"DELETE FROM {table} WHERE ({key}) = (?, ?, ?, ?)",  # noqa: S608 (constants of this module)
-        [row for row in rows if is_old(row)],
-    )
+    unit.write_many(Table(table).delete(columns), [row for row in rows if is_old(row)])
     if rows:
         part.cursor = tuple(map(str, rows[-1]))
     return len(rows)
@@ -403,10 +390,9 @@ def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     rows = execute(
         "SELECT balance_id, reserved = 0 AND CASE WHEN ends_ms IS NOT NULL"  # noqa: S608 (constants of this module)
         " THEN ends_ms <= ? AND exhausted = 0"
-        " ELSE scope_kind IN ('chain', 'tokens:chain', 'calls:chain')"
-        " AND NOT EXISTS (SELECT 1"
+        " ELSE scope_kind = 'chain' AND NOT EXISTS (SELECT 1"
         " FROM chains n WHERE n.organisation_id = c.organisation_id AND n.chain_id = c.chain_id)"
-        f" AND {_UNNAMED} END FROM (SELECT {columns('balances', 'b')}, u.organisation_id,"
+        f" AND {_UNNAMED} END FROM (SELECT {BALANCES.names('b')}, u.organisation_id,"
         " u.scope_kind, b.scope_id AS chain_id"
         " FROM balances b LEFT JOIN budgets u USING (budget_id)"
         " WHERE balance_id > ? AND balance_id < (SELECT max(balance_id) FROM balances)"
@@ -414,9 +400,7 @@ def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
         (floor, int(after), limit),
     ).fetchall()
     over = [balance_id for balance_id, is_over in rows if is_over]
-    unit.write_many(
-        "DELETE FROM balances WHERE balance_id = ?", [(balance_id,) for balance_id in over]
-    )
+    unit.write_many(BALANCES.delete(), [(balance_id,) for balance_id in over])
     for balance_id in over:
         unit.balances.pop(balance_id, None)
         unit.clear_exhausted(balance_id)

@@ -11,10 +11,10 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
-from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS, WEEK_MS, period_of
 from guard.gateway.ledger.state import SCOPE_KINDS, ScopeKeys
+from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.tables import Tables
 
 COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
@@ -22,21 +22,19 @@ COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_i
                   "run": "run_id"}  # fmt: skip
 """The column of an event that names its scope, by kind; a run is not a scope of budgets."""
 
-_PERIODS: Final = ", ".join(
-    f"{size}_nanousd = CASE WHEN excluded.{size}_ms > t.{size}_ms THEN excluded.{size}_nanousd"
-    f" WHEN excluded.{size}_ms = t.{size}_ms THEN t.{size}_nanousd + excluded.{size}_nanousd"
-    f" ELSE t.{size}_nanousd END, {size}_ms = max(t.{size}_ms, excluded.{size}_ms)"
-    for size in ("hour", "day", "month", "week")
-)
-_COUNTERS: Final = ", ".join(
-    f"{name} = min(t.{name} + excluded.{name}, {NANOUSD_MAX})"
-    for name in ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens",
-                 "output_tokens", "unpriced")
+_SIZES: Final = ("hour", "day", "month", "week")
+_ADD: Final = Table("scope_totals").upsert(
+    add=("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens", "output_tokens",
+         "unpriced"),
+    sets={
+        f"{size}_nanousd":
+        f"CASE WHEN excluded.{size}_ms > scope_totals.{size}_ms THEN excluded.{size}_nanousd"
+        f" WHEN excluded.{size}_ms = scope_totals.{size}_ms"
+        f" THEN scope_totals.{size}_nanousd + excluded.{size}_nanousd"
+        f" ELSE scope_totals.{size}_nanousd END"
+        for size in _SIZES
+    } | {f"{size}_ms": f"max(scope_totals.{size}_ms, excluded.{size}_ms)" for size in _SIZES},
 )  # fmt: skip
-_WRITE: Final = (
-    f"INSERT INTO scope_totals AS t VALUES ({','.join('?' * 18)})"  # noqa: S608 (constants of this module)
-    f" ON CONFLICT (organisation_id, scope_kind, scope_id) DO UPDATE SET {_PERIODS}, {_COUNTERS}"
-)
 
 
 class ScopeTotals:
@@ -164,7 +162,7 @@ class ScopeTotals:
             return
         rows = [(*scope, *_row(entries)) for scope, entries in self._new.items() if entries]
         if rows:
-            self._tables.connection.executemany(_WRITE, rows)
+            self._tables.connection.change(_ADD, rows)
         self._new.clear()
 
     def forget(self) -> None:

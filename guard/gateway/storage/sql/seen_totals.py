@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, restore_list
 
+_ADD_TO_WORKFLOW: Final = Table("workflows").upsert(
+    keep=("first_seen_ms",), add=("spent_nanousd", "calls", "events")
+)
+_ADD_TO_RUN: Final = Table("runs").upsert(
+    keep=("workflow_id", "first_seen_ms"), add=("spent_nanousd",)
+)
 FRESH_MS: Final = 1000
 """If nothing was spent, the last use of a run is written no more often than this."""
 
@@ -54,25 +61,12 @@ class SeenTotals:
 
     def flush(self) -> None:
         """Write the totals of this unit."""
-        many = self._tables.connection.executemany
+        change = self._tables.connection.change
         if self._workflows:
-            many(
-                "INSERT INTO workflows AS w VALUES (?,?,?,?,?,?,?)"
-                " ON CONFLICT (organisation_id, workflow_id) DO UPDATE SET"
-                " last_seen_ms = excluded.last_seen_ms,"
-                " spent_nanousd = w.spent_nanousd + excluded.spent_nanousd,"
-                " calls = w.calls + excluded.calls, events = w.events + excluded.events",
-                [(*key, *delta) for key, delta in self._workflows.items()],
-            )
+            change(_ADD_TO_WORKFLOW, [(*key, *delta) for key, delta in self._workflows.items()])
             self._workflows.clear()
         if self._runs:
-            many(
-                "INSERT INTO runs AS r VALUES (?,?,?,?,?,?)"
-                " ON CONFLICT (organisation_id, run_id) DO UPDATE SET"
-                " last_seen_ms = excluded.last_seen_ms,"
-                " spent_nanousd = r.spent_nanousd + excluded.spent_nanousd",
-                [(*key, *delta) for key, delta in self._runs.items()],
-            )
+            change(_ADD_TO_RUN, [(*key, *delta) for key, delta in self._runs.items()])
             if len(self._runs_seen_ms) + len(self._runs) > CACHE_MAX:
                 self._runs_seen_ms.clear()
             self._runs_seen_ms.update(dict.fromkeys(self._runs, self._tables.now_ms))

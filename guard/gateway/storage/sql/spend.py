@@ -14,10 +14,9 @@ from guard.gateway.ledger.accounts import applying, index_of, metered_index
 from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.ledger.winding import run_of
 from guard.gateway.storage.sql import token_sums
-from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_BUDGETS
 from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row, stored_kind
-from guard.gateway.storage.sql.uncertain import FOREVER, of_one
+from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
+from guard.gateway.storage.sql.uncertain import FOREVER, of_one, stored_kind
 
 
 def spend(
@@ -50,8 +49,8 @@ def spend(
         run = _total(reading, organisation_id, "run", run_id)
         reply.run_id, reply.run_spent_nanousd = run_id, 0 if run is None else run[0]
         reply.run_uncertain_nanousd = of_one(reading, organisation_id, "run", run_id)
-    rows = reading.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
-    budgets = [budget_from_row(row) for row in rows]
+    rows = reading.rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
+    budgets = [*map(BUDGETS.read, rows)]
     for index in metered_index(budgets).values():
         for budget, scope_id in applying(index, keys):
             account = _account(reading, budget, scope_id, now_ms)
@@ -116,11 +115,11 @@ def _account(
     """Return a budget with its balance; one that no call has opened yet begins with its totals."""
     start_ms, end_ms = windows.period_of(budget.window, now_ms)
     rows = reading.rows(
-        f"{SELECT_BALANCES} WHERE budget_id = ? AND scope_id = ? AND period_start_ms = ?",
+        f"{BALANCES.select()} WHERE budget_id = ? AND scope_id = ? AND period_start_ms = ?",
         budget.budget_id, scope_id, start_ms,
     )  # fmt: skip
     if rows:
-        return BudgetAccount(budget, balance_from_row(rows[0]))
+        return BudgetAccount(budget, BALANCES.read(rows[0]))
     total = None
     if budget.unit == "usd" and budget.scope_kind != "tag":
         total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)

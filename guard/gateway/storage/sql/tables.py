@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 from guard.gateway.storage.sql.connection import Cursor, WritingConnection
+from guard.gateway.storage.sql.record import Change, Table
 from guard.gateway.storage.sql.tally import Tally
 
 K = TypeVar("K")
 V = TypeVar("V")
+_SAVE_FACT: Final = Table("facts").upsert()
 CACHE_MAX: Final = 50_000
 """Entries of one cache; a full cache is emptied, since finding the oldest entry costs more."""
 
@@ -44,16 +46,17 @@ class Tables:
         # Decisions by kind, for metrics.
         self.tally = Tally(self.on_undo)
 
-    def write(self, sql: str, arguments: tuple[Any, ...] = ()) -> Cursor:
+    def write(self, statement: str | Change, arguments: tuple[Any, ...] = ()) -> Cursor:
         """Run a statement that :meth:`undo` can undo."""
         if not self._has_savepoint:
             self._open_savepoint()
+        sql = statement if isinstance(statement, str) else statement.one
         cursor = self.connection.execute(sql, arguments)
         # The drivers return -1 for a statement that changes no rows.
         self.changed_rows += max(0, cursor.rowcount)
         return cursor
 
-    def insert_numbered(self, column: str, sql: str, arguments: tuple[Any, ...]) -> int:
+    def insert_numbered(self, column: str, change: Change, row: tuple[Any, ...]) -> int:
         """Insert a row whose number the database chooses, and return the number."""
         raise NotImplementedError
 
@@ -65,17 +68,13 @@ class Tables:
 
     def save_fact(self, name: str, value: str) -> None:
         """Write one of the store's own values."""
-        self.write(
-            "INSERT INTO facts VALUES (?, ?)"
-            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, value),
-        )
+        self.write(_SAVE_FACT, (name, value))
 
-    def write_many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Run a statement for each of many rows; :meth:`undo` can undo it."""
+    def write_many(self, change: Change, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Change each of many rows; :meth:`undo` can undo it."""
         if not self._has_savepoint:
             self._open_savepoint()
-        self.changed_rows += max(0, self.connection.executemany(sql, rows).rowcount)
+        self.changed_rows += max(0, self.connection.change(change, rows).rowcount)
 
     def _open_savepoint(self) -> None:
         self.connection.execute("SAVEPOINT command")

@@ -12,13 +12,13 @@ from typing import Any, Final, LiteralString
 
 from guard.core.wire import NANOUSD_MAX
 from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.scope_days import (
     DAYS,
     HOURS,
     NUMBERS,
     OF_EVENTS,
     EventSums,
-    Sums,
     summed,
 )
 from guard.gateway.storage.sql.tables import Tables
@@ -50,28 +50,25 @@ def pairs(text: str) -> Iterator[tuple[str, str]]:
     yield from json.loads(text).items()
 
 
-def _write_sql(sums: Sums) -> str:
-    names = (*_COLUMNS, sums.begin, *NUMBERS)
-    added = ", ".join(f"{n} = min(t.{n} + excluded.{n}, {NANOUSD_MAX})" for n in NUMBERS)
-    return (
-        f"INSERT INTO {sums.table} AS t ({', '.join(names)}) VALUES ({','.join('?' * len(names))})"  # noqa: S608 (constants of this module)
-        f" ON CONFLICT ({', '.join(_COLUMNS)}, {sums.begin}) DO UPDATE SET {added}"
-    )
-
-
 class TagSums(EventSums):
     """Sums of each value of each tag, for days and hours in one step."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables, TAGS_FACT)
-        self._writes = [(sums.size_ms, _write_sql(sums)) for sums in (DAYS, HOURS)]
+        self._writes = [
+            (
+                sums.size_ms,
+                Table(sums.table).upsert((*_COLUMNS, sums.begin, *NUMBERS), add=NUMBERS),
+            )
+            for sums in (DAYS, HOURS)
+        ]
 
     def add(self, after: int, end: int) -> None:
         """Sum the events whose numbers are above ``after``, up to ``end``."""
         rows = self._tables.rows(_READ, after, end)
-        for size_ms, sql in self._writes:
+        for size_ms, change in self._writes:
             if rows:
-                self._tables.write_many(sql, _summed(rows, size_ms))
+                self._tables.write_many(change, _summed(rows, size_ms))
 
 
 def _summed(rows: Iterable[Any], size_ms: int) -> list[tuple[Any, ...]]:

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from guard.core.wire import NANOUSD_MAX
-from guard.gateway.domain import models
+from guard.gateway.domain import models, records
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.lineage import lineage
 from guard.gateway.domain.usage import HOUR_MS
@@ -20,7 +19,7 @@ from guard.gateway.domain.windows import DAY_MS
 from guard.gateway.ledger.requests import IN_DOUBT
 from guard.gateway.ledger.state import SCOPE_KINDS, ChargedHour, ScopeKeys
 from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import stored_kind
+from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.tables import Tables
 
 FOREVER: Final = 2**62
@@ -28,11 +27,7 @@ MODEL_USAGE: Final = "usage of model"
 PROVIDER_USAGE: Final = "usage of provider"
 _Scope = tuple[str, str, str, int]
 
-_WRITE: Final = (
-    "INSERT INTO uncertain_hours AS t VALUES (?,?,?,?,?)"  # noqa: S608 (constant text)
-    " ON CONFLICT (organisation_id, scope_kind, scope_id, hour_ms) DO UPDATE SET"
-    f" cost_nanousd = min(t.cost_nanousd + excluded.cost_nanousd, {NANOUSD_MAX})"
-)
+_ADD: Final = Table("uncertain_hours").upsert(add=("cost_nanousd",))
 _SUM: Final = "CAST(coalesce(sum(h.cost_nanousd), 0) AS BIGINT)"
 _WITHIN: Final = (
     " FROM uncertain_hours h WHERE h.organisation_id = ? AND h.scope_kind = ?"
@@ -54,12 +49,20 @@ def of_scope(owner: str, kind: str, scope_id: str) -> str:
     )
 
 
+_OF_BUDGET: Final = "CASE u.unit WHEN 'usd' THEN '' ELSE u.unit || ':' END || u.scope_kind"
+"""The kind of scope under which the doubt of a budget's unit is stored."""
+
 OF_BALANCE: Final = (
     f"(SELECT {_SUM} FROM uncertain_hours h WHERE h.organisation_id = u.organisation_id"  # noqa: S608 (constant text)
-    " AND h.scope_kind IN (u.scope_kind, 'below ' || u.scope_kind) AND h.scope_id = b.scope_id"
+    f" AND h.scope_kind IN ({_OF_BUDGET}, 'below ' || {_OF_BUDGET}) AND h.scope_id = b.scope_id"
     f" AND h.hour_ms >= b.period_start_ms AND h.hour_ms < coalesce(b.ends_ms, {FOREVER}))"
 )
 """The same for a balance ``b`` of a budget ``u``, in the balance's period; of tokens, if it is."""
+
+
+def stored_kind(unit: records.BudgetUnit, scope_kind: str) -> str:
+    """Return the kind of scope under which the doubt of a unit is stored."""
+    return scope_kind if unit == "usd" else f"{unit}:{scope_kind}"
 
 
 class UncertainHours:
@@ -135,7 +138,7 @@ class UncertainHours:
         """Write the sums of this unit."""
         rows = [(*scope, cost) for scope, cost in self._new.items() if cost]
         if rows:
-            self._tables.connection.executemany(_WRITE, rows)
+            self._tables.connection.change(_ADD, rows)
         self._new.clear()
 
     def forget(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from guard.core import wire
 from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, ROLLUP_SIZES_MS
+from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.tables import Tables
 
 REFUSALS_MAX: Final = 100_000
@@ -17,39 +18,16 @@ _PRUNE_ROWS: Final = 5000
 _REASON_MAX: Final = 512
 
 
-def _write(table: str, keys: tuple[str, ...], *names: str) -> str:
-    """Return SQL that adds numbers to a rollup; a sum stops at the largest amount."""
-    sums = ", ".join(
-        f"{name} = min(t.{name} + excluded.{name}, {wire.NANOUSD_MAX})" for name in names
-    )
-    places = ",".join("?" * (len(keys) + len(names)))
-    return (
-        f"INSERT INTO {table} AS t VALUES ({places})"  # noqa: S608 (constants of this module)
-        f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {sums}"
-    )
-
-
-_BUCKET: Final = ("organisation_id", "size_ms", "bucket_ms")
-
-
-_WRITE_WORKFLOW: Final = _write(
-    "usage_rollups",
-    (*_BUCKET, "workflow_id", "model"),
-    "cost_nanousd",
-    "llm_calls",
-    "tool_calls",
-    "input_tokens",
-    "output_tokens",
+_ADD_TO_WORKFLOW: Final = Table("usage_rollups").upsert(
+    add=("cost_nanousd", "llm_calls", "tool_calls", "input_tokens", "output_tokens")
 )
-_WRITE_ORGANISATION: Final = _write(
-    "organisation_rollups",
-    (*_BUCKET, "type", "provider", "model"),
-    "events",
-    "cost_nanousd",
-    "input_tokens",
-    "output_tokens",
-    "unpriced",
+_ADD_TO_ORGANISATION: Final = Table("organisation_rollups").upsert(
+    add=("events", "cost_nanousd", "input_tokens", "output_tokens", "unpriced")
 )
+_ADD_REFUSAL: Final = Table("refusals").insert(
+    ("organisation_id", "at_ms", "workflow_id", "run_id", "agent", "call_id", "kind", "function",
+     "tool_name", "model", "status", "error_code", "reason", "user_id", "refused_by")
+)  # fmt: skip
 
 
 class UsageRollups:
@@ -91,19 +69,14 @@ class UsageRollups:
 
     def flush(self) -> None:
         """Write the events and refusals of this unit."""
-        many = self._tables.connection.executemany
+        change = self._tables.connection.change
         if self._events:
             organisations, workflows = _by_minute(self._events)
-            many(_WRITE_ORGANISATION, _widened(organisations, (HOUR_MS, DAY_MS)))
-            many(_WRITE_WORKFLOW, _widened(workflows, ROLLUP_SIZES_MS))
+            change(_ADD_TO_ORGANISATION, _widened(organisations, (HOUR_MS, DAY_MS)))
+            change(_ADD_TO_WORKFLOW, _widened(workflows, ROLLUP_SIZES_MS))
             self._events.clear()
         if self._refusals:
-            many(
-                "INSERT INTO refusals (organisation_id, at_ms, workflow_id, run_id, agent, call_id,"
-                " kind, function, tool_name, model, status, error_code, reason, user_id,"
-                " refused_by) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                self._refusals,
-            )
+            change(_ADD_REFUSAL, self._refusals)
             self._refusals.clear()
 
     def forget(self) -> None:

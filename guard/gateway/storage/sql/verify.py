@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
+from guard.gateway.domain.ledger import MeteredHold
 from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger import audit
 from guard.gateway.ledger.state import AuditRow
-from guard.gateway.storage.sql.columns import SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import metered_from
+from guard.gateway.storage.sql.rows import AUDIT
 
 _CHARGED: Final = (
     "SELECT j.value, sum(e.cost_nanousd) FROM events e, json_each(e.balance_ids) j"
@@ -82,10 +84,13 @@ def _balance_problems(reading: Connection) -> list[str]:
     return problems
 
 
+_decode_holds: Final = msgspec.json.Decoder(tuple[MeteredHold, ...]).decode
+
+
 def _metered_holds(reading: Connection) -> Iterator[tuple[int, int]]:
     """Yield the holds of open reservations on tokens and calls, by balance."""
     for (text,) in reading.rows(_METERED_HELD):
-        for hold in metered_from(text):
+        for hold in _decode_holds(text):
             for balance_id in hold.balance_ids:
                 yield balance_id, hold.held
 
@@ -96,7 +101,7 @@ def verify_audit(
     """Check the hash chain of the audit log, on one snapshot of entries and anchor."""
     with reading.snapshot():
         anchor = _audit_anchor(reading)
-        rows = reading.stream(f"{SELECT_AUDIT} ORDER BY seq")
+        rows = reading.stream(f"{AUDIT.select()} ORDER BY seq")
         return audit.verify((AuditRow(*row) for row in rows), anchor, noted)
 
 

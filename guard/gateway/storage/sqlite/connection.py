@@ -1,4 +1,4 @@
-"""A connection to read a SQLite file on."""
+"""Connections to a SQLite file: to write, and to read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from guard.gateway.storage.sql.record import Change
+
+
+class SqliteWriteConnection(sqlite3.Connection):
+    """Implements :class:`guard.gateway.storage.sql.connection.WritingConnection`."""
+
+    def change(self, change: Change, rows: Iterable[tuple[Any, ...]], /) -> sqlite3.Cursor:
+        """Run a change for each of many rows."""
+        return self.executemany(change.one, rows)
 
 
 class SqliteReadConnection:

@@ -20,7 +20,7 @@ from guard.gateway.storage.sql.read_pool import ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite import schema
-from guard.gateway.storage.sqlite.connection import SqliteReadConnection
+from guard.gateway.storage.sqlite.connection import SqliteReadConnection, SqliteWriteConnection
 from guard.gateway.storage.sqlite.file_lock import FileLock
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
@@ -70,7 +70,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         own = clock_ms if clock_ms is not wall_clock_ms else monotonic_clock_ms
         # The writer's: used by its thread or by the loop, never by both at a time (see
         # ``GroupWriter``).
-        self._connection: sqlite3.Connection | None = None
+        self._connection: SqliteWriteConnection | None = None
         # Held while any connection to the file is open. ``close``, or the end of the process,
         # releases it.
         self._lock: FileLock | None = None

@@ -6,13 +6,13 @@ from its events, all of which it kept.
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import models
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.storage.sql.money import MoneyTables
+from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 
 BATCH_EVENTS: Final = 1000
 """Events whose sums are written together."""
@@ -45,7 +45,7 @@ UPDATE directives SET at_ms = coalesce(json_extract(message, '$.at_ms'), 0);
 """What 0.7 looked up elsewhere: exhausted budgets among the control messages, for one."""
 
 
-def convert(old: str, connection: sqlite3.Connection) -> None:
+def convert(old: str, connection: SqliteWriteConnection) -> None:
     """Fill an empty database of the first schema, in one transaction.
 
     Args:
@@ -72,7 +72,7 @@ def convert(old: str, connection: sqlite3.Connection) -> None:
     connection.execute("DETACH old")
 
 
-def _sum_events(connection: sqlite3.Connection) -> None:
+def _sum_events(connection: SqliteWriteConnection) -> None:
     tables = MoneyTables(connection)
     for number, row in enumerate(connection.execute(_EVENTS), start=1):
         _count(tables, *row)

@@ -6,6 +6,7 @@ import sqlite3
 from typing import Final
 
 from guard.gateway.storage.sql import baseline
+from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 
 BASELINE: Final = 27
 """The version of the first schema below; those before it were never released, but for 0.7's."""
@@ -27,7 +28,7 @@ def newest() -> int:
     return BASELINE + len(MIGRATIONS)
 
 
-def connect(path: str, *, durable: bool) -> sqlite3.Connection:
+def connect(path: str, *, durable: bool) -> SqliteWriteConnection:
     """Open the database for writing: WAL, foreign keys, explicit transactions.
 
     Args:
@@ -37,7 +38,12 @@ def connect(path: str, *, durable: bool) -> sqlite3.Connection:
             without harming the rest.
     """
     connection = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, timeout=5.0, uri=True
+        path,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=5.0,
+        uri=True,
+        factory=SqliteWriteConnection,
     )
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")

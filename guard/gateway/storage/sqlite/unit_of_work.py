@@ -11,7 +11,9 @@ from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreBusyError
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger.state import Scopes
+from guard.gateway.storage.sql.record import Change
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
+from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 
 
 class SqliteUnitOfWork(SqlUnitOfWork):
@@ -24,11 +26,11 @@ class SqliteUnitOfWork(SqlUnitOfWork):
     # Opened and owned by the engine. Used by the thread of the group writer or by the loop, never
     # by both at a time.
 
-    connection: sqlite3.Connection
+    connection: SqliteWriteConnection
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: SqliteWriteConnection,
         clock_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
     ) -> None:
@@ -79,9 +81,9 @@ class SqliteUnitOfWork(SqlUnitOfWork):
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
-    def insert_numbered(self, column: str, sql: str, arguments: tuple[Any, ...]) -> int:
+    def insert_numbered(self, column: str, change: Change, row: tuple[Any, ...]) -> int:
         """Insert a row whose number the database chooses, and return the number."""
-        self.write(sql, arguments)
+        self.write(change, row)
         (number,) = self.connection.execute("SELECT last_insert_rowid()").fetchone()
         return int(number)
 
