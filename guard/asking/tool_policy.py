@@ -16,7 +16,7 @@ from guard.control.warnings import WarningLog
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.core.leases import Grant, Question
-from guard.core.tool_rules import Counting, ScopeToolRules
+from guard.core.tool_rules import Counting, ScopeToolRules, ToolVerdict
 from guard.loop import BackgroundLoop
 from guard.scope.scope import Scope
 
@@ -111,17 +111,30 @@ class ToolPolicy:
             if verdict.kind == "ask":
                 questions.append(name)
                 continue
-            error = GuardToolBlockedError(
-                workflow_id=scope.workflow_id,
-                reason=verdict.reason,
-                action="block",
-                tool_name=wire.fitted(name),
-                details={"policy": verdict.policy, "policy_version": verdict.policy_version},
-            )
-            if self._reports.enforces:
-                raise refusal_in(scope, error)
-            self._reports.observed(error, scope, name)
+            self._block(scope, verdict, wire.fitted(name))
         return questions
+
+    def unreadable(self, scope: Scope) -> None:
+        """Refuse an answer whose tools cannot be read, if any tool might be refused.
+
+        Raises:
+            Refusal: one might be.
+        """
+        rules = self._rules(scope)
+        if rules is not None and rules.unreadable is not None:
+            self._block(scope, rules.unreadable, None)
+
+    def _block(self, scope: Scope, verdict: ToolVerdict, name: str | None) -> None:
+        error = GuardToolBlockedError(
+            workflow_id=scope.workflow_id,
+            reason=verdict.reason,
+            action="block",
+            tool_name=name,
+            details={"policy": verdict.policy, "policy_version": verdict.policy_version},
+        )
+        if self._reports.enforces:
+            raise refusal_in(scope, error)
+        self._reports.observed(error, scope, name)
 
     def ask(self, scope: Scope, name: str) -> None:
         """Ask the gateway about a tool; blocks the calling thread.

@@ -79,6 +79,13 @@ class _Rule:
             return None
         return self._verdict("ask", f"the gateway decides about {pattern!r}")
 
+    def unreadable(self) -> ToolVerdict | None:
+        """Return why the rule refuses an answer whose tools cannot be read."""
+        if not self.rule.block and self._allow is None and not self.rule.ask:
+            return None
+        reason = "the answer cannot be decoded or is too large, so its tools cannot be checked"
+        return self._verdict("block", reason)
+
     def counting(self, tool: str | None, model: str | None) -> Counting:
         """Return whether the rule counts repeats of a tool, or of a model's prompt."""
         found = tool is not None and self._tools.find(tool) is not None
@@ -94,7 +101,14 @@ class _Rule:
 class ScopeToolRules:
     """The rules that apply to one workflow and agent; verdicts are cached by name."""
 
-    __slots__ = ("_counted_models", "_counted_tools", "_rules", "_verdicts", "blocks_sensitive")
+    __slots__ = (
+        "_counted_models",
+        "_counted_tools",
+        "_rules",
+        "_verdicts",
+        "blocks_sensitive",
+        "unreadable",
+    )
 
     def __init__(self, rules: list[_Rule]) -> None:
         self._rules = rules
@@ -102,6 +116,8 @@ class ScopeToolRules:
         self._counted_tools: dict[str, Counting] = {}
         self._counted_models: dict[str, Counting] = {}
         self.blocks_sensitive = any(each.rule.blocks_sensitive for each in rules)
+        # The verdict on an answer that cannot be read; None where every tool may run.
+        self.unreadable = next((v for each in rules if (v := each.unreadable()) is not None), None)
 
     def verdict(self, tool: str) -> ToolVerdict | None:
         """Return the strictest verdict on a tool, None when it may run.

@@ -40,6 +40,13 @@ class ToolGate(Protocol):
                 there is no edge to turn the carrier into it.
         """
 
+    def unreadable(self, scope: Scope) -> None:
+        """Refuse an answer whose tools cannot be read, if any tool might be refused.
+
+        Raises:
+            Refusal: one might be.
+        """
+
     def ask(self, scope: Scope, name: str) -> None:
         """Ask the gateway about a tool, and wait for a person if needed; blocks the thread.
 
@@ -64,7 +71,7 @@ class ToolWatch:
         scanner: finds their names in the answer's bytes.
     """
 
-    __slots__ = ("_gate", "_questions", "_refusal", "_scanner", "_scope")
+    __slots__ = ("_gate", "_questions", "_refusal", "_scanner", "_scope", "_told_blind")
 
     def __init__(self, gate: ToolGate, scope: Scope, scanner: ToolScanner) -> None:
         self._gate = gate
@@ -76,6 +83,8 @@ class ToolWatch:
         # The first refusal. It is raised again for each later chunk, so that a caller that swallows
         # it gets no more of the answer.
         self._refusal: BaseException | None = None
+        # Whether the gate knows that the rest cannot be read.
+        self._told_blind = False
 
     def take_whole(self, body: bytes) -> None:
         """Like :meth:`take`, for an answer that was read whole."""
@@ -89,7 +98,7 @@ class ToolWatch:
             last: whether the answer ends with it.
 
         Raises:
-            Refusal: they ask for a blocked tool, or earlier ones did.
+            Refusal: they ask for a blocked tool or cannot be read, or earlier ones did.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -99,10 +108,14 @@ class ToolWatch:
         self._check(names)
 
     def _check(self, names: list[str]) -> None:
-        if not names:
+        is_blind = self._scanner.is_blind and not self._told_blind
+        if not names and not is_blind:
             return
         try:
             self._questions += self._gate.check(self._scope, names)
+            if is_blind:
+                self._told_blind = True
+                self._gate.unreadable(self._scope)
         except (Refusal, GuardError) as exc:
             self._refusal = exc
             raise

@@ -231,9 +231,14 @@ class Exchange:
         if self._endpoint is not None and self._endpoint.asks and not is_stream:
             await self._whole(response.status_code, headers, chunks)
             return
-        # 3. A stream, or an answer of something else.
+        # 3. A stream, or an answer of something else. No refusal can be appended to what is
+        #    encoded: there the status waits for the first chunk, which may not be readable.
+        is_encoded = value_of(headers, b"content-encoding") is not None
+        first = await anext(chunks, b"") if is_encoded else b""
         await self._start(response.status_code, headers)
         with self._kept_alive():
+            if first:
+                await self._body(first, more=True)
             async for chunk in chunks:
                 await self._body(chunk, more=True)
         await self._body(b"", more=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from guard.core.usage.decoding import readable
+
 Pairs = list[tuple[bytes, bytes]]
 
 OWN_KEY: Final = b"x-guard-key"
@@ -20,9 +22,19 @@ _NOT_SENT: Final = _HOP_BY_HOP | {b"host", b"expect", OWN_KEY}
 
 
 def sent_upstream(headers: Pairs) -> Pairs:
-    """Return the headers of a request for its upstream, in order."""
+    """Return the headers of a request for its upstream, in order.
+
+    They ask for no content encoding that guard cannot decode: the tools and the usage of such an
+    answer could not be read.
+    """
     dropped = _NOT_SENT | _named(headers)
-    return [pair for pair in headers if pair[0] not in dropped]
+    return [
+        (name, readable(value.decode("latin-1")).encode("latin-1"))
+        if name == b"accept-encoding"
+        else (name, value)
+        for name, value in headers
+        if name not in dropped
+    ]
 
 
 def sent_back(headers: Iterable[tuple[bytes, bytes]], *, length: bool, coding: bool) -> Pairs:

@@ -96,6 +96,10 @@ class _Tools:
         """Check tools against the local rules; return those that the gateway decides about."""
         return account_in(scope, self._own).tools.check(scope, names)
 
+    def unreadable(self, scope: Scope) -> None:
+        """Refuse an answer whose tools cannot be read, if any tool might be refused."""
+        account_in(scope, self._own).tools.unreadable(scope)
+
     def ask(self, scope: Scope, name: str) -> None:
         """Ask the gateway about a tool; blocks the calling thread."""
         account_in(scope, self._own).tools.ask(scope, name)

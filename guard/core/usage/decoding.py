@@ -1,7 +1,7 @@
 """Content encodings, decoded piece by piece with bounded output.
 
 gzip and deflate come with Python. Brotli and zstd are decoded when a package for it is installed:
-a client that asks a server for them has one.
+a Python client that asks a server for them has one, and the proxy's extra brings both.
 """
 
 from __future__ import annotations
@@ -134,6 +134,17 @@ def decoder_for(content_encoding: str) -> Decoder | None:
     return decoder
 
 
+def readable(accept_encoding: str) -> str:
+    """Return what of an ``Accept-Encoding`` can be decoded here; as it is if all of it can.
+
+    >>> readable("gzip, compress, identity;q=0.5, *")
+    'gzip, identity;q=0.5'
+    """
+    asked = [each.strip() for each in accept_encoding.split(",")]
+    kept = [each for each in asked if _is_known(each.partition(";")[0].strip().lower())]
+    return accept_encoding if kept == asked else ", ".join(kept) or "identity"
+
+
 def plain_body(body: bytes, content_encoding: str | None) -> bytes:
     """Return a request's body decoded; as it is where that cannot be done."""
     pieces, size = [], 0
@@ -154,6 +165,14 @@ def plain_body(body: bytes, content_encoding: str | None) -> bytes:
 def is_packed(body: bytes) -> bool:
     """Tell whether a body is compressed, so that nothing can be read in it."""
     return body.startswith(_MAGIC)
+
+
+def _is_known(name: str) -> bool:
+    try:
+        _one(name)
+    except DecodingError:
+        return False
+    return True
 
 
 def _one(name: str) -> Decoder | None:

@@ -30,6 +30,10 @@ class ToolScanner:
         content_type: returns the header's value; called with the first chunk.
         content_encoding: of the chunks, empty for identity.
 
+    Attributes:
+        is_blind: whether the rest cannot be read, because of its encoding or size; then it may
+            name any tool.
+
     Example:
         >>> from guard.core.usage.tool_calls import OLLAMA
         >>> scanner = ToolScanner(OLLAMA, lambda: "application/x-ndjson")
@@ -40,8 +44,8 @@ class ToolScanner:
     """
 
     __slots__ = (
-        "_blind", "_carry", "_content_type", "_decoder", "_event", "_framing", "_reader",
-        "_searched", "_seen", "_size", "_text",
+        "_carry", "_content_type", "_decoder", "_event", "_framing", "_reader", "_searched",
+        "_seen", "_text", "is_blind",
     )  # fmt: skip
 
     def __init__(
@@ -61,32 +65,31 @@ class ToolScanner:
         self._searched = 0
         # Calls that were named before, by key and name: answers repeat them.
         self._seen: set[tuple[str, str]] = set()
-        self._size = 0
-        # Whether the rest cannot be read; then it names no tools.
-        self._blind = False
+        self.is_blind = False
         self._decoder: Decoder | None = None
         try:
             self._decoder = decoder_for(content_encoding) if content_encoding else None
-        except Exception:  # noqa: BLE001  # no package here can decode it, nor can the client
-            self._blind = True
+        except Exception:  # noqa: BLE001  # no package here can decode it
+            self.is_blind = True
 
     def feed(self, chunk: bytes) -> list[str]:
         """Take the next chunk; return the names of the tools that it asks for, in order."""
-        if self._blind or not chunk:
+        if self.is_blind or not chunk:
             return []
         try:
             if self._decoder is None:
                 return self._found(chunk)
             names: list[str] = []
+            size = 0
             for piece in self._decoder.decode(chunk):
-                self._size += len(piece)
-                if self._size > DECODED_BYTES_MAX:
-                    self._blind = True
+                size += len(piece)
+                if size > DECODED_BYTES_MAX:  # a few bytes that unpack to so many are no answer
+                    self.is_blind = True
                     break
                 names += self._found(piece)
             return names
         except Exception:  # noqa: BLE001  # whatever it is, it never breaks a user's answer
-            self._blind = True
+            self.is_blind = True
             return []
 
     def whole(self, body: bytes) -> list[str]:
@@ -99,13 +102,15 @@ class ToolScanner:
             return []
         try:
             decoded = parse(body)
+            self.is_blind = decoded is None
             return self._read(map(mapping, decoded if isinstance(decoded, list) else [decoded]))
         except Exception:  # noqa: BLE001  # as above
+            self.is_blind = True
             return []
 
     def end(self) -> list[str]:
         """The answer is over: return what its last, unfinished message names."""
-        if self._blind or not self._carry or self._framing == "aws":
+        if self.is_blind or not self._carry or self._framing == "aws":
             return []
         rest = bytes(self._carry)
         self._carry.clear()
@@ -148,7 +153,7 @@ class ToolScanner:
         # One line that is whole was read as it came.
         self._event = begun if begun.count(b"\ndata:") or begun.rstrip()[-1:] != b"}" else b""
         if len(self._event) > DECODED_BYTES_MAX:
-            self._event, self._blind = b"", True
+            self._event, self.is_blind = b"", True
         if end < 0 or not self._marked(block, 0) or b"\ndata:" not in block[:end]:
             return
         for event in block[:end].split(b"\n\n"):
@@ -177,7 +182,7 @@ class ToolScanner:
         self._carry += data
         if len(self._carry) > DECODED_BYTES_MAX:
             self._carry.clear()
-            self._blind = True
+            self.is_blind = True
 
     def _payloads(self, block: bytes) -> Iterable[bytes]:
         if not self._marked(block, 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from typing import Any
 
 import pytest
@@ -205,3 +206,30 @@ def test_a_message_that_never_ends_is_given_up() -> None:
     for _ in range(40):
         assert scanner.feed(b"data: " + b"x" * 1024 * 1024) == []
     assert len(scanner._carry) <= 16 * 1024 * 1024
+    assert scanner.is_blind
+
+
+@pytest.mark.parametrize(
+    ("encoding", "chunk"),
+    [("zz", b"?"), ("gzip", b"not gzip"), ("gzip", gzip.compress(bytes(17 << 20)))],
+    ids=["unknown", "corrupt", "bomb"],
+)
+def test_what_cannot_be_decoded_is_said(encoding: str, chunk: bytes) -> None:
+    scanner = ToolScanner(tool_calls.CHAT, lambda: "text/event-stream", encoding)
+    assert scanner.feed(chunk) == []
+    assert scanner.is_blind
+
+
+def test_a_compressed_stream_is_read_however_long_it_is() -> None:
+    reply = answer("chat", ["last"], stream=True)
+    pack = zlib.compressobj(wbits=31)
+    events = [b": " + b"x" * (1 << 20) + b"\n\n"] * 40
+    chunks = [pack.compress(each) + pack.flush(zlib.Z_SYNC_FLUSH) for each in events]
+    chunks.append(pack.compress(b"".join(reply.events)) + pack.flush())
+    assert flat(scan(tool_calls.CHAT, chunks, reply.content_type, "gzip")) == ["last"]
+
+
+def test_a_whole_answer_that_only_looks_readable_is_said() -> None:
+    scanner = ToolScanner(tool_calls.CHAT, lambda: "application/json")
+    assert scanner.whole(answer("chat", TWO).body[:-1]) == []
+    assert scanner.is_blind

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from guard.core import tool_rules, wire
 from guard.core.control import ControlState
 from guard.core.tool_rules import CompiledToolRules
@@ -65,3 +69,22 @@ def test_a_rule_of_a_kind_that_is_not_known_is_left_out() -> None:
     later = b'{"policy":"p","policy_version":1,"scope_kind":"team","scope_id":"*","block":["rm"]}'
     rules = CompiledToolRules(wire.ToolRules("v", [wire.decode(later, wire.ToolRule)]))
     assert rules.for_scope("w", "a") is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "refuses"),
+    [
+        ({"block": ["rm"]}, True),
+        ({"allow": []}, True),
+        ({"ask": ["pay*"]}, True),
+        ({"repeat_tools": ["*"], "repeat_asks": True}, False),
+        ({"blocks_sensitive": True}, False),
+    ],
+)
+def test_an_unreadable_answer_is_refused_where_a_tool_may_be(
+    rule: dict[str, Any], refuses: bool
+) -> None:
+    rules = CompiledToolRules(wire.ToolRules("v", [wire.ToolRule("p", 1, **rule)]))
+    found = rules.for_scope(None, None)
+    assert found is not None
+    assert (found.unreadable is not None) is refuses
