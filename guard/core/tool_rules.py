@@ -43,6 +43,19 @@ class ToolVerdict(Struct, frozen=True):
     policy_version: int
 
 
+def blocked_by(pattern: str, tool: str) -> str:
+    """Return the reason why a tool is refused.
+
+    >>> blocked_by("delete_*", "delete_all")
+    "the tool is blocked by 'delete_*'"
+    >>> blocked_by("delete_*", "mcp__files__delete_all")
+    "the tool is blocked by 'delete_*', which its part 'delete_all' matches"
+    """
+    part = globs.part_of(pattern, tool)
+    by_part = "" if part is None else f", which its part {part!r} matches"
+    return f"the tool is blocked by {pattern!r}{by_part}"
+
+
 class _Rule:
     """One rule, its patterns compiled."""
 
@@ -65,16 +78,16 @@ class _Rule:
 
     def refusal(self, tool: str) -> ToolVerdict | None:
         """Return why the rule refuses a tool."""
-        pattern = self._block.find(tool)
+        pattern = self._block.find_in_parts(tool)
         if pattern is not None:
-            return self._verdict("block", f"the tool is blocked by {pattern!r}")
+            return self._verdict("block", blocked_by(pattern, tool))
         if self._allow is not None and self._allow.find(tool) is None:
             return self._verdict("block", "the tool is not on the allow list")
         return None
 
     def question(self, tool: str) -> ToolVerdict | None:
         """Return why the rule has the gateway asked about a tool."""
-        pattern = self._ask.find(tool)
+        pattern = self._ask.find_in_parts(tool)
         if pattern is None:
             return None
         return self._verdict("ask", f"the gateway decides about {pattern!r}")
@@ -88,7 +101,7 @@ class _Rule:
 
     def counting(self, tool: str | None, model: str | None) -> Counting:
         """Return whether the rule counts repeats of a tool, or of a model's prompt."""
-        found = tool is not None and self._tools.find(tool) is not None
+        found = tool is not None and self._tools.find_in_parts(tool) is not None
         if model is not None and self._models:
             names = (model, family(model))
             found = found or any(self._models.find(name) is not None for name in names)

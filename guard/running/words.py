@@ -193,9 +193,12 @@ def _chain(_: Mapping[str, Any], __: RunFacts) -> Words:
 def _tool(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
     name = str(refusal.get("tool_name") or "")
     headline = f"the tool {name} is blocked" if name else "a tool is blocked"
-    own = [glob for glob in facts.limits.block_tools if globs.Matcher([glob]).find(name)]
-    if own:
-        option = f"--block-tool {shlex.quote(own[0])}"
+    glob = globs.Matcher(facts.limits.block_tools).find_in_parts(name)
+    if glob is not None:
+        part = globs.part_of(glob, name)
+        option = f"--block-tool {shlex.quote(glob)}"
+        if part is not None:
+            option += f", which its part {part} matches"
         return Words(headline, f"by this run's {option}: run it without that to allow the tool")
     return Words(headline, f"by a policy of the local gateway: {_POLICIES}")
 

@@ -111,12 +111,12 @@ def test_a_limit_of_calls_counts_what_it_names(tenant: Tenant) -> None:
         tenant.allowed(workflow_id="w", tool_name="pay")
     tenant.allowed(workflow_id="w", tool_name="Search_Web")
     assert ask(tenant, workflow_id="w").status_code == 200
-    problem = tenant.refused(402, "GD-B004", workflow_id="w", tool_name="search")
+    problem = tenant.refused(402, "GD-B004", workflow_id="w", tool_name="mcp__web__search")
     assert problem["reason"] == (
         "budget exhausted: the limit of calls of workflow w: 1 of 2 calls of gpt-4o*, search* "
         "made, 1 under way"
     )
-    assert problem["tool_name"] == "search"
+    assert problem["tool_name"] == "mcp__web__search"
     tenant.allowed(workflow_id="other", tool_name="search")
 
 

@@ -12,7 +12,7 @@ from guard.core import globs, wire
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.domain import policy
 from guard.gateway.domain.preview import TOTAL_BYTES_MAX, RecentCall, RecentCalls
-from guard.gateway.domain.records import Policy, PolicyDocument
+from guard.gateway.domain.records import Policy, PolicyDocument, RateCap
 from tests.support.waiting import until
 
 
@@ -23,6 +23,7 @@ from tests.support.waiting import until
         {"tools": ["search", "Delete_File"]},
         {"tool_name": "ｄｅｌｅｔｅ_file"},
         {"tool_name": " DELETE_x "},
+        {"tool_name": "mcp__files__delete_x"},
     ],
 )
 def test_blocked_tools(tenant: Any, call: dict[str, Any]) -> None:
@@ -187,7 +188,29 @@ def test_a_matcher_finds_what_its_patterns_match_one_by_one(patterns: list[str],
     assert found is None or found in one_by_one
 
 
-def _with_block(patterns: list[str]) -> list[policy.Rules]:
+SEPARATORS = "_/.:-"
+
+
+@given(
+    st.lists(st.text("abAB*?_.", min_size=1, max_size=6), max_size=6),
+    st.text("abAB_/.:-", max_size=8),
+)
+def test_a_matcher_finds_what_matches_a_name_or_what_follows_a_separator(
+    patterns: list[str], name: str
+) -> None:
+    folded = globs.fold(name)
+    parts = [folded, *(folded[n + 1 :] for n, sign in enumerate(folded) if sign in SEPARATORS)]
+    one_by_one = {p for p in patterns for part in parts if globs.matches(globs.fold(p), part)}
+    found = globs.Matcher(patterns).find_in_parts(name)
+    assert (found is None) == (not one_by_one)
+    assert found is None or found in one_by_one
+    if found is not None:
+        part = globs.part_of(found, name)
+        assert (part is None) == globs.matches(globs.fold(found), folded)
+        assert part is None or part in parts
+
+
+def _with(**rules: Any) -> list[policy.Rules]:
     return policy.compiled(
         [
             Policy(
@@ -196,7 +219,7 @@ def _with_block(patterns: list[str]) -> list[policy.Rules]:
                 name="n",
                 scope_kind="organisation",
                 scope_id="",
-                document=PolicyDocument(tools_block=patterns),
+                document=PolicyDocument(**rules),
             )
         ]
     )
@@ -207,14 +230,41 @@ def _call(tools: list[str]) -> wire.GateRequest:
 
 
 def test_more_comparisons_than_one_call_may_cost_are_a_refusal() -> None:
-    rules = _with_block([f"*x{number}*" for number in range(1000)])
+    rules = _with(tools_block=[f"*x{number}*" for number in range(1000)])
     names = ["q" * 200 for _ in range(1024)]
     refusal = policy.evaluate(rules, _call(names), "k").refusal
     assert refusal is not None
     assert "too many" in refusal.reason
     assert policy.evaluate(rules, _call(names[:5]), "k").refusal is None
-    exact = _with_block([f"tool-{number}" for number in range(1000)])
+    exact = _with(tools_block=[f"tool-{number}" for number in range(1000)])
     assert policy.evaluate(exact, _call(names), "k").refusal is None, "exact names are looked up"
+
+
+DELETES = (
+    "delete_all", "mcp__files__delete_all", "mcp_files_delete_all", "files_delete_all",
+    "P-delete_all", "server/delete_all", "files.delete_all", "mcp:files:Delete_All",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", DELETES)
+def test_a_rule_for_a_tool_holds_for_it_under_the_names_that_programs_give_it(tool: str) -> None:
+    def judged(**rules: Any) -> policy.Verdict:
+        call = wire.GateRequest(call_id="c", kind="tool", function=tool, tool_name=tool)
+        return policy.evaluate(_with(**rules), call, "k")
+
+    refusal = judged(tools_block=["delete_*"]).refusal
+    assert refusal is not None
+    by_part = "" if tool == "delete_all" else ", which its part 'delete_all' matches"
+    assert refusal.reason == f"the tool is blocked by 'delete_*'{by_part}"
+    assert judged(tools_block=["delete_all"]).refusal is not None
+    assert judged(tools_block=["elete_*", "delete"]).refusal is None
+    assert judged(approval_tools=["delete_*"]).approval is not None
+    assert judged(sensitive_tools=["delete_all"]).sensitive
+    capped = judged(rate_caps=[RateCap(calls=1, per_ms=1000, by="tool", tools=["delete_*"])])
+    assert capped.is_capped_by_tool
+    # A name that a program has put together does not get through because its end is allowed.
+    allowed = judged(tools_allow=["delete_*"]).refusal
+    assert (allowed is None) == (tool == "delete_all")
 
 
 def test_recent_calls_are_bounded_in_bytes_and_one_organisation_does_not_evict_the_others() -> None:

@@ -9,12 +9,13 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import globs, wire
+from guard.core.tool_rules import blocked_by
 from guard.gateway.domain import models
 from guard.gateway.domain.commands import ApprovalNeed, CallRefusal
 from guard.gateway.domain.records import Policy, RateCap
 
 WORK_MAX: Final = 2_000_000
-"""Maximum of tool-name characters times patterns to compare for one call: about 20 ms."""
+"""Maximum of tool-name characters times patterns to compare for one call: at most 40 ms."""
 
 
 class CapUse(Struct, frozen=True):
@@ -122,13 +123,13 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
             verdict.refusal = verdict.refusal or refusal
             continue
         document = policy.document
-        if each.sensitive_tools.find(own_tool) is not None:
+        if each.sensitive_tools.find_in_parts(own_tool) is not None:
             verdict.sensitive = True
         if verdict.sensitive and document.sensitive_action == "block":
             verdict.refusal = verdict.refusal or _refuse(
                 policy, call, "GD-X001", "sensitive calls are blocked", "sensitive", own_tool
             )
-        needs_person = each.approval_tools.find(own_tool) is not None
+        needs_person = each.approval_tools.find_in_parts(own_tool) is not None
         needs_person |= verdict.sensitive and document.sensitive_action == "approve"
         if needs_person and verdict.approval is None:
             verdict.approval = ApprovalNeed(
@@ -160,7 +161,8 @@ def wants_prices(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) ->
 def blocks_reported(rules: Sequence[Rules], event: wire.Event, tool_name: str, key_id: str) -> bool:
     """Return whether a tool call that was reported afterwards would have been blocked."""
     return any(
-        applies(each.policy, event, key_id) and each.tools_block.find(tool_name) is not None
+        applies(each.policy, event, key_id)
+        and each.tools_block.find_in_parts(tool_name) is not None
         for each in rules
     )
 
@@ -199,10 +201,9 @@ def _too_many(policy: Policy, call: wire.GateRequest, count: int) -> CallRefusal
 def _blocked(rules: Rules, call: wire.GateRequest, tools: Iterable[str]) -> CallRefusal | None:
     policy = rules.policy
     for tool in tools:
-        pattern = rules.tools_block.find(tool)
+        pattern = rules.tools_block.find_in_parts(tool)
         if pattern is not None:
-            reason = f"the tool is blocked by {pattern!r}"
-            return _refuse(policy, call, "GD-T001", reason, "block", tool)
+            return _refuse(policy, call, "GD-T001", blocked_by(pattern, tool), "block", tool)
         allowed = rules.tools_allow
         if allowed is not None and allowed.find(tool) is None:
             reason = "the tool is not on the allow list"
@@ -276,7 +277,7 @@ def _add_caps(
     policy = rules.policy
     for number, cap in enumerate(policy.document.rate_caps):
         matcher = rules.cap_tools[number]
-        if matcher and all(matcher.find(tool) is None for tool in tools):
+        if matcher and all(matcher.find_in_parts(tool) is None for tool in tools):
             continue
         if call.kind == "llm" and cap.by == "tool":
             continue  # a request is no tool

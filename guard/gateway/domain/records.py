@@ -239,6 +239,8 @@ class RepeatCap(Struct, kw_only=True):
 class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     """The rules of one policy. Tool and model names are compared folded (NFKC, no case).
 
+    Rules for tools, but for ``tools_allow``, also match what follows a separator in a name.
+
     Args:
         tools_block: a tool that matches is refused (GD-T001), block wins over allow.
         tools_allow: when set, a tool that matches none is refused.

@@ -76,7 +76,6 @@ def _uses(
     rules: Sequence[Rules], call: wire.GateRequest | wire.Event, key_id: str,
     kind: Literal["tool", "model"], subject: str, digest: str,
 ) -> tuple[RepeatUse, ...]:  # fmt: skip
-    names = models.names(subject) if kind == "model" else (subject,)
     found = []
     for each in rules:
         policy = each.policy
@@ -84,7 +83,7 @@ def _uses(
             continue
         matchers = each.repeat_models if kind == "model" else each.repeat_tools
         for cap, matcher in zip(policy.document.repeat_caps, matchers, strict=True):
-            if any(matcher.find(name) is not None for name in names):
+            if _counts(matcher, kind, subject):
                 found.append(
                     RepeatUse(
                         kind=kind, subject=subject, digest=digest, times=cap.times,
@@ -92,6 +91,13 @@ def _uses(
                     )
                 )  # fmt: skip
     return tuple(found)
+
+
+def _counts(matcher: globs.Matcher, kind: LoopKind, subject: str) -> bool:
+    """Return whether a rule counts a tool, or a model by any of its names."""
+    if kind == "tool":
+        return matcher.find_in_parts(subject) is not None
+    return any(matcher.find(name) is not None for name in models.names(subject))
 
 
 def what(kind: str, subject: str, count: int) -> str:
@@ -163,11 +169,10 @@ def preview(policy: Policy, counts: Sequence[RepeatCount]) -> RepeatPreview:
     for count in counts:
         if count.kind == "spend" or not applies(policy, count, count.key_id):
             continue
-        names = models.names(count.subject) if count.kind == "model" else (count.subject,)
         limits = [
             times
             for times, tools, asked in caps
-            if any((tools if count.kind == "tool" else asked).find(name) for name in names)
+            if _counts(tools if count.kind == "tool" else asked, count.kind, count.subject)
         ]
         if not limits:
             continue

@@ -56,11 +56,15 @@ def _uses_tokens(call: wire.GateRequest) -> bool:
 
 
 def _counts_call(meter: Meter, call: wire.GateRequest, named: tuple[str, ...]) -> bool:
-    return _counts(meter, named if call.kind == "llm" else (call.tool_name or call.function,))
+    if call.kind == "llm":
+        return _counts_model(meter, named)
+    if not meter.counts:
+        return True
+    return _matcher(meter.counts).find_in_parts(call.tool_name or call.function) is not None
 
 
-def _counts(meter: Meter, names: Iterable[str]) -> bool:
-    """Return whether calls of a tool, or of a model by any of its names, are counted."""
+def _counts_model(meter: Meter, names: Iterable[str]) -> bool:
+    """Return whether requests for a model are counted, by any of its names."""
     if not meter.counts:
         return True
     matcher = _matcher(meter.counts)
@@ -187,7 +191,7 @@ def charge(
         ]
         amount = tokens
         if meter.unit == "calls":
-            amount = 1 if _counts(meter, keys[-1]) else 0
+            amount = 1 if _counts_model(meter, keys[-1]) else 0
             over = [each for each in over if each.balance.balance_id not in counted]
         if amount and over:
             unit.change_balances([account.balance for account in over])

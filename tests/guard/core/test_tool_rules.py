@@ -8,7 +8,7 @@ import pytest
 
 from guard.core import tool_rules, wire
 from guard.core.control import ControlState
-from guard.core.tool_rules import CompiledToolRules
+from guard.core.tool_rules import CompiledToolRules, ScopeToolRules
 
 
 def message(version: str, *block: str, seq: int = 0, kind: str = "policy") -> wire.ControlMessage:
@@ -88,3 +88,26 @@ def test_an_unreadable_answer_is_refused_where_a_tool_may_be(
     found = rules.for_scope(None, None)
     assert found is not None
     assert (found.unreadable is not None) is refuses
+
+
+def test_rules_but_for_allow_lists_hold_for_the_parts_of_a_name() -> None:
+    tool = "mcp__files__delete_all"
+
+    def of(**says: Any) -> ScopeToolRules:
+        rules = CompiledToolRules(wire.ToolRules("v", [wire.ToolRule("p", 1, **says)]))
+        found = rules.for_scope(None, None)
+        assert found is not None
+        return found
+
+    verdict = of(block=["delete_*"]).verdict(tool)
+    assert verdict is not None
+    assert verdict.reason == (
+        "the tool is blocked by 'delete_*', which its part 'delete_all' matches"
+    )
+    asked = of(ask=["delete_*"]).verdict(tool)
+    assert asked is not None
+    assert asked.kind == "ask"
+    assert of(repeat_tools=["delete_all"]).counts_tool(tool) == "note"
+    refused = of(allow=["delete_*"]).verdict(tool)
+    assert refused is not None
+    assert refused.kind == "block"

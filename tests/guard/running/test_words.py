@@ -92,6 +92,10 @@ def test_rules_of_the_run_are_told_from_those_of_the_gateway() -> None:
         return of_refusal({"error_code": code, **refusal}, facts).advice
 
     assert "--block-tool 'delete_*'" in advice("GD-T001", "all", tool_name="Delete_all")
+    assert advice("GD-T001", "all", tool_name="mcp__files__delete_all") == (
+        "by this run's --block-tool 'delete_*', which its part delete_all matches: run it without "
+        "that to allow the tool"
+    )
     assert "policies list --local" in advice("GD-T001", "all", tool_name="search")
     assert "--allow-model 'gpt-*' --strict" in advice("GD-X001", "all")
     assert "policies list --local" in advice("GD-X001", "none")
