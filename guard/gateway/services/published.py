@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from guard.core.rates import STANDARD, dearest_rows
 from guard.core.wire import NANOUSD_PER_DOLLAR, RateRow
@@ -35,22 +38,67 @@ def published(provider: str | None, model: str, now_ms: int) -> Tariff | None:
     """Return the published tariff of a model (the ``genai-prices`` snapshot), if there is one.
 
     Args:
-        provider, model: whose.
+        provider: the vendor; None where nobody has named it. A model whose name does not show its
+            maker then costs what the dearest of all vendors that list it takes.
+        model: the model.
         now_ms: the time, in Unix milliseconds. Its rows are the dearest of that day and the next,
             so that a request which is held today cannot meet a higher price.
     """
-    from genai_prices import data_snapshot  # loaded by a gateway before its first request
-
-    snapshot = data_snapshot.get_snapshot()
     for vendor, name in names(provider, model):
-        try:
-            _, info = snapshot.find_provider_model(name, None, vendor, None)
-        except LookupError:
-            continue
-        found = _tariff(info, now_ms)
+        found = _tariff(_at(vendor, name), name, now_ms)
+        if found is None and provider is None and vendor is None:
+            found = _tariff(_anywhere(name), name, now_ms)
         if found is not None:
             return found
     return None
+
+
+def _at(vendor: str | None, model: str) -> tuple[ModelInfo, ...]:
+    """Return a vendor's model, of which its tuned one is a copy if it is not listed itself."""
+    from genai_prices import data_snapshot  # loaded by a gateway before its first request
+
+    for name in dict.fromkeys((model, _base(model))):
+        try:
+            return (data_snapshot.get_snapshot().find_provider_model(name, None, vendor, None)[1],)
+        except LookupError:
+            continue
+    return ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _anywhere(model: str) -> tuple[ModelInfo, ...]:
+    """Return a model as all vendors list it, in the same way."""
+    from genai_prices import data_snapshot
+
+    vendors = data_snapshot.get_snapshot().providers
+    for name in dict.fromkeys((model, _base(model))):
+        found = (vendor.find_model(name) for vendor in vendors)
+        if infos := tuple(info for info in found if info is not None):
+            return infos
+    return ()
+
+
+_TUNED: Final = "ft:"
+_TUNED_TIMES: Final = {"gpt-3.5-turbo": 6, "davinci-002": 6, "babbage-002": 4, "o4-mini": 4}
+"""How many times as dear as its base a tuned model is, rounded up, where it is more than twice
+(https://platform.openai.com/docs/pricing, 2025-11)."""
+
+
+def _base(model: str) -> str:
+    """Return the model that a tuned one began as, and any other one as it is.
+
+    >>> _base("ft:gpt-4o-mini-2024-07-18:acme::abc"), _base("gpt-4o")
+    ('gpt-4o-mini-2024-07-18', 'gpt-4o')
+    """
+    return model.split(":")[1] if model.startswith(_TUNED) else model
+
+
+def _times(model: str, info: ModelInfo) -> int:
+    """Return what a model's listed prices have to be multiplied by: it may be tuned from them."""
+    if not model.startswith(_TUNED) or info.id.startswith(_TUNED):
+        return 1
+    base = _base(model)
+    return next((times for name, times in _TUNED_TIMES.items() if base.startswith(name)), 2)
 
 
 def listed(text: str, limit: int) -> list[tuple[str, str]]:
@@ -94,10 +142,20 @@ def names(provider: str | None, model: str) -> Iterator[tuple[str | None, str]]:
         yield None, model
 
 
-def _tariff(info: ModelInfo, now_ms: int) -> Tariff | None:
-    timetable = _Timetable(info)
+def _tariff(infos: Iterable[ModelInfo], model: str, now_ms: int) -> Tariff | None:
+    """Return the dearest tariff of some listings of a model; None where none has prices."""
+    found = [each for info in infos if (each := _of(info, _times(model, info), now_ms)) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    windows = [each.context_window for each in found if each.context_window is not None]
+    rows = dearest_rows([each.rows for each in found])
+    return Tariff(rows, "published", max(windows, default=None))
+
+
+def _of(info: ModelInfo, times: int, now_ms: int) -> Tariff | None:
+    timetable = _Timetable(info, times)
     if not timetable.is_needed:
-        rows = _price_list(info, _time_of(now_ms))
+        rows = timetable.at(now_ms)
         return Tariff(rows, "published", info.context_window) if rows else None
     rows = timetable.dearest(now_ms)
     if not rows:
@@ -106,12 +164,12 @@ def _tariff(info: ModelInfo, now_ms: int) -> Tariff | None:
 
 
 class _Timetable:
-    """A model's price lists by the time of a request."""
+    """A model's price lists by the time of a request, each price so many times as listed."""
 
-    def __init__(self, info: ModelInfo) -> None:
+    def __init__(self, info: ModelInfo, times: int) -> None:
         prices = info.prices if isinstance(info.prices, list) else []
         all_of_them = (each.constraint for each in (*prices, *(info.price_variants or ())))
-        self._info = info
+        self._info, self._times = info, times
         self._constraints: list[Constraint] = [each for each in all_of_them if each is not None]
         # Price lists by which of the constraints hold at a moment: few, however many moments.
         self._lists: dict[tuple[bool, ...], list[RateRow]] = {}
@@ -143,8 +201,16 @@ class _Timetable:
     def _list(self, moment: dt.datetime) -> list[RateRow]:
         active = tuple(each.active(moment) for each in self._constraints)
         if active not in self._lists:
-            self._lists[active] = _price_list(self._info, moment)
+            rows = _price_list(self._info, moment)
+            self._lists[active] = rows if self._times == 1 else _dearer(rows, self._times)
         return self._lists[active]
+
+
+def _dearer(rows: list[RateRow], times: int) -> list[RateRow]:
+    figures = ((row.tier, row.above, msgspec.structs.astuple(row)[2:]) for row in rows)
+    return [
+        RateRow(tier, above, *(times * each for each in found)) for tier, above, found in figures
+    ]
 
 
 _LATEST_MS: Final = 250_000_000_000_000
