@@ -18,14 +18,19 @@ from guard.running import routes
 ORIGINS: Final[dict[str, str]] = {
     **routes.ORIGINS,
     "codex": "https://chatgpt.com",
-    "ollama": "http://127.0.0.1:11434",
 }
 """The vendors that have one address, by their name in a path."""
 
 REGIONAL: Final = ("vertex", "azure", "bedrock")
 """Vendors whose address depends on what follows their name: a region, or a resource."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
+# The names that the vendors themselves give. Below the same domains anybody can rent a host, such as
+# `evil.westeurope.cloudapp.azure.com`, or `s3.amazonaws.com` with a bucket `bedrock-runtime`.
+_RESOURCE: Final = re.compile(
+    r"(?i)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?"
+    r"(\.(?:openai|cognitiveservices|services\.ai|[a-z0-9]+\.models\.ai)\.azure\.(?:com|us|cn))?"
+)
+_REGION: Final = re.compile(r"[a-z]{2,4}(?:-[a-z]+){1,3}-\d{1,2}")
 _LOCATION: Final = re.compile(r"/locations/([a-z0-9-]{1,40})/")
 # Dot segments, also encoded: upstream might resolve them to another path than the one that was
 # looked up here, and a request to a model would pass as something else.
@@ -135,18 +140,24 @@ def _regional(vendor: str, path: str) -> tuple[str, str]:
             return "https://aiplatform.googleapis.com", path
         return f"https://{region}-aiplatform.googleapis.com", path
     if vendor not in REGIONAL:
+        if vendor == "ollama":
+            raise NoUpstreamError(
+                "no address of Ollama is set; start the proxy with "
+                "--upstream ollama=http://127.0.0.1:11434"
+            )
         known = ", ".join((*ORIGINS, *REGIONAL, "custom/NAME"))
         raise NoUpstreamError(f"the path begins with a vendor's name: {known}")
     name, slash, rest = path[1:].partition("/")
-    if not _NAME.fullmatch(name):
-        what = "a resource" if vendor == "azure" else "a region"
-        raise NoUpstreamError(f"the path begins with /{vendor}/ and {what}")
-    # The name may be a host, but only one of Azure's: the request carries the program's Azure key.
     if vendor == "azure":
-        host = name if "." in name else f"{name}.openai.azure.com"
-        if not host.endswith((".azure.com", ".azure.us", ".azure.cn")):
-            raise NoUpstreamError("a resource of Azure has a host below azure.com")
-        return f"https://{host}", slash + rest
+        found = _RESOURCE.fullmatch(name)
+        if found is None:
+            raise NoUpstreamError(
+                "the path begins with /azure/ and a resource or its host, such as "
+                "NAME.openai.azure.com; another host needs --upstream azure=https://HOST"
+            )
+        return f"https://{name}" + ("" if found[1] else ".openai.azure.com"), slash + rest
+    if not _REGION.fullmatch(name):
+        raise NoUpstreamError("the path begins with /bedrock/ and a region, such as us-east-1")
     return f"https://bedrock-runtime.{name}.amazonaws.com", slash + rest
 
 

@@ -32,13 +32,21 @@ from guard.proxy.upstreams import NoUpstreamError, Upstreams, origin_of
             "/azure/x.services.ai.azure.com/models/chat/completions",
             "https://x.services.ai.azure.com/models/chat/completions",
         ),
+        ("/azure/Team-1.openai.azure.us/x", "https://Team-1.openai.azure.us/x"),
+        (
+            "/azure/phi.eastus2.models.ai.azure.com/v1/chat/completions",
+            "https://phi.eastus2.models.ai.azure.com/v1/chat/completions",
+        ),
+        (
+            "/bedrock/us-gov-west-1/model/m/converse",
+            "https://bedrock-runtime.us-gov-west-1.amazonaws.com/model/m/converse",
+        ),
         (
             "/bedrock/eu-west-1/model/m/converse",
             "https://bedrock-runtime.eu-west-1.amazonaws.com/model/m/converse",
         ),
         ("/codex/backend-api/codex/responses", "https://chatgpt.com/backend-api/codex/responses"),
         ("/openrouter/api/v1/chat/completions", "https://openrouter.ai/api/v1/chat/completions"),
-        ("/ollama/api/chat", "http://127.0.0.1:11434/api/chat"),
         ("/openai", "https://api.openai.com/"),
         ("/openai//v1//models", "https://api.openai.com//v1//models"),
         ("/openai/v1/a%2Fb%20c", "https://api.openai.com/v1/a%2Fb%20c"),
@@ -51,9 +59,12 @@ def test_a_path_leads_to_its_vendor_and_stays_as_it_is(path: str, url: str) -> N
 
 
 def test_an_upstream_that_was_named_takes_the_place_of_the_vendors() -> None:
-    upstreams = Upstreams(
-        {"openai": "http://127.0.0.1:8080/v1/", "custom/own": "https://llm.example"}
-    )
+    upstreams = Upstreams({
+        "openai": "http://127.0.0.1:8080/v1/", "custom/own": "https://llm.example",
+        "ollama": "http://127.0.0.1:11434", "azure": "https://apim.example",
+    })  # fmt: skip
+    assert upstreams.find(b"/ollama/api/chat", b"").url == "http://127.0.0.1:11434/api/chat"
+    assert upstreams.find(b"/azure/openai/x", b"").url == "https://apim.example/openai/x"
     assert upstreams.find(b"/openai/v1/models", b"").url == "http://127.0.0.1:8080/v1/models"
     assert upstreams.find(b"/custom/own/v1/models", b"").url == "https://llm.example/v1/models"
     assert upstreams.find(b"/groq/openai/v1/models", b"").origin == "https://api.groq.com"
@@ -71,6 +82,28 @@ def test_an_upstream_that_was_named_takes_the_place_of_the_vendors() -> None:
 def test_a_path_that_leads_nowhere_says_so(path: str) -> None:
     with pytest.raises(NoUpstreamError):
         Upstreams().find(path.encode("latin-1"), b"")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "azure/evil.westeurope.cloudapp.azure.com", "azure/evil.cloudapp.azure.com",
+        "azure/evil.azure.com", "azure/openai.azure.com", "azure/a.b.openai.azure.com",
+        "azure/-a.openai.azure.com", "azure/a-", "azure/a.openai.azure.com.evil.example",
+        "azure/evil.eastus.inference.ml.azure.com", "azure/a.openai.azure.com:8443",
+        "azure/" + "a" * 65, "bedrock/s3", "bedrock/s3-us-west-2", "bedrock/s3.us-east-1",
+        "bedrock/evil.us-east-1.elb", "bedrock/id.execute-api.us-east-1", "bedrock/evil.example",
+    ],
+)  # fmt: skip
+def test_a_name_that_the_vendor_does_not_give_leads_nowhere(name: str) -> None:
+    """Anybody can rent these hosts, and the request carries the program's key."""
+    with pytest.raises(NoUpstreamError):
+        Upstreams().find(f"/{name}/openai/x".encode(), b"")
+
+
+def test_a_model_on_the_proxys_own_machine_has_to_be_named() -> None:
+    with pytest.raises(NoUpstreamError, match="--upstream ollama=http://127.0.0.1:11434"):
+        Upstreams().find(b"/ollama/api/chat", b"")
 
 
 @pytest.mark.parametrize("url", ["", "api.openai.com", "ftp://x", "https://", "/v1"])
