@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -47,6 +48,7 @@ from guard.gateway.databases import storage_of
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import Rates
+from guard.gateway.first_secrets import metrics_key_of
 from guard.gateway.services.alert_watch import AlertWatch
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.change_watcher import ChangeWatcher
@@ -191,7 +193,9 @@ class GatewayApp:
             lambda: self.draining,
             lambda: None if redis is None else (redis.is_up, redis.failures),
         )
-        document = DocumentRoutes(table, collector)
+        # Without a key in the settings nobody has it.
+        metrics_key = metrics_key_of(settings) or secrets.token_urlsafe()
+        document = DocumentRoutes(table, collector, metrics_key)
         self.change_watcher = ChangeWatcher(self.storage, settings.connections_max)
         dashboard = dashboard_routes(
             Parts(

@@ -1,4 +1,4 @@
-"""The first keys and password, if the operator gives them: in the environment or in files."""
+"""Secrets that the operator gives, in the environment or in files: the first ones, the metrics'."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def first_secrets(settings: GatewaySettings) -> FirstSecrets:
         SettingError: a file cannot be read, or a value is none that it takes; the value is not
             in the text.
     """
-    admin_key = _key(settings.first_admin_key, settings.first_admin_key_file, "first_admin_key")
-    api_key = _key(settings.first_api_key, settings.first_api_key_file, "first_api_key")
+    admin_key = _key(
+        settings.first_admin_key, settings.first_admin_key_file, "first_admin_key", ADMIN_PREFIX
+    )
+    api_key = _key(settings.first_api_key, settings.first_api_key_file, "first_api_key", SDK_PREFIX)
     if api_key is not None and admin_key is None:
         raise SettingError("first_api_key", "effect beside first_admin_key, which is missing")
     name, password = secret_of(
@@ -52,15 +54,24 @@ def first_secrets(settings: GatewaySettings) -> FirstSecrets:
     return FirstSecrets(admin_key, api_key, password)
 
 
-def _key(value: str | None, file: Path | None, setting: str) -> str | None:
-    prefix = ADMIN_PREFIX if setting == "first_admin_key" else SDK_PREFIX
+def metrics_key_of(settings: GatewaySettings) -> str | None:
+    """Return the key for ``/metrics``; None if there is none.
+
+    Raises:
+        SettingError: as :func:`first_secrets`.
+    """
+    return _key(settings.metrics_key, settings.metrics_key_file, "metrics_key", "")
+
+
+def _key(value: str | None, file: Path | None, setting: str, prefix: str) -> str | None:
     name, key = secret_of(value, file, setting)
     if key is not None and not (
         key.startswith(prefix) and _RANDOM.fullmatch(key.removeprefix(prefix))
     ):
         raise SettingError(
             name,
-            f"{prefix} and then 32 or more random characters (letters, digits, _ and -), as "
+            (f"{prefix} and then " if prefix else "")
+            + "32 or more random characters (letters, digits, _ and -), as "
             f'`echo "{prefix}$(openssl rand -hex 32)"` makes them',
         )
     return key

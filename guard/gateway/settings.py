@@ -203,6 +203,14 @@ class GatewaySettings:
     first_password_file: Path | None = _setting(  # noqa: RUF009
         "A file with the password of the operator admin in it.", None
     )
+    metrics_key: str | None = _setting(
+        "The key for /metrics: 32 or more random characters, which Prometheus sends as a bearer "
+        "token. Without it nobody gets the metrics, since they say what every organisation "
+        "spends.", None, secret=True,
+    )  # fmt: skip
+    metrics_key_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the key for /metrics in it, such as a mounted secret.", None
+    )
     proxy_user_header: str | None = _setting(
         "A header in which a trusted proxy names the person who has signed in there, such as "
         "X-Forwarded-User; they are signed in to the dashboard. Others' are ignored.",

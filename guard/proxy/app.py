@@ -13,7 +13,7 @@ from typing import Final
 import httpx
 
 from guard.core.usage import find_endpoint
-from guard.gateway.api.http import FORWARDED, JSON, Receive, Scope, Send, send_whole
+from guard.gateway.api.http import JSON, Receive, Scope, Send, has_bearer, send_whole
 from guard.proxy.admission import RequestAdmission
 from guard.proxy.counts import Counted, ProxyCounts
 from guard.proxy.exchange import Exchange
@@ -31,7 +31,10 @@ _KEPT_ALIVE_MAX: Final = 256
 _CANCELLED_MAX: Final = 1000
 """Programs that leave in the middle of an answer, until the client upstream is replaced."""
 
-_NOT_FORWARDED: Final = b"not for who comes by a proxy"
+_KEY_NEEDED: Final = (
+    b"the metrics need the key that GUARD_PROXY_METRICS_KEY gives the proxy: "
+    b"Authorization: Bearer KEY"
+)
 _UPGRADE: Final = b"a WebSocket is not forwarded; send the request over HTTP"
 
 
@@ -43,6 +46,7 @@ class ProxyApp:
         admission: decides whose money requests spend.
         counts: of requests and bytes.
         seen: called before each request to a model.
+        metrics_key: for ``/metrics``; None where only its own user can connect.
     """
 
     def __init__(
@@ -51,11 +55,13 @@ class ProxyApp:
         admission: RequestAdmission,
         counts: ProxyCounts,
         seen: Callable[[], None] = lambda: None,
+        metrics_key: str | None = None,
     ) -> None:
         self._upstreams = upstreams
         self._admission = admission
         self._counts = counts
         self._seen = seen
+        self._metrics_key = metrics_key
         make = functools.partial(_client, ssl.create_default_context())
         self._connections = Connections(make, _CANCELLED_MAX)
 
@@ -124,8 +130,8 @@ class ProxyApp:
     async def _about_itself(self, path: bytes, scope: Scope, send: Send) -> None:
         if path == b"/healthz":
             await _answer(scope, send, 200, JSON, b'{"status":"ok"}')
-        elif any(name == FORWARDED.encode() for name, _ in scope["headers"]):
-            await _answer(scope, send, 403, b"text/plain", _NOT_FORWARDED)
+        elif self._metrics_key is not None and not has_bearer(scope, self._metrics_key):
+            await _answer(scope, send, 401, b"text/plain", _KEY_NEEDED)
         else:
             await _answer(scope, send, 200, self._counts.MEDIA, self._counts.text())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 from pathlib import Path
 from typing import Final
@@ -73,6 +74,9 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
               help="Serve TLS with this certificate chain (PEM).")  # fmt: skip
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Its key, if that is in a file of its own.")  # fmt: skip
+@click.option("--metrics-key", envvar="GUARD_PROXY_METRICS_KEY", metavar="KEY",
+              help="Who has it gets /metrics. Give it as GUARD_PROXY_METRICS_KEY: others see a "
+              "program's options.")  # fmt: skip
 @click.option("--log-level", default="warning", show_default=True,
               type=click.Choice(["debug", "info", "warning", "error"]))  # fmt: skip
 def serve(
@@ -85,6 +89,7 @@ def serve(
     drain_ms: int,
     tls_cert: Path | None,
     tls_key: Path | None,
+    metrics_key: str | None,
     log_level: str,
 ) -> None:
     """Serve until interrupted.
@@ -117,7 +122,9 @@ def serve(
                 )
             if not allow_unseen:
                 runtime.instrumentation.refuse_unseen = refuse_unseen
-            app = ProxyApp(upstreams, admission, ProxyCounts())
+            # Without a key nobody has it; `--local` serves its own user alone.
+            key = metrics_key or (None if local else secrets.token_urlsafe())
+            app = ProxyApp(upstreams, admission, ProxyCounts(), metrics_key=key)
             server = ProxyServer(
                 app, listening, connections_max=connections_max, own_user=local, tls=tls,
                 drain_s=-(-drain_ms // 1000),

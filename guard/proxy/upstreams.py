@@ -24,8 +24,8 @@ ORIGINS: Final[dict[str, str]] = {
 REGIONAL: Final = ("vertex", "azure", "bedrock")
 """Vendors whose address depends on what follows their name: a region, or a resource."""
 
-# The names that the vendors themselves give. Below the same domains anybody can rent a host, such as
-# `evil.westeurope.cloudapp.azure.com`, or `s3.amazonaws.com` with a bucket `bedrock-runtime`.
+# The names that the vendors themselves give. Below the same domains anybody can rent a host:
+# `evil.westeurope.cloudapp.azure.com`, say, or a bucket `bedrock-runtime` of `s3.amazonaws.com`.
 _RESOURCE: Final = re.compile(
     r"(?i)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?"
     r"(\.(?:openai|cognitiveservices|services\.ai|[a-z0-9]+\.models\.ai)\.azure\.(?:com|us|cn))?"

@@ -38,6 +38,7 @@ SECRETS = {
     "agents": "gdk_" + "1" * 64,
     "password": "a password for tests",
     "openid": "of-the-provider",
+    "metrics": "3" * 64,
     "proxy-key": "gdp_" + "2" * 64,
 }
 SMALL: dict[str, Any] = {}
@@ -50,6 +51,7 @@ LARGE: dict[str, Any] = {
             "firstApiKey": {"key": "agents"},
             "firstPassword": {"name": "people", "key": "password"},
             "openidClientSecret": {"key": "openid"},
+            "metricsKey": {"name": "monitoring", "key": "metrics"},
         },
         "settings": {
             "trusted_proxies": ["10.42.0.0/16", "fd00::/8"],
@@ -79,6 +81,7 @@ LARGE: dict[str, Any] = {
     "proxy": {
         "enabled": True,
         "upstreams": {"openai": "https://mirror.example.com", "custom/own": "https://llm.example"},
+        "secrets": {"metricsKey": {"name": "monitoring", "key": "metrics"}},
         "allowUnseen": True,
         "connectionsMax": 20_000,
         "autoscaling": {"enabled": True},
@@ -271,6 +274,7 @@ def test_no_secret_is_written(made: Rendered) -> None:
         ({"gateway": {"settings": {"retention_days": "5"}}}, "retention_days"),
         ({"gateway": {"secrets": {"database": {"value": "x"}}}}, "value"),
         ({"gateway": {"secrets": {"database": {"key": ""}}}}, "key"),
+        ({"serviceMonitor": {"enabled": True}}, "gateway.secrets.metricsKey"),
         ({"gateway": {"extraEnv": [{"name": "GUARD_GATEWAY_REDIS", "value": "x"}]}}, "extraEnv"),
         ({"proxy": {"extraEnv": [{"name": "GUARD_API_KEY", "value": "x"}]}}, "extraEnv"),
         ({"proxy": {"upstream": {}}}, "upstream"),
@@ -365,7 +369,7 @@ def test_settings_arrive_as_they_are_written(large: Rendered, tmp_path: Path) ->
         for volume in large.pods()["guard"]["volumes"] if volume["name"] == "secrets"
         for source in volume["projected"]["sources"]
     }  # fmt: skip
-    assert sources == {"guard", "people"}
+    assert sources == {"guard", "people", "monitoring"}
 
 
 def test_the_public_address_is_the_ingresss_or_the_services() -> None:
@@ -395,7 +399,7 @@ def test_the_proxys_command_and_settings_exist(large: Rendered) -> None:
     ready = container["readinessProbe"]
     assert int(delay) >= ready["periodSeconds"] * ready["failureThreshold"]
     variables = large.variables("guard-proxy")
-    assert variables.keys() <= set(VARIABLES)
+    assert variables.keys() <= {*VARIABLES, "GUARD_PROXY_METRICS_KEY"}
     settings = Settings.load(variables)
     assert settings.api_url == "http://guard"
     assert settings.api_url.removeprefix("http://") in large.of("Service")
@@ -424,6 +428,9 @@ def test_monitors_name_the_jobs_that_alerts_go_by(large: Rendered) -> None:
         assert f'job="{relabelled["replacement"]}"' in rules
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
         assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
+        of = {"name": "monitoring", "key": "metrics"}
+        assert endpoint["authorization"] == {"credentials": of}
+    assert set(large.of("ServiceMonitor")) == {"guard", "guard-proxy"}
 
 
 def test_the_proxies_may_reach_the_gateway(large: Rendered) -> None:

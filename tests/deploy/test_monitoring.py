@@ -24,7 +24,7 @@ from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import new_tenant
 from tests.gateway.test_metrics import documented, happen, page_of
 from tests.guard.instrumentation.standin.server import StandIn
-from tests.support.prometheus import RULES, SCRAPES, prometheus
+from tests.support.prometheus import METRICS_KEY, RULES, SCRAPES, metrics_of, prometheus
 from tests.support.run_proxy import run_proxy
 from tests.support.waiting import until
 
@@ -125,7 +125,7 @@ class Served:
         """Return the labels of each sample that is served, by its name."""
         found: dict[str, frozenset[str]] = dict(OWN)
         for url in (self.gateway, self.proxy):
-            for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+            for family in text_string_to_metric_families(metrics_of(url)):
                 for sample in family.samples:
                     known = found.get(sample.name, ADDED)
                     found[sample.name] = known | frozenset(sample.labels)
@@ -138,7 +138,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with (
         contextlib.closing(StandIn()) as vendor,
         run_gateway(
-            folder / "g.sqlite3", redis="redis://127.0.0.1:1/0", sweep_interval_ms=50
+            folder / "g.sqlite3", redis="redis://127.0.0.1:1/0", sweep_interval_ms=50,
+            metrics_key=METRICS_KEY,
         ) as gateway,
         run_proxy(
             gateway, folder, {"openai": vendor.url, "ollama": "http://127.0.0.1:1"},
@@ -182,7 +183,7 @@ def test_every_name_and_label_is_served(served: Served) -> None:
 
 
 def test_values_of_labels_that_are_matched_are_served(served: Served) -> None:
-    text = "".join(httpx.get(f"{url}/metrics").text for url in (served.gateway, served.proxy))
+    text = "".join(metrics_of(url) for url in (served.gateway, served.proxy))
     texts = [rule["expr"] for rule in rules().values()] + [expr for expr, _ in queries().values()]
     matched = set(re.findall(r'\b(\w+)="([^"$]+)"', " ".join(texts)))
     of_prometheus = {("alertstate", "firing")}

@@ -20,6 +20,7 @@ from tests.guard.instrumentation.standin.server import StandIn
 from tests.proxy.test_team import CHAT, Caller, serving
 from tests.support import postgres
 from tests.support.ports import free_port
+from tests.support.prometheus import METRICS_KEY, metrics_of
 from tests.support.waiting import WAIT_S, until
 
 RECIPE = Path(__file__).parents[2] / "deploy" / "replicas" / "nginx.conf"
@@ -39,7 +40,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed")
     database, port = postgres.url_of(tmp_path), free_port()
-    options = {"public_url": f"http://127.0.0.1:{port}", "trusted_proxies": ("127.0.0.1",)}
+    options = {"public_url": f"http://127.0.0.1:{port}", "trusted_proxies": ("127.0.0.1",),
+               "metrics_key": METRICS_KEY}  # fmt: skip
     with run_gateway(database, **options) as one, run_gateway(database, **options) as two:
         hosts = [each.base_url.removeprefix("http://") for each in (one, two)]
         nginx = as_here(tmp_path, port, {
@@ -64,7 +66,7 @@ def as_here(folder: Path, port: int, addresses: dict[str, str]) -> list[str]:
 
 def answered(replica: Gateway) -> bool:
     """Tell whether a replica has answered a gate over HTTP."""
-    return 'route="/gate",status="200"' in httpx.get(f"{replica.base_url}/metrics").text
+    return 'route="/gate",status="200"' in metrics_of(replica.base_url)
 
 
 def test_calls_reach_both_and_survive_the_end_of_one(site: Site) -> None:
@@ -130,7 +132,8 @@ def proxies(gateway: Gateway, vendor: StandIn, tmp_path: Path) -> Iterator[Proxi
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed")
     made = gateway.admin.create_key_full("proxy", role="proxy", every_organisation=True)
-    settings = {"GUARD_API_URL": gateway.base_url, "GUARD_API_KEY": made["api_key"]}
+    settings = {"GUARD_API_URL": gateway.base_url, "GUARD_API_KEY": made["api_key"],
+                "GUARD_PROXY_METRICS_KEY": METRICS_KEY}  # fmt: skip
     words = ("--upstream", f"openai={vendor.url}")
     with serving(*words, **settings) as (one, first), serving(*words, **settings) as (two, second):
         port, host = free_port(), gateway.base_url.removeprefix("http://")
@@ -201,13 +204,13 @@ def requests(proxy: str) -> int:
     """Return how many requests a proxy has answered."""
     return sum(
         int(float(line.rpartition(" ")[2]))
-        for line in httpx.get(f"{proxy}/metrics").text.splitlines()
+        for line in metrics_of(proxy).splitlines()
         if line.startswith("guard_proxy_requests_total")
     )
 
 
 def sockets(replica: Gateway) -> int:
-    text = httpx.get(f"{replica.base_url}/metrics").text
+    text = metrics_of(replica.base_url)
     [line] = [line for line in text.splitlines()
               if line.startswith("guard_gateway_control_sockets ")]  # fmt: skip
     return int(float(line.split()[1]))

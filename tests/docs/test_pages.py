@@ -31,6 +31,7 @@ from tests.support.pages import (
     pages,
 )
 from tests.support.programs import environment
+from tests.support.prometheus import METRICS_KEY
 from tests.support.runs import local_directory
 from tests.support.slack import who_approves
 
@@ -93,7 +94,9 @@ def page(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def gateway(page: str) -> Iterator[Gateway]:
     """The gateway of the readers of a page."""
-    with run_gateway(private_webhooks=page == ANSWERED_IN_SLACK) as running:
+    with run_gateway(
+        private_webhooks=page == ANSWERED_IN_SLACK, metrics_key=METRICS_KEY
+    ) as running:
         headers = {"X-API-Key": running.admin.create_key(), "X-Guard-Protocol": "3"}
         for name in KNOWN_WORKFLOWS:
             asked = {"call_id": name, "kind": "call", "function": "work", "workflow_id": name,
@@ -175,6 +178,7 @@ def reader(
             "GUARD_API_URL": gateway.base_url,
             "GUARD_API_KEY": gateway.admin.create_key(),
             "GUARD_ADMIN_KEY": gateway.admin_key,
+            "GUARD_GATEWAY_METRICS_KEY": METRICS_KEY,
             "GUARD_GATEWAY_PORT": "0",
             "SPAMDETECT_PORT": "0",
             "SPAMDETECT_BASE_URL": service.base_url,

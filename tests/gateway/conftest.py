@@ -26,6 +26,7 @@ from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import queries
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import postgres
+from tests.support.prometheus import METRICS_KEY
 from tests.support.receivers import Mailbox, Receiver, http_receiver, mail_server
 from tests.support.two_organisations import World, two_organisations
 
@@ -128,7 +129,12 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
             if engine == "postgres":
                 database = postgres.url_of(tmp_path_factory.mktemp("postgres"))
             return running.enter_context(
-                run_gateway(database, control_ping_interval_ms=200, sweep_interval_ms=250)
+                run_gateway(
+                    database,
+                    control_ping_interval_ms=200,
+                    sweep_interval_ms=250,
+                    metrics_key=METRICS_KEY,
+                )
             )
 
         yield on

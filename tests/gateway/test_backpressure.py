@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services.load import REQUEST_BYTES, Load
+from tests.support.prometheus import METRICS_KEY, metrics_of
 from tests.support.waiting import until
 
 _MB = 1 << 20
@@ -34,7 +35,7 @@ def batch(number: int, events: int, padding: int) -> bytes:
 
 
 def figure(base_url: str, name: str) -> float:
-    lines = httpx.get(f"{base_url}/metrics").text.splitlines()
+    lines = metrics_of(base_url).splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
@@ -86,7 +87,7 @@ async def _flood(
 
 @pytest.mark.fault
 def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path: Path) -> None:
-    served = serve("--max-pending-bytes", "16MiB")
+    served = serve("--max-pending-bytes", "16MiB", "--metrics-key", METRICS_KEY)
     process = psutil.Process(served.process.pid)
     headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
     bodies = [batch(number, BATCH, 2600) for number in range(120)]  # 100 MB
@@ -138,7 +139,7 @@ def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path
 
 
 def test_a_strangers_body_takes_no_room() -> None:
-    with run_gateway(max_pending_bytes=4 * REQUEST_BYTES) as gateway:
+    with run_gateway(max_pending_bytes=4 * REQUEST_BYTES, metrics_key=METRICS_KEY) as gateway:
         headers = {"X-API-Key": "gdk_stranger", "X-Guard-Protocol": "3"}
         url = f"{gateway.base_url}/api/v1/events"
         with httpx.Client(headers=headers) as http:

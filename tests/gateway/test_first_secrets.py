@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from guard.gateway.cli.admin_client import AdminClient, AdminError
-from guard.gateway.first_secrets import FirstSecrets, first_secrets
+from guard.gateway.first_secrets import FirstSecrets, first_secrets, metrics_key_of
 from guard.gateway.settings import GatewaySettings, SettingError
 from tests.gateway.conftest import SERVE
 from tests.support import postgres
@@ -131,6 +131,9 @@ _WRONG: list[tuple[dict[str, Any], str]] = [
     ({"first_api_key": _key("gdk_")}, "first_api_key"),
     ({"first_admin_key": _GOOD, "first_api_key": _key("gda_")}, "first_api_key"),
     ({"first_password": "short"}, "first_password"),
+    ({"metrics_key": "short"}, "metrics_key"),
+    ({"metrics_key": "a key with blanks, which is long enough"}, "metrics_key"),
+    ({"metrics_key_file": Path("/nowhere/at/all")}, "metrics_key_file"),
     ({"first_password_file": Path("/nowhere/at/all")}, "first_password_file"),
     ({"first_admin_key": _GOOD, "first_admin_key_file": Path("x")}, "first_admin_key_file"),
 ]
@@ -140,7 +143,7 @@ _WRONG: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_is_named_and_not_shown(given: dict[str, Any], name: str) -> None:
     settings = GatewaySettings(**given)
     with pytest.raises(SettingError) as caught:
-        first_secrets(settings)
+        (metrics_key_of if "metrics" in name else first_secrets)(settings)
     assert caught.value.name == name
     for value in given.values():
         if isinstance(value, str):

@@ -18,6 +18,7 @@ from guard.core import wire
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.ledger.state import ANYTHING
 from guard.transport.replies import Reply, exception_for
+from tests.support.prometheus import METRICS_KEY, metrics_of
 
 PAGES_MAX: Final = 1_000_000
 TRIES: Final = 2000
@@ -93,7 +94,9 @@ WRITES: Final[dict[str, Callable[[Site], httpx.Response]]] = {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder: Path = tmp_path_factory.mktemp("full")
-    with run_gateway(folder / "gateway.sqlite3", sweep_interval_ms=3_600_000) as gateway:
+    with run_gateway(
+        folder / "gateway.sqlite3", sweep_interval_ms=3_600_000, metrics_key=METRICS_KEY
+    ) as gateway:
         site = Site(gateway)
         limit_pages(gateway, 1)  # SQLite never goes below what there is
         refused(site.events)
@@ -126,7 +129,7 @@ def test_a_full_disk_is_named(site: Site, name: str) -> None:
 @pytest.mark.parametrize(("name", "route"), [("gate", "/gate"), ("events", "/api/v1/events")])
 def test_what_a_full_disk_refuses_is_counted(site: Site, name: str, route: str) -> None:
     def counted() -> int:
-        text = site.sdk.get("/metrics").text
+        text = metrics_of(site.gateway.base_url)
         found = re.search(rf'answers_total{{route="{route}",status="503"}} (\d+)', text)
         return int(found[1]) if found else 0
 
@@ -159,7 +162,7 @@ def test_no_load_balancer_sends_calls_to_a_full_disk(site: Site) -> None:
 
 
 def metrics(site: Site) -> str:
-    return site.admin.get(f"{site.gateway.base_url}/metrics").text
+    return metrics_of(site.gateway.base_url)
 
 
 def test_it_recovers_when_there_is_room(site: Site) -> None:

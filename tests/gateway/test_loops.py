@@ -19,6 +19,7 @@ from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
+from tests.support.prometheus import METRICS_KEY, metrics_of
 from tests.support.waiting import until
 
 SEARCH = {"tool_name": "search", "workflow_id": "w", "run_id": "r", "digest": "d1"}
@@ -189,7 +190,7 @@ def flags(tenant: Tenant, run_id: str = "r") -> list[tuple[str, str, int, str]]:
 
 def metric(tenant: Tenant, kind: str) -> float:
     """Return how many runs were flagged."""
-    text = httpx.get(f"{tenant.gateway.base_url}/metrics", trust_env=False).text
+    text = metrics_of(tenant.gateway.base_url)
     name = f'guard_gateway_loops_total{{kind="{kind}"}} '
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
@@ -203,7 +204,9 @@ class Loops(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.running = run_gateway(Path(self.folder.name) / "gateway.sqlite3")
+        self.running = run_gateway(
+            Path(self.folder.name) / "gateway.sqlite3", metrics_key=METRICS_KEY
+        )
         self.tenant = new_tenant(self.running.__enter__())
         caps = [
             {"times": 2, "tools": ["refused"], "on_repeat": "refuse"},

@@ -27,6 +27,7 @@ from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support.asker import ask, asker, call
+from tests.support.prometheus import METRICS_KEY, metrics_of
 from tests.support.store import ACTOR, DAY, Clock, Store
 from tests.support.waiting import until
 
@@ -45,7 +46,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 def scraped(base_url: str) -> dict[str, float]:
     """Return every sample, by its name with its labels."""
-    text = httpx.get(f"{base_url}/metrics").text
+    text = metrics_of(base_url)
     pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 
@@ -69,7 +70,9 @@ def documented() -> dict[str, Family]:
 
 def served(database: str | Path) -> dict[str, Family]:
     """Return the families of a gateway on which everything has happened that is counted."""
-    with run_gateway(database, redis="redis://127.0.0.1:1/0", sweep_interval_ms=50) as gateway:
+    with run_gateway(
+        database, redis="redis://127.0.0.1:1/0", sweep_interval_ms=50, metrics_key=METRICS_KEY
+    ) as gateway:
         tenant = new_tenant(gateway)
         happen(tenant)
         until(lambda: "guard_gateway_budget_limit{" in page_of(gateway))
@@ -86,7 +89,7 @@ def served(database: str | Path) -> dict[str, Family]:
 
 
 def page_of(gateway: Gateway) -> str:
-    return httpx.get(f"{gateway.base_url}/metrics").text
+    return metrics_of(gateway.base_url)
 
 
 def happen(tenant: Tenant) -> str:
@@ -105,11 +108,30 @@ def happen(tenant: Tenant) -> str:
     return str(budget["budget_id"])
 
 
-def test_who_comes_by_a_proxy_gets_none(gateway: Gateway) -> None:
-    """An ingress forwards all paths of a host, and always says for whom."""
-    reply = httpx.get(f"{gateway.base_url}/metrics", headers={"X-Forwarded-For": "192.0.2.1"})
-    assert reply.status_code == 403
+@pytest.mark.parametrize(
+    "given", [None, "Bearer", f"Bearer {METRICS_KEY}x", METRICS_KEY, f"Basic {METRICS_KEY}"]
+)
+def test_who_has_no_key_gets_none(gateway: Gateway, given: str | None) -> None:
+    """They say what every organisation spends."""
+    headers = {} if given is None else {"Authorization": given}
+    reply = httpx.get(f"{gateway.base_url}/metrics", headers=headers)
+    assert (reply.status_code, reply.json()["error_code"]) == (401, "GD-A003")
+    assert reply.headers["www-authenticate"].startswith("Bearer")
     assert "guard_gateway" not in reply.text
+
+
+def test_no_key_of_the_gateway_opens_them(tenant: Tenant) -> None:
+    """Prometheus holds no key that may do anything else, and theirs see their organisation only."""
+    for key in (tenant.gateway.admin_key, tenant.api_key):
+        headers = {"Authorization": f"Bearer {key}", "X-API-Key": key}
+        assert httpx.get(f"{tenant.gateway.base_url}/metrics", headers=headers).status_code == 401
+
+
+def test_without_a_key_in_the_settings_nobody_gets_them(tmp_path: Path) -> None:
+    with run_gateway(tmp_path / "g.sqlite3") as gateway:
+        reply = httpx.get(f"{gateway.base_url}/metrics", headers={"Authorization": "Bearer"})
+        assert reply.status_code == 401
+        assert "metrics_key" in reply.json()["detail"]
 
 
 @pytest.fixture
@@ -140,7 +162,9 @@ def test_every_name_in_the_page_is_a_metric() -> None:
 @pytest.mark.asyncio
 async def test_leases_and_their_money(tmp_path: Path) -> None:
     clock = Clock()
-    with run_gateway(tmp_path / "g.sqlite3", clock_ms=clock, sweep_interval_ms=20) as gateway:
+    with run_gateway(
+        tmp_path / "g.sqlite3", clock_ms=clock, sweep_interval_ms=20, metrics_key=METRICS_KEY
+    ) as gateway:
         tenant = await asyncio.to_thread(new_tenant, gateway)
         body = call(1, lease={"demand_nanousd": 2_000_000_000, "demand_calls": 4})
         async with asker(gateway.base_url, tenant.api_key) as client:
@@ -321,7 +345,7 @@ def test_only_some_organisations_have_a_name_and_no_sum_falls() -> None:
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 def test_money_and_decisions(engine: str, tmp_path: Path) -> None:
     database = tmp_path / "g.sqlite3" if engine == "sqlite" else postgres.url_of(tmp_path)
-    with run_gateway(database, sweep_interval_ms=50) as gateway:
+    with run_gateway(database, sweep_interval_ms=50, metrics_key=METRICS_KEY) as gateway:
         tenant = new_tenant(gateway)
         budget_id = happen(tenant)
         tenant.admin.set_budget(50, scope_kind="user", scope_id="*", window="day")

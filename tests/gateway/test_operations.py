@@ -48,6 +48,7 @@ from guard.gateway.storage.postgres.store import PostgresStorage
 from tests.gateway.conftest import SERVE, Served, Tenant
 from tests.support import postgres
 from tests.support.asker import asker, close_code
+from tests.support.prometheus import METRICS_KEY
 from tests.support.waiting import until, until_async
 
 # -- log -------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ POOLED = 4
 @contextlib.asynccontextmanager
 async def opening(path: Path | str) -> AsyncIterator[tuple[GatewayApp, httpx.AsyncClient]]:
     """Serve an application that is not open yet."""
-    app = GatewayApp(GatewaySettings(database=path))
+    app = GatewayApp(GatewaySettings(database=path, metrics_key=METRICS_KEY))
     with contextlib.closing(bind("127.0.0.1", 0)) as listening:
         server = GatewayServer(app, listening)
         async with _serving(server) as served:
@@ -196,7 +197,10 @@ async def test_not_ready_while_migrating(tmp_path: Path, monkeypatch: pytest.Mon
         assert (await http.get("/healthz")).status_code == 200
         starting = await http.get("/readyz")
         assert (starting.status_code, starting.json()["error_code"]) == (503, "GD-B002")
-        assert "guard_gateway_build_info" in (await http.get("/metrics")).text
+        assert (
+            "guard_gateway_build_info"
+            in (await http.get("/metrics", headers={"Authorization": f"Bearer {METRICS_KEY}"})).text
+        )
         early = await http.post("/gate", json={})
         assert (early.status_code, early.headers["retry-after"]) == (503, "1"), "it waited in vain"
         monkeypatch.setattr(app_module, "_OPEN_WAIT_S", 60.0)

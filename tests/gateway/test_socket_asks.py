@@ -6,7 +6,6 @@ import asyncio
 import collections
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -15,6 +14,7 @@ from guard.core import wire
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services.load import REQUEST_BYTES
 from tests.support.asker import ask, asker, call, close_code, frame
+from tests.support.prometheus import METRICS_KEY, metrics_of
 from tests.support.waiting import until_async
 
 
@@ -197,7 +197,7 @@ async def test_a_key_that_expires_decides_nothing_more(tenant: Any) -> None:
 
 @pytest.mark.asyncio
 async def test_what_does_not_fit_is_refused_as_over_http() -> None:
-    with run_gateway(max_pending_bytes=8 * REQUEST_BYTES) as gateway:
+    with run_gateway(max_pending_bytes=8 * REQUEST_BYTES, metrics_key=METRICS_KEY) as gateway:
         async with asker(gateway.base_url, gateway.api_key) as client:
             answers = await client.ask(*(ask(f"o{n}", call(n)) for n in range(50)))
             by_status = collections.Counter(status for status, _ in answers)
@@ -205,5 +205,5 @@ async def test_what_does_not_fit_is_refused_as_over_http() -> None:
             problem = next(body for status, body in answers if status == 429)
             assert (problem["error_code"], problem["retry_after_ms"]) == ("GD-R001", 1000)
             assert (await client.ask(ask("afterwards", call("x"))))[0][0] == 200
-        metrics = (await asyncio.to_thread(httpx.get, f"{gateway.base_url}/metrics")).text
+        metrics = await asyncio.to_thread(metrics_of, gateway.base_url)
         assert "guard_gateway_pending_bytes 0.0" in metrics

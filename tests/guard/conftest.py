@@ -20,6 +20,7 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime, known_runtime
 from guard.telemetry import spans
+from tests.support.prometheus import METRICS_KEY
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import PATIENT, until
 
@@ -46,7 +47,7 @@ class Tenant:
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[Gateway]:
     """The real gateway, in this process, on a free loopback port."""
-    with run_gateway() as running:
+    with run_gateway(metrics_key=METRICS_KEY) as running:
         yield running
 
 

@@ -24,6 +24,7 @@ from guard.local_gateway import join
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.llm_vendor import vendor_process
 from tests.support.programs import environment, killed_at_last
+from tests.support.prometheus import METRICS_KEY, metrics_of
 from tests.support.waiting import WAIT_S, until
 
 CHAT = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
@@ -124,6 +125,18 @@ def test_each_request_is_charged_to_the_key_that_it_names(
     assert one.charged() == 2 * other.charged() > 0
     (agent,) = {event["agent"] for event in one.admin.events(type="llm")}
     assert agent == "codex_cli_rs"
+
+
+def test_metrics_are_for_who_has_their_key(proxys: dict[str, str]) -> None:
+    own = {"Authorization": f"Bearer {proxys['GUARD_API_KEY']}"}
+    with serving(**proxys) as (url, _):
+        for headers in ({}, own, {"Authorization": "Bearer"}):
+            answer = httpx.get(f"{url}/metrics", headers=headers)
+            assert (answer.status_code, "guard_proxy" in answer.text) == (401, False)
+            assert "GUARD_PROXY_METRICS_KEY" in answer.text
+    with serving(**proxys, GUARD_PROXY_METRICS_KEY=METRICS_KEY) as (url, _):
+        assert "guard_proxy_open_requests 0.0" in metrics_of(url)
+        assert httpx.get(f"{url}/metrics", headers=own).status_code == 401
 
 
 @pytest.mark.long

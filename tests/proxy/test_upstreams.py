@@ -102,7 +102,7 @@ def test_a_name_that_the_vendor_does_not_give_leads_nowhere(name: str) -> None:
 
 
 def test_a_model_on_the_proxys_own_machine_has_to_be_named() -> None:
-    with pytest.raises(NoUpstreamError, match="--upstream ollama=http://127.0.0.1:11434"):
+    with pytest.raises(NoUpstreamError, match="--upstream ollama=http"):
         Upstreams().find(b"/ollama/api/chat", b"")
 
 

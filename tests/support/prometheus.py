@@ -19,6 +19,16 @@ from tests.support.programs import killed_at_last
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "guard.rules.yaml"
 SCRAPES: Final = ROOT / "deploy" / "prometheus" / "prometheus.yaml"
+METRICS_KEY: Final = "metrics-of-a-test-0123456789abcdef"
+"""The setting metrics_key of gateways, and GUARD_PROXY_METRICS_KEY of proxies, that are scraped."""
+
+
+def metrics_of(base_url: str) -> str:
+    """Return what a gateway or a proxy with the key says."""
+    headers = {"Authorization": f"Bearer {METRICS_KEY}"}
+    answer = httpx.get(f"{base_url}/metrics", headers=headers, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return answer.text
 
 
 @contextlib.contextmanager
@@ -36,6 +46,7 @@ def prometheus(
     for each in config["scrape_configs"]:
         targets = [url.removeprefix("http://") for url in urls[each["job_name"]]]
         each["static_configs"] = [{"targets": targets}]
+        (folder / each["authorization"]["credentials_file"]).write_text(METRICS_KEY)
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
     with (folder / "log").open("wb") as log:

@@ -26,7 +26,7 @@ from tests.support.openid_provider import openid_provider
 from tests.support.ports import free_port
 from tests.support.postgres import own_database
 from tests.support.programs import environment, killed_at_last
-from tests.support.prometheus import prometheus
+from tests.support.prometheus import METRICS_KEY, metrics_of, prometheus
 from tests.support.receivers import Mailbox, Receiver, http_receiver, mail_server
 from tests.support.redis_server import kept_redis
 from tests.support.slack import pressed, signed
@@ -127,7 +127,8 @@ def replica(port: int, **settings: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
     folder = tmp_path_factory.mktemp("office")
-    secrets = {"first_admin_key": ADMIN_KEY, "openid_client_secret": "a secret"}
+    secrets = {"first_admin_key": ADMIN_KEY, "openid_client_secret": "a secret",
+               "metrics_key": METRICS_KEY}  # fmt: skip
     for name, secret in secrets.items():
         (folder / name).write_text(secret)
     people = [{"sub": name, "email": name, "email_verified": True} for name in TEAM]
@@ -269,7 +270,7 @@ def waiting(office: Office) -> None:
     """See that the metrics tell of the call that waits, on every replica."""
     for url in (office.url, office.other):
         until(lambda url=url: re.search(  # type: ignore[misc]
-            r"^guard_gateway_budget_asks\S* 1\.0$", httpx.get(f"{url}/metrics").text, re.MULTILINE
+            r"^guard_gateway_budget_asks\S* 1\.0$", metrics_of(url), re.MULTILINE
         ))  # fmt: skip
     assert json.loads(office("gateway", "budgets", "waiting", "--json"))[0]["workflow_id"] == (
         "nightly"

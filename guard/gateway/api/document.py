@@ -12,17 +12,18 @@ from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
 from guard.gateway.api.admin.operations import Operation
-from guard.gateway.api.http import FORWARDED
+from guard.gateway.api.http import fail, has_bearer
 from guard.gateway.api.openapi import document
 from guard.gateway.services.metrics import CONTENT_TYPE, exposition
 
 
 @attrs.define(eq=False)
 class DocumentRoutes:
-    """Serves the OpenAPI document and the metrics."""
+    """Serves the OpenAPI document, and the metrics to who has their key."""
 
     _operations: Sequence[Operation]
     _collector: Collector
+    _metrics_key: str
     _document: bytes | None = attrs.field(default=None, init=False)
 
     def routes(self) -> list[BaseRoute]:
@@ -38,7 +39,12 @@ class DocumentRoutes:
         return Response(self._document, media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
-        """Answer direct requests only: not every proxy can hide a path from the public."""
-        if FORWARDED in request.headers:
-            return Response("not for who comes by a proxy", 403, media_type="text/plain")
+        # They say what every organisation spends.
+        if not has_bearer(request.scope, self._metrics_key):
+            raise fail(
+                401, "GD-A003", "Key rejected",
+                "the metrics need the key that the setting metrics_key gives the gateway: "
+                "Authorization: Bearer KEY",
+                headers=[(b"www-authenticate", b'Bearer realm="guard metrics"')],
+            )  # fmt: skip
         return Response(exposition(self._collector), headers={"content-type": CONTENT_TYPE})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -17,8 +18,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-FORWARDED: Final = "x-forwarded-for"
-"""Set by every proxy in front; a direct client, such as Prometheus, does not send it."""
 JSON: Final = b"application/json"
 PROBLEM_JSON: Final = b"application/problem+json"
 _RETRY_AFTER_MS: Final = 1000
@@ -89,6 +88,13 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
             if names.count(name) > 1:
                 raise fail(400, "GD-P002", "Bad request", f"{name.decode()} is given twice")
     return headers
+
+
+def has_bearer(scope: Scope, token: str) -> bool:
+    """Return whether a request carries this bearer token."""
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    kind, _, found = given.partition(b" ")
+    return kind.lower() == b"bearer" and hmac.compare_digest(found.strip(), token.encode())
 
 
 async def read_body(

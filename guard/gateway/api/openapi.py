@@ -184,6 +184,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
                     "key`, in lower-case hexadecimal.",
                 },
                 "adminKey": {"type": "http", "scheme": "bearer"},
+                "metricsKey": {"type": "http", "scheme": "bearer"},
             },
         },
     }
@@ -282,8 +283,10 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
         "/readyz": {"get": plain("readyz", "Whether requests can be served", {
             "200": _content("Ready", _JSON, status),
             "503": _content("Not ready", _PROBLEM, by_kind[str(wire.Problem)])})},
-        "/metrics": {"get": plain("metrics", "Figures for Prometheus",
-                                  {"200": _content("Figures", "text/plain", {"type": "string"})})},
+        "/metrics": {"get": {"security": [{"metricsKey": []}]} | plain(
+            "metrics", "Figures for Prometheus", {
+                "200": _content("Figures", "text/plain", {"type": "string"}),
+                "401": _content("Without its key", _PROBLEM, by_kind[str(wire.Problem)])})},
         "/openapi.json": {"get": plain("openapi", "This document",
                                        {"200": _content("Document", _JSON, {"type": "object"})})},
     }  # fmt: skip

@@ -90,7 +90,7 @@ def serve(config: Path | None, **options: Any) -> None:
       guard gateway serve --host 0.0.0.0 --tls-self-signed
     """
     from guard.gateway.domain.errors import StoreError
-    from guard.gateway.first_secrets import first_secrets
+    from guard.gateway.first_secrets import first_secrets, metrics_key_of
     from guard.gateway.server import bind
     from guard.gateway.single_sign_on import provider_of
     from guard.gateway.tls import TlsError
@@ -99,6 +99,7 @@ def serve(config: Path | None, **options: Any) -> None:
         settings = load(options, os.environ, config)
         places = origins(options, os.environ, config)
         given = first_secrets(settings)
+        metrics_key_of(settings)
         provider_of(settings)
     except (SettingsError, SettingError) as exc:
         raise click.UsageError(str(exc)) from None

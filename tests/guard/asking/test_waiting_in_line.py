@@ -21,6 +21,7 @@ from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope, current_scope
+from tests.support.prometheus import metrics_of
 from tests.support.waiting import WAIT_S, until, until_async
 
 MODEL: Final = "gpt-4o"
@@ -112,7 +113,7 @@ def test_the_status_and_the_metrics_count_who_waits(runtime: GuardRuntime, tenan
 
 
 def waiting_at_gateway(tenant: Any) -> int:
-    text = httpx.get(f"{tenant.url}/metrics").text
+    text = metrics_of(tenant.url)
     [line] = [each for each in text.splitlines() if each.startswith(GAUGE)]
     return int(float(line.split()[1]))
 

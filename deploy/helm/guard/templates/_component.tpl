@@ -88,6 +88,9 @@ spec:
 {{- end -}}
 
 {{- define "guard.serviceMonitor" -}}
+{{- if not .of.secrets.metricsKey.key }}
+{{- fail (printf "serviceMonitor needs %s.secrets.metricsKey: the key of a Secret with 32 or more random characters, for /metrics" .component) }}
+{{- end }}
 apiVersion: monitoring.coreos.com/v1
 kind: ServiceMonitor
 metadata:
@@ -103,6 +106,10 @@ spec:
   endpoints:
     - port: http
       path: /metrics
+      authorization:
+        credentials:
+          name: {{ default .root.Values.secretName .of.secrets.metricsKey.name }}
+          key: {{ .of.secrets.metricsKey.key }}
       interval: {{ .root.Values.serviceMonitor.interval }}
       relabelings:
         # The rules and the dashboard go by the names of the jobs.

@@ -68,6 +68,7 @@ firstAdminKey: first_admin_key
 firstApiKey: first_api_key
 firstPassword: first_password
 openidClientSecret: openid_client_secret
+metricsKey: metrics_key
 {{- end -}}
 
 {{/* A setting's value as a text: numbers without an exponent, lists with commas. */}}
