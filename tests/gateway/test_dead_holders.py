@@ -1,4 +1,4 @@
-"""Processes that are killed while they hold money: it comes back, or is charged, once."""
+"""Processes that are killed while they hold money; and those that go on."""
 
 from __future__ import annotations
 
@@ -136,3 +136,24 @@ def test_without_a_journal_what_was_under_way_is_charged_once(tenant: Tenant, mo
     assert sum(each["cost_nanousd"] for each in found) == amount >= 3 * 500_000
     assert tenant.balance()["committed_nanousd"] == amount
     assert {each["workflow_id"] for each in found} == {"w"}
+
+
+@pytest.mark.parametrize("mode", ["http", "websocket"])
+def test_what_is_under_way_stays_held_for_as_long_as_it_takes_while_others_wait(
+    tenant: Tenant, mode: str
+) -> None:
+    """Two of five requests fit, and are answered long after a lease's time."""
+    tenant.admin.update_settings(lease_ttl_ms=int(1000 * LIFE_S))
+    tenant.admin.set_budget(limit_nanousd=BUDGET * 3 // 2)
+    waits = {"GUARD_TRANSPORT_MODE": mode, "GUARD_WAIT_FOR_ROOM_MS": "600000"}
+    with (
+        cutting_vendor("no answer", "hang", HANG_S) as vendor,
+        program(tenant, vendor, waits, 5) as holder,
+    ):
+        until(lambda: vendor.received == 2)
+        until(lambda: waiting_calls(tenant) >= 1)
+        held = tenant.balance()["reserved_nanousd"]
+        ends_s = time.monotonic() + 1.5 * LIFE_S
+        until(lambda: time.monotonic() > ends_s)
+        assert (vendor.received, seen_by(holder)[1]) == (2, 2)
+        assert tenant.balance()["reserved_nanousd"] == held

@@ -25,6 +25,7 @@ from guard.gateway.domain.commands import (
     RequestOrigin,
 )
 from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.domain.waiting import Place
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import examples_of
 from tests.support.storage_machine import StorageMachine, run_model
@@ -176,6 +177,11 @@ class LeaseMachine(StorageMachine):
             self.move(held, -min(unused, held.held))
         return unused
 
+    def renewed(self, held: Held) -> None:
+        """The holder names a lease in a question or an update: it is alive."""
+        if held.open:
+            held.expires = self.now + TTL
+
     def request(self, holder: str, key: str | None = None) -> RequestOrigin:
         return RequestOrigin(organisation_id=self.org, key_id=holder, idempotency_key=key)
 
@@ -203,10 +209,12 @@ class LeaseMachine(StorageMachine):
         leased=st.sampled_from([True, True, False]),
         repeated=st.booleans(),
         tops_up=st.booleans(),
+        waits=st.booleans(),
     )  # fmt: skip
     def ask(
-        self, lane: Lane, amount: int, demand: int, leased: bool, repeated: bool, tops_up: bool
-    ) -> None:
+        self, lane: Lane, amount: int, demand: int, leased: bool, repeated: bool, tops_up: bool,
+        waits: bool = False,
+    ) -> None:  # fmt: skip
         known = [held for held in self.all_held if held.is_lease and held.known]
         if tops_up and known:
             lane = known[-1].lane
@@ -215,13 +223,15 @@ class LeaseMachine(StorageMachine):
         if lease is not None:
             asked.lease_id = lease.id
             asked.unused_nanousd = self.give_back(lease)
+            self.renewed(lease)
         key = f"ask-{next(self.serial)}"
+        place = Place(self.now, self.now, TTL) if waits else None
 
         def command() -> GateCommand:
             call = self.question(key, lane, msgspec.structs.replace(asked) if leased else None)
             return GateCommand(
                 request=self.request(lane.holder, key), call=call, declared_nanousd=amount,
-                grants_lease=leased, recalls=True,
+                grants_lease=leased, recalls=True, place=place,
             )  # fmt: skip
 
         given = command()
@@ -231,7 +241,7 @@ class LeaseMachine(StorageMachine):
             given = msgspec.structs.replace(given, is_again=True)
             answer = self.run(decide(self.storage, given))
         self.decided(lane, lease, answer, amount, demand, leased)
-        if repeated:
+        if repeated and answer.waits is None:
             again = self.run(decide(self.storage, command()))
             assert (again.status, again.body, again.replay) == (answer.status, answer.body, True)
 
@@ -250,7 +260,7 @@ class LeaseMachine(StorageMachine):
         keys = self.keys(lane, self.expected_to_answer(lane.model))
         rooms = {key: self.room(key, lane) for key in keys}
         if any(room < amount for room in rooms.values()):
-            assert answer.status == 402
+            assert answer.status == 402 or answer.waits is not None
             # Justified: what is spent, under way, or in the hands of who does not answer.
             short = {key for key, room in rooms.items() if room < amount}
             for held in self.all_held:
@@ -288,7 +298,6 @@ class LeaseMachine(StorageMachine):
             for key in keys:
                 self.accounts[key].leases += leased
         self.move(held, granted)
-        held.expires = self.now + TTL if leased else held.expires
         held.free += granted - amount
         if leased:
             assert reply.lease is not None
@@ -309,6 +318,14 @@ class LeaseMachine(StorageMachine):
         if lease is not None and lease.under_way:
             self.deliver(self.pay(lease, cost, None))
 
+    @rule(waits=st.booleans(), times=st.integers(1, 3))
+    def ask_again(self, waits: bool, times: int) -> None:
+        """One of several callers wants what does not fit; the others go on with what they hold."""
+        for _ in range(times):
+            lane = Lane("x", "a", None, None, None)
+            self.ask(lane, 5000, 0, leased=True, repeated=False, tops_up=False, waits=waits)
+            self.time_passes(TTL // 2)
+
     @precondition(lambda self: any(h.known and h.is_lease for h in self.all_held))
     @rule(data=st.data(), demand=st.sampled_from([1, 150, 600]), repeated=st.booleans())
     def ask_ahead(self, data: Any, demand: int, repeated: bool) -> None:
@@ -326,6 +343,7 @@ class LeaseMachine(StorageMachine):
 
         keys = self.keys(lane, self.expected_to_answer(lane.model))
         rooms = {each: self.room(each, lane) for each in keys}
+        self.renewed(held)
         answer = self.run(decide(self.storage, command()))
         if repeated:
             again = self.run(decide(self.storage, command()))
@@ -342,7 +360,6 @@ class LeaseMachine(StorageMachine):
         assert reply.lease is not None
         assert (reply.lease.lease_id, reply.lease.granted_nanousd) == (held.id, granted)
         self.move(held, granted)
-        held.expires = self.now + TTL
         held.free += granted + reply.lease.overspent_nanousd - held.overspent
         held.overspent = reply.lease.overspent_nanousd
 
@@ -421,7 +438,7 @@ class LeaseMachine(StorageMachine):
             if not held.held:
                 self.close(held)
         else:
-            held.expires = self.now + TTL
+            self.renewed(held)
         assert state.held_nanousd == held.held
         assert (state.state == "open") == held.open
 
@@ -438,7 +455,7 @@ class LeaseMachine(StorageMachine):
             if held.lane.holder == holder:
                 held.known = False
 
-    @rule(step=st.sampled_from([1000, CLOSING, TTL, HOUR]))
+    @rule(step=st.sampled_from([1000, CLOSING, TTL // 2, TTL, HOUR]))
     def time_passes(self, step: int) -> None:
         self.now += step
         self.run(self.storage.sweep())

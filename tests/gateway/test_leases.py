@@ -18,6 +18,7 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
 )
 from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.domain.waiting import Place
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
@@ -181,6 +182,39 @@ async def test_a_lease_expires_unless_it_is_renewed(store: Store) -> None:
     assert await totals(store) == (12, 0)
     new = await granted(store, 10, 10, lease_id=lease.lease_id, unused=50)
     assert new.lease_id != lease.lease_id
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("answer", ["waiting", "its turn", "refused", "replaced", "not topped up"])
+async def test_every_answer_to_a_question_renews_the_lease_that_it_names(
+    store: Store, answer: str
+) -> None:
+    """The holder asks again and again, and has a request under way all the time."""
+    await store.budget(100)
+    lease = await granted(store, 60, 60)
+    if answer == "replaced":
+        await store.budget(1000, window="day")
+    for number in range(4):
+        store.clock.now += TTL - 1
+        ask = wire.LeaseAsk(lease.lease_id, ahead=answer == "not topped up")
+        command = GateCommand(
+            request=store.request(str(number)),
+            call=wire.GateRequest(call_id="c", kind="call", function="f", lease=ask),
+            declared_nanousd=1 if answer == "replaced" else 50,
+            grants_lease=True,
+            place=Place(store.clock.now, store.clock.now, TTL) if answer == "waiting" else None,
+            turn_in_ms=5 if answer == "its turn" else None,
+        )
+        found = await decide(store.storage, command)
+        if found.status == 200:
+            reply = wire.decode(found.body, wire.GateReply)
+            is_waiting = answer in ("waiting", "its turn")
+            assert reply.decision == ("waiting" if is_waiting else "allow")
+        else:
+            assert found.status == 402
+    store.clock.now += TTL - 1
+    await store.storage.sweep()
+    assert (await update(store, lease)).held_nanousd >= 60
 
 
 @pytest.mark.asyncio

@@ -265,8 +265,9 @@ class LeaseBook:
                 ask.lease_id = lease.lease_id
                 ask.unused_nanousd, ask.calls_left = self._drain(lease)
                 lease.is_asked = True
-                # The gateway renews a lease that a question names.
-                lease.used_s = lease.renewed_s = now_s
+                # Not `renewed_s`: an answer may not come, and an older gateway's answer renews
+                # nothing unless it grants something.
+                lease.used_s = now_s
             return Asked(key, now_s, self._voided, ask)
 
     def granted(

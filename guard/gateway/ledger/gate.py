@@ -62,8 +62,9 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     outcome = None
     if command.events or command.rejected:  # before deciding: what they cost counts already
         outcome = charge.record_events(unit, org, request, command.events, command.rejected).outcome
-    # 3. It is faster than a rate cap: it asks again later, so its lease is left alone until then.
+    # 3. It is faster than a rate cap: it asks again later, and gives nothing back until then.
     if command.turn_in_ms is not None:
+        leases.take_back(unit, command, give_back=False)
         return line.told_its_turn(call.call_id, command.turn_in_ms, outcome)
     # 4. What the caller holds and does not need is given back first, so that the decision can use
     # it: a lease is decided as if it were new.

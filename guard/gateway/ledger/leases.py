@@ -36,14 +36,15 @@ RECALL_FROM: Final = 256
 
 
 def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Reservation | None:
-    """Give back what the caller's lease of this lane does not use, and return the lease.
+    """Renew the caller's lease of this lane, give back what it does not use, and return it.
 
-    A lease that is unknown, over, or of another key or lane counts as none.
+    Whatever the answer is: a holder that asks is alive, and may have requests under way that the
+    lease pays for. A lease that is unknown, over, or of another key or lane counts as none.
 
     Args:
         unit: the unit of work.
         command: the question.
-        give_back: ``False`` when the same question has given back before.
+        give_back: ``False`` when the same question has given back before, or is not decided yet.
     """
     # What is unused is the holder's own figure. A wrong one harms only the holder: no more than the
     # lease holds is given back, and what events cost beyond that is charged to the same budgets.
@@ -66,9 +67,16 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
         None if call.model == wire.UNKNOWN_MODEL else call.model,
     ):
         return None
+    _renew(unit, lease)
     if give_back:
         expiry.give_back(unit, lease, call.lease.unused_nanousd)
     return lease
+
+
+def _renew(unit: UnitOfWork, lease: Reservation) -> None:
+    ttl_ms = organisation(unit, lease.organisation_id).settings.lease_ttl_ms
+    unit.change_reservation(lease)
+    lease.expires_at_ms = unit.now_ms + ttl_ms
 
 
 def _live(
@@ -107,10 +115,9 @@ def grant(
         org: the organisation.
         draft: a reservation of the lane, which becomes the lease if there is none.
         accounts: what the amount is reserved on; their balances were announced to change.
-        lease: the caller's current lease of this lane.
+        lease: the caller's current lease of this lane, which its question has renewed.
         granted: nano-dollars.
     """
-    expires_at_ms = unit.now_ms + org.settings.lease_ttl_ms
     if lease is not None:
         unit.change_reservation(lease)
         lease.amount += granted
@@ -118,11 +125,10 @@ def grant(
         # A request of a holder without a journal: charged if the lease expires before the holder
         # says that it is done.
         lease.under_way += draft.under_way
-        lease.expires_at_ms = expires_at_ms
         return lease
     draft.amount = draft.held = granted
     draft.basis = "lease"
-    draft.expires_at_ms = expires_at_ms
+    draft.expires_at_ms = unit.now_ms + org.settings.lease_ttl_ms
     # Counted here once, and taken off by ``ledger.release`` when the lease ends.
     for account in accounts:
         account.balance.leases += 1
@@ -177,8 +183,7 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
             unit.expire_sooner(lease, unit.now_ms + CLOSING_MS)
     # 3. Renewed.
     else:
-        ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
-        lease.expires_at_ms = unit.now_ms + ttl_ms
+        _renew(unit, lease)
     left_ms = lease.expires_at_ms - unit.now_ms if lease.state == "open" else 0
     state = wire.LeaseState(lease.reservation_id, lease.state, lease.held, left_ms)
     answer = EncodedAnswer(200, wire.encode(state), own_lease=lease.reservation_id)

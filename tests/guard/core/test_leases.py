@@ -331,6 +331,13 @@ class TestKeeping:
         assert hold.lease.expires_s == 12.0
         assert book.totals() == Totals(1, 10, 1)
 
+    def test_it_is_renewed_by_itself_while_other_calls_ask_and_have_to_wait(self) -> None:
+        book, hold = opened(granted=10, ttl_ms=9000)
+        for second in range(1, 4):
+            book.not_granted(book.ask(KEY, float(second)))
+        [update] = book.due(3.0)
+        assert (update.lease, update.closes) == (hold.lease, False)
+
     def test_what_is_written_down_nowhere_is_told_as_it_changes(self) -> None:
         book, hold = opened()
         book.unwritten.update({1: ("l", 10), 2: ("l", 5), 3: ("another", 100)})
