@@ -227,7 +227,8 @@ def most_input(rates: ModelRates, input_tokens: int | None, answers: int = 1) ->
         rates: of the model.
         input_tokens: most tokens of the prompt, or of all prompts of a batch; ``None`` when nothing
             bounds it.
-        answers: how many answers there are; a batch has a prompt for each.
+        answers: how many answers there are. A batch, or an array of embeddings, has a prompt for
+            each, and the context bounds one of them.
     """
     context = rates.context_tokens
     if context is None or (input_tokens is not None and input_tokens <= context):
@@ -236,7 +237,8 @@ def most_input(rates: ModelRates, input_tokens: int | None, answers: int = 1) ->
         row.above >= context for row in rates.rows
     ):
         return input_tokens
-    return context if input_tokens is None else min(input_tokens, context * answers)
+    most = min(context * answers, TOKENS_MAX)
+    return most if input_tokens is None else min(input_tokens, most)
 
 
 def listed_tier(rows: list[RateRow], tier: str | None) -> str:

@@ -21,7 +21,7 @@ class RequestBound(Struct, frozen=True, gc=False):
         streams: whether the answer is asked for as a stream.
         least_output: the smallest limit on one answer that may be put into the body, or that the
             body's own limit may be lowered to; None where no limit can be put in.
-        answers: how many answers share ``output_tokens``.
+        answers: how many answers share ``output_tokens``; how many prompts an array holds.
         beside_output: tokens that are charged as output beside the answers (a prediction).
         hides_output: whether an answer may hold tokens that its reader does not see.
         terms: what it says about the rates that it can meet.

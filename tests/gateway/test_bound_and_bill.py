@@ -469,6 +469,73 @@ def test_what_is_charged_beside_tokens_is_held_and_charged(
         assert held.amount >= charged
 
 
+PROMPT: Final = "To be, or not to be. "
+"""Six tokens or seven; two and a half thousand of a vendor's context hold ever so many."""
+
+
+def gemini_part(text: str) -> dict[str, Any]:
+    return {"model": "models/gemini-embedding-001", "content": {"parts": [{"text": text}]}}
+
+
+ARRAYS: Final[dict[str, tuple[str, str, str, str, int, Callable[[list[str]], dict[str, Any]]]]] = {
+    # host, path, model, dollars per million tokens, the context of one prompt, body
+    "texts": (OPENAI_HOST, "/v1/embeddings", "text-embedding-3-small", "0.02", 8_191,
+              lambda texts: {"model": "text-embedding-3-small", "input": texts}),
+    "tokens": (OPENAI_HOST, "/v1/embeddings", "text-embedding-3-small", "0.02", 8_191,
+               lambda texts: {"model": "text-embedding-3-small",
+                              "input": [[1820] * (len(t) // 3) for t in texts]}),
+    "gemini": (GOOGLE_HOST, "/v1beta/models/gemini-embedding-001:batchEmbedContents",
+               "gemini-embedding-001", "0.15", 2_048,
+               lambda texts: {"requests": [gemini_part(text) for text in texts]}),
+    "vertex": ("us-central1-aiplatform.googleapis.com",
+               "/v1/projects/p/locations/l/publishers/google/models/gemini-embedding-001:predict",
+               "gemini-embedding-001", "0.15", 2_048,
+               lambda texts: {"instances": [{"content": text} for text in texts]}),
+    "mistral": ("api.mistral.ai", "/v1/embeddings", "mistral-embed", "0.1", 8_192,
+                lambda texts: {"model": "mistral-embed", "input": texts}),
+    "cohere": ("api.cohere.com", "/v2/embed", "embed-v4.0", "0.12", 128_000,
+               lambda texts: {"model": "embed-v4.0", "texts": texts}),
+    "ranked": ("api.cohere.com", "/v2/rerank", "rerank-v3.5", "0.1", 4_096,
+               lambda texts: {"model": "rerank-v3.5", "query": "a", "documents": texts}),
+    "ollama": ("ollama.com", "/api/embed", "nomic-embed-text", "0.01", 2_048,
+               lambda texts: {"model": "nomic-embed-text", "input": texts}),
+    "bedrock": ("bedrock-runtime.us-east-1.amazonaws.com",
+                "/model/cohere.embed-english-v3/invoke", "cohere.embed-english-v3", "0.1", 512,
+                lambda texts: {"texts": texts, "input_type": "search_document"}),
+    "completions": (OPENAI_HOST, "/v1/completions", "gpt-3.5-turbo-instruct", "1.5", 4_096,
+                    lambda texts: {"model": "gpt-3.5-turbo-instruct", "prompt": texts,
+                                   "max_tokens": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_each_prompt_of_an_array_is_held(prices: PriceBook, name: str) -> None:
+    """The context bounds one prompt, not the sum of them."""
+    host, path, model, dollars, context, body_of = ARRAYS[name]
+    rng = random.Random(16)
+    for _ in range(20):
+        each = min(rng.choice([1, 100, context]), context)
+        texts = [PROMPT * -(-each // 6)] * rng.choice([1, 2, 50])
+        endpoint = find_endpoint("POST", host, path)
+        assert endpoint is not None
+        provider = endpoint.format.provider
+        data = json.dumps(body_of(texts)).encode()
+        bound = bound_of(endpoint.format, path, data, InputRatios())
+        rates = prices.model_rates(provider, model)
+        billed = len(texts) * each * Fraction(dollars) * 1000
+        held = worst_case(rates, bound)
+        assert held is not None
+        assert held[0] >= billed
+        asked = request_cost(
+            rates, bound.input_tokens, bound.output_tokens, terms=bound.terms,
+            assumed_input=prices.largest_prompt(provider, model), assumed_output=0, is_exact=True,
+            answers=bound.answers,
+        )  # fmt: skip
+        assert asked.amount >= billed
+        unbounded = worst_case(rates, msgspec.structs.replace(bound, input_tokens=None))
+        assert unbounded is None or unbounded[0] >= billed
+
+
 def usage_of(message: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = message.get("usage", {})
     return found

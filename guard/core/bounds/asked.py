@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from guard.core.bounds.thinking import hides_output, least_output, reasons
-from guard.core.usage.message import Message
+from guard.core.usage.message import Message, items
 from guard.core.wire import TOKENS_MAX, UNITS_MAX
 
 
@@ -81,6 +81,28 @@ def answered(
         beside,
         does_reason or hides_output(model),
     )
+
+
+def embedded(model: str | None, *prompts: Any) -> AskedOutput:
+    """Return what a request for embeddings or a ranking asks for: no text, for so many prompts.
+
+    Args:
+        model: as in ``AskedOutput``.
+        prompts: the members of the body that hold prompts, each one of them or a list of them.
+    """
+    return AskedOutput(model, 0, answers=max(1, sum(map(prompt_count, prompts))))
+
+
+def prompt_count(prompt: Any) -> int:
+    """Return how many prompts a member holds: one text or one list of tokens is one.
+
+    >>> prompt_count("a"), prompt_count([1, 2, 3]), prompt_count(["a", "b"]), prompt_count(None)
+    (1, 1, 2, 0)
+    """
+    if prompt is None:
+        return 0
+    prompts = items(prompt)
+    return 1 if not prompts or type(prompts[0]) is int else min(len(prompts), TOKENS_MAX)
 
 
 def given(value: Any) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from guard.core.bounds.asked import AskedOutput, answered, given, limit, section
+from guard.core.bounds.asked import AskedOutput, answered, embedded, given, limit, section
 from guard.core.bounds.plain import TOOL_USE_TOKENS, bedrock_model
 from guard.core.bounds.thinking import thinking_budget
+from guard.core.bounds.vendors import EMBEDDED
 from guard.core.usage.message import Message, mapping
 
 
@@ -36,7 +37,7 @@ def invoke(path: str, said: Message) -> AskedOutput:
     model = bedrock_model(path)
     streams = path.endswith("-stream")
     if model is not None and ("embed" in model or "rerank" in model):
-        return AskedOutput(model, 0, streams)
+        return embedded(model, *map(said.get, EMBEDDED))
     config = section(said, "inferenceConfig", "textGenerationConfig")
     output = limit(
         said.get("max_completion_tokens"),

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from guard.core.bounds.asked import (
     AskedOutput,
     answered,
+    embedded,
     given,
     limit,
     name,
+    prompt_count,
     run_by_vendor,
 )
 from guard.core.bounds.images import image_tokens
 from guard.core.bounds.pieces import IMAGES, SOUND
 from guard.core.bounds.thinking import thinking_budget
 from guard.core.fees import by_the_piece
-from guard.core.usage.message import Message, items, mapping
+from guard.core.usage.message import Message, mapping
 from guard.core.wire import TOKENS_MAX
 
 _DEPLOYMENT: Final = re.compile(r"/deployments/([^/]+)/")
@@ -32,13 +34,13 @@ def chat(path: str, said: Message) -> AskedOutput:
     """Read ``.../chat/completions``, ``.../completions`` and ``.../embeddings``."""
     model = name(said.get("model")) or _deployment(path)
     if path.endswith("/embeddings"):
-        return AskedOutput(model, 0)
+        return embedded(model, said.get("input"))
     counts, beside = (said.get("n"),), 0
     if "prompt" in said:
         several = max(
             (c for c in (said.get("n"), said.get("best_of")) if type(c) is int), default=1
         )
-        counts = (max(1, several) * _prompt_count(said["prompt"]),)
+        counts = (max(1, several) * max(1, prompt_count(said["prompt"])),)
     if "prediction" in said:  # what is rejected of it is charged as output
         beside = len(msgspec.json.encode(said["prediction"]))
     return answered(
@@ -70,12 +72,6 @@ def chat(path: str, said: Message) -> AskedOutput:
 def _larger(newer: int | None, older: int | None) -> int | None:
     """Return the larger limit: with both names given, vendors differ in which one counts."""
     return older if newer is None or (older is not None and older > newer) else newer
-
-
-def _prompt_count(prompt: Any) -> int:
-    """Return how many prompts legacy completions answer: one text or one list of tokens is one."""
-    prompts = items(prompt)
-    return 1 if not prompts or type(prompts[0]) is int else len(prompts)
 
 
 def responses(path: str, said: Message) -> AskedOutput:

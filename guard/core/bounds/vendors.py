@@ -9,6 +9,7 @@ import msgspec
 from guard.core.bounds.asked import (
     AskedOutput,
     answered,
+    embedded,
     given,
     limit,
     name,
@@ -28,6 +29,9 @@ _GOOGLE_SCHEMAS: Final = (
     "responseSchema", "response_schema", "responseJsonSchema", "response_json_schema",
     "responseMimeType", "response_mime_type",
 )  # fmt: skip
+
+EMBEDDED: Final = ("texts", "inputs", "images", "documents")
+"""The members of Cohere's requests that hold what is embedded or ranked."""
 
 
 def messages(path: str, said: Message) -> AskedOutput:
@@ -56,9 +60,11 @@ def gemini(path: str, said: Message) -> AskedOutput:
     method = path.rpartition(":")[2]
     if method in ("predict", "predictLongRunning"):
         embeds = "embedding" in (model or "") or "gecko" in (model or "") or by_the_piece(model)
-        return AskedOutput(model, 0 if embeds else None, open_ended=not embeds)
+        if embeds:
+            return embedded(model, said.get("instances"))
+        return AskedOutput(model, open_ended=True)
     if method in ("embedContent", "batchEmbedContents"):
-        return AskedOutput(model, 0)
+        return embedded(model, said.get("requests"))
     # Google takes both spellings of each name.
     config = section(said, "generationConfig", "generation_config")
     output = limit(config.get("maxOutputTokens"), config.get("max_output_tokens"))
@@ -108,7 +114,7 @@ def cohere(path: str, said: Message) -> AskedOutput:
     """Read ``/v2/chat``, ``/v2/embed``, ``/v2/rerank`` and their version 1."""
     model = name(said.get("model"))
     if path.endswith(("/embed", "/rerank")):
-        return AskedOutput(model, 0)
+        return embedded(model, *map(said.get, EMBEDDED))
     thinking = mapping(said.get("thinking"))
     return answered(
         model,
@@ -127,7 +133,7 @@ def ollama(path: str, said: Message) -> AskedOutput:
     """Read ``/api/chat``, ``/api/generate`` and ``/api/embed``; they stream by default."""
     model = name(said.get("model"))
     if path.endswith("/embed"):
-        return AskedOutput(model, 0)
+        return embedded(model, said.get("input"))
     return answered(
         model,
         limit(section(said, "options").get("num_predict")),

@@ -49,7 +49,8 @@ class GateRequest(Struct, omit_defaults=True):
     ``kind`` ``llm`` is one LLM request, asked before it is sent; ``within`` is then the ``call_id``
     of the protected call that it is part of, and ``held`` that call's reservation. ``streams`` says
     that the answer comes as a stream, which can be given more, or be cut, while it comes. Where
-    the request has no limit on its output, ``answers`` says how many answers it asks for, and
+    the request has no limit on its output, ``answers`` says how many answers it asks for (and how
+    many prompts it holds, as an array of embeddings does), and
     ``beside_output_tokens`` what is charged as output beside them. ``tier``, ``cache_writes``,
     ``text_only`` and ``surcharge_permille`` are its ``guard.core.rates.Terms``. ``local`` says that
     it goes to the caller's own machine, where a model without a known price is free. A caller
