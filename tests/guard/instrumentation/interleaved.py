@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from typing import Any
 
 
 @contextmanager
-def at_step(step: int, codes: set[CodeType], other: Callable[[], object]) -> Iterator[list[int]]:
+def at_step(
+    step: int, codes: set[CodeType], other: Callable[[], object]
+) -> Iterator[list[CodeType]]:
     """Run ``other`` once, before the given bytecode instruction of the functions.
 
     Instructions of functions nested in them, such as generator expressions, count as well.
@@ -21,21 +24,24 @@ def at_step(step: int, codes: set[CodeType], other: Callable[[], object]) -> Ite
         other: what another thread does.
 
     Yields:
-        The instructions so far, as a list of one number.
+        The function of each instruction so far.
     """
     codes = {each for code in codes for each in _nested(code)}
-    seen, before = [0], sys.gettrace()
+    seen: list[CodeType] = []
+    before = sys.gettrace()
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         if frame.f_code not in codes:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            seen[0] += 1
-            if seen[0] == step + 1:
+            seen.append(frame.f_code)
+            if len(seen) == step + 1:
                 other()  # not traced itself
         return trace
 
+    # CPython 3.12 only looks for steps if a frame had asked for them when tracing began.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         yield seen
@@ -48,6 +54,9 @@ def at_every_step(
 ) -> int:
     """Run a function once for each of its steps, with other code before that step.
 
+    How many steps a function has differs between interpreters, so only this is asserted: each
+    function was interrupted.
+
     Args:
         codes: of the functions whose steps count.
         run: prepares one round; returns the function to run and the other code.
@@ -55,14 +64,16 @@ def at_every_step(
     Returns:
         How many rounds there were.
     """
-    step = 0
-    while True:
+    interrupted: set[CodeType] = set()
+    for step in itertools.count():
         function, other = run()
         with at_step(step, codes, other) as seen:
             function()
-        if seen[0] <= step:
-            return step
-        step += 1
+        if len(seen) <= step:
+            break
+        interrupted.add(seen[step])
+    assert interrupted >= codes, f"never interrupted: {codes - interrupted}"
+    return step
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
