@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import attrs
 
-from guard.asking import decision_log
+from guard.asking import decision_log, lease_clock
 from guard.asking.own_money import note_own_money
 from guard.asking.repeats import Repeat, repeat_of
 from guard.asking.tool_calls import FUNCTION, ToolCall, Watcher
@@ -257,8 +257,8 @@ class ProtectedCall(Edge):
         if outer.caller is not None:
             runtime = account_in(outer, runtime)
         self._runtime = runtime
-        self._began_s = now_s = time.monotonic()
-        if now_s >= patching.next_look_s:  # the body's requests must be seen
+        self._began_s = began_s = time.monotonic()
+        if began_s >= patching.next_look_s:  # the body's requests must be seen
             patching.look()
         has_checks = runtime.enforcement.halts or runtime.tools.calls.open or target.sensitive
         repeat = hold = None
@@ -269,7 +269,7 @@ class ProtectedCall(Edge):
             if not has_checks:
                 lane = outer._call_lane or outer.call_lane
                 subject = subject_of(target, outer) if outer.tools else target.subject
-                hold = runtime.leases.take(lane, subject, now_s)
+                hold = runtime.leases.take(lane, subject, lease_clock.now_s())
             ids = runtime.events.ids
             call_id, span_id = ids.call_ids(time.time_ns() // 1_000_000)
             if hold is None:
@@ -290,7 +290,7 @@ class ProtectedCall(Edge):
                 hold.give_back()
             raise
         if hold is None:
-            return has_checks and self._is_covered_if_allowed(runtime, scope, now_s)
+            return has_checks and self._is_covered_if_allowed(runtime, scope)
         self._admitted = True
         if decision_log.was_on:
             what = f"call {target.tool_name}"
@@ -313,7 +313,7 @@ class ProtectedCall(Edge):
         """Whether the gateway is asked because it counts the call."""
         return self._repeat is not None and self._repeat.is_asked
 
-    def _is_covered_if_allowed(self, runtime: KeyAccount, scope: Scope, now_s: float) -> bool:
+    def _is_covered_if_allowed(self, runtime: KeyAccount, scope: Scope) -> bool:
         """Check a call about which more than a lease decides, and cover it if possible.
 
         1. The workflow is killed or paused: raise.
@@ -332,7 +332,8 @@ class ProtectedCall(Edge):
         if target.sensitive or self._is_counted:
             return False
         # 4.
-        hold = runtime.leases.take(scope.call_lane, subject_of(target, scope), now_s)
+        subject = subject_of(target, scope)
+        hold = runtime.leases.take(scope.call_lane, subject, lease_clock.now_s())
         if hold is None:
             return False
         try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from guard.asking import decision_log
+from guard.asking import decision_log, lease_clock
 from guard.asking.errand import Errand, as_public
 from guard.asking.renewals import Renewals
 from guard.asking.updates import LeaseUpdates
@@ -161,7 +161,7 @@ class Courier:
         # An unread answer holds its worst case. Reading it may free enough for this question.
         if self._unread.calls:
             self._unread.read()
-        return time.monotonic()
+        return lease_clock.now_s()
 
     def tick(self) -> None:
         """Do what is due by the clock."""
@@ -169,7 +169,7 @@ class Courier:
         now_s = self._look()
         # Before the desk: questions that are given up here are repeated over HTTP.
         if session is not None:
-            session.asks.sweep(now_s)
+            session.asks.sweep(time.monotonic())
         decision_log.is_on()  # refreshes `was_on`, which covered calls look at
         self.carry_out(self._desk.tick(now_s))
         self._renewals.tick(now_s)
@@ -178,6 +178,13 @@ class Courier:
         """Ask again for calls that wait in line: money has come back for them."""
         now_s = self._look()
         self.carry_out(self._desk.room(call_ids, now_s))
+
+    def has_lapsed(self, grant: Grant) -> bool:
+        """Return whether what a grant holds was not renewed in time; from any thread."""
+        now_s = lease_clock.now_s()
+        if grant.hold is not None:
+            return now_s >= grant.hold.lease.expires_s
+        return grant.reply is not None and now_s >= self._renewals.until_s(grant.reply)
 
     def give_back(self, grant: Grant, *, stays: bool = False) -> None:
         """Give back what a grant has set aside and no call uses.
@@ -247,7 +254,7 @@ class Courier:
         # it back itself (`Gate._abandon`). So exactly one of the two gives it back.
         if ticket.set_running_or_notify_cancel():
             if effect.grant.reply is not None:
-                self._renewals.add(effect.grant.reply)
+                self._renewals.add(effect.grant.reply, effect.question.sent_s)
             ticket.set_result(effect.grant)
         else:  # cancelled meanwhile: what was granted must not stay set aside
             self.give_back(effect.grant)
@@ -473,7 +480,7 @@ class Courier:
 
 
 def _left_s(ends_s: float) -> float:
-    return max(0.0, ends_s - time.monotonic())
+    return max(0.0, ends_s - lease_clock.now_s())
 
 
 def _fail(effect: Fail) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from guard.asking import decision_log
+from guard.asking import decision_log, lease_clock
 from guard.asking.courier import Courier
 from guard.asking.errand import as_public
 from guard.breaker.exceptions import (
@@ -276,7 +276,7 @@ class Gate:
             timeout_s: how long to wait for an answer, in seconds.
             waits: whether it waits in line for money that others hold, and for its turn.
         """
-        question.ends_s = time.monotonic() + timeout_s
+        question.ends_s = lease_clock.now_s() + timeout_s
         question.answer_s = timeout_s
         question.request.key_limit = self._link.key_limit
         question.request.renewed = True
@@ -349,13 +349,17 @@ class Gate:
         else:
             self._background.call_soon(self.give_back, grant)
 
+    def has_lapsed(self, grant: Grant) -> bool:
+        """Return whether others may have the money of a grant, since it was not renewed in time."""
+        return self._courier.has_lapsed(grant)
+
     def give_back(self, grant: Grant) -> None:
         """Give back what a grant has set aside; on the background loop."""
         self._courier.give_back(grant)
 
 
 def _left_s(ends_s: float) -> float | None:
-    return None if ends_s == math.inf else max(0.0, ends_s - time.monotonic())
+    return None if ends_s == math.inf else max(0.0, ends_s - lease_clock.now_s())
 
 
 def _is_pending(grant: Grant) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from guard.asking import lease_clock
 from guard.asking.courier import Courier
 from guard.asking.renewals import Renewals
 from guard.asking.updates import LeaseUpdates
@@ -69,7 +70,7 @@ class Keeper:
         """Do what is due, until cancelled. No failure ends it: leases would run out unrenewed."""
         is_failing = False  # one log line when that begins
         while True:
-            is_awaited = self._desk.is_returning(time.monotonic())
+            is_awaited = self._desk.is_returning(lease_clock.now_s())
             await asyncio.sleep(_RETURN_TICK_S if is_awaited else _TICK_S)
             try:
                 self._courier.tick()
@@ -93,7 +94,7 @@ class Keeper:
             returns_s: for how many seconds from now on unused money goes back at once.
         """
         self._unread.read()  # first: their holds then settle for what the answers cost
-        until_s = time.monotonic() + returns_s if returns_s else -math.inf
+        until_s = lease_clock.now_s() + returns_s if returns_s else -math.inf
         self._updates.send(self._desk.recalled(lease_ids, until_s))
 
     def room(self, call_ids: list[str]) -> None:
@@ -114,7 +115,7 @@ class Keeper:
             is_open: whether pushes arrive.
             good_for_s: one poll interval, in seconds.
         """
-        self._desk.switched(math.inf if is_open else time.monotonic() + good_for_s)
+        self._desk.switched(math.inf if is_open else lease_clock.now_s() + good_for_s)
 
     def socket_ready(self) -> None:
         """Send the questions that wait for HTTP over the socket, which is ready."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import structs
 
-from guard.asking import decision_log
+from guard.asking import decision_log, lease_clock
 from guard.asking.gate import Gate
 from guard.asking.own_money import note_own_money
 from guard.asking.reports import Reports
@@ -80,7 +80,7 @@ class LlmRequests:
         self._leases = leases
         self._reports = reports
         self._enforcement = enforcement
-        self.begin = events.begin  # the journal's, for a hold
+        self.begin, self.has_lapsed = events.begin, gate.has_lapsed  # for a hold
         # Models whose price the gateway does not know; a dict for its order. Added to by any
         # thread; two threads may log the same model once each.
         self._unpriced: dict[str, None] = {}
@@ -122,7 +122,7 @@ class LlmRequests:
             return None
         # 3. Inside a protected call, the call has been counted for rate caps already.
         calls = 1 if call is None else 0
-        found = self._leases.take_request(lane, subject, bound, time.monotonic(), calls)
+        found = self._leases.take_request(lane, subject, bound, lease_clock.now_s(), calls)
         if found is None:
             return None
         # After the lease, which says the amount.

@@ -34,6 +34,9 @@ class Requests(Protocol):
     def release(self, grant: Grant) -> None:
         """Give back what a grant has set aside."""
 
+    def has_lapsed(self, grant: Grant) -> bool:
+        """Return whether others may have the money of a grant, since it was not renewed in time."""
+
     def lets_grow(self, scope: Scope, error: GuardError) -> bool:
         """Return whether a stream may continue although it was refused more."""
 
@@ -139,6 +142,10 @@ class RequestHold:
         rates = self._grant.rates
         asked = self._bound.model if rates is None else rates.answered_by or self._bound.model
         return not asked or not model or is_release_of(model, asked)
+
+    def has_lapsed(self) -> bool:
+        """Return whether others may have its money: it was not renewed in time."""
+        return self._requests.has_lapsed(self._grant)
 
     def settle(self, usage: Usage) -> None:
         """Pay for what the answer used and return the rest.
@@ -375,6 +382,10 @@ class _NotGated(RequestHold):
     def prices(self, model: str | None) -> bool:
         """Nothing is paid for."""
         return True
+
+    def has_lapsed(self) -> bool:
+        """Nothing was set aside."""
+        return False
 
     def settle(self, usage: Usage) -> None:
         """Nothing was set aside."""

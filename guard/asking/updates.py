@@ -10,6 +10,7 @@ import time
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from guard.asking import lease_clock
 from guard.breaker.exceptions import BreakerTransportError, GuardError, GuardTransportError
 from guard.core import wire
 from guard.core.leases import Desk, Update
@@ -128,7 +129,7 @@ class LeaseUpdates:
 
     async def _send(self, session: Session, update: Update) -> None:
         key = self._events.ids.uuid7(time.time_ns() // 1_000_000)
-        sent_s = time.monotonic()  # the renewed lifetime counts from here, not from the answer
+        sent_s = lease_clock.now_s()  # the renewed lifetime counts from here, not from the answer
         body = wire.encode(update.body)
         answer = await session.asks.request("gate/lease", key, body, _ANSWER_S)
         place = self._http_places if answer is None else contextlib.nullcontext()

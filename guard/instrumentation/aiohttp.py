@@ -111,6 +111,11 @@ def _connect(original: Any) -> Any:
             return await original(self, *args, **options)
         call.unsent = True
         connection = await original(self, *args, **options)
+        try:
+            await call.leaves_async()
+        except BaseException:
+            connection.close()
+            raise
         call.unsent = False
         return connection
 

@@ -97,6 +97,10 @@ class Outgoing:
         if find is not None and isinstance(find(request.url), self._transports):
             call.unsent = True  # other transports may send it without reading the stream
 
+    def watches(self, request: Any) -> bool:
+        """Return whether the request's body shows when it leaves."""
+        return type(request.stream) is self._body
+
     def tries_again(self, call: ObservedCall, request: Any) -> None:
         """Note that another try begins.
 
@@ -104,7 +108,7 @@ class Outgoing:
         the next one does not undo that.
         """
         if not call.tried or call.tried >= 400:
-            call.unsent = True if type(request.stream) is self._body else None
+            call.unsent = True if self.watches(request) else None
 
 
 def _body_class(module: ModuleType) -> type[Any]:
@@ -114,20 +118,21 @@ def _body_class(module: ModuleType) -> type[Any]:
         """A body whose first read shows that its request leaves: there is a connection then."""
 
         def __iter__(self) -> Iterator[bytes]:
-            _leaves()
+            call = call_being_sent()
+            if call is not None:
+                call.leaves()
+                call.unsent = False
             return iter(super().__iter__())
 
-        def __aiter__(self) -> AsyncIterator[bytes]:
-            _leaves()
-            return aiter(super().__aiter__())
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            call = call_being_sent()
+            if call is not None:
+                await call.leaves_async()
+                call.unsent = False
+            async for part in super().__aiter__():
+                yield part
 
     return ObservedBody
-
-
-def _leaves() -> None:
-    call = call_being_sent()
-    if call is not None:
-        call.unsent = False
 
 
 def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
@@ -224,6 +229,8 @@ def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
             if call.has_lost_a_try:
                 call.again()
             outgoing.tries_again(call, request)
+        if not outgoing.watches(request):
+            call.leaves()
         # 3. Every try. If it raises, `tried` stays 0: a try whose answer is lost.
         call.tried = 0
         response = original(self, request)
@@ -253,6 +260,8 @@ def _handle_async(original: Any, tee: Any, outgoing: Outgoing) -> Any:
             if call.has_lost_a_try:
                 await call.again_async()
             outgoing.tries_again(call, request)
+        if not outgoing.watches(request):
+            await call.leaves_async()
         call.tried = 0
         response = await original(self, request)
         call.tried = response.status_code

@@ -233,6 +233,31 @@ class ObservedCall:
             self.dropped()
             raise
 
+    def leaves(self) -> None:
+        """Ask again, before anything is written, if the process stood still with its money.
+
+        Raises:
+            Refusal: it may not go out.
+            WorkflowKilledInterrupt: the workflow is killed.
+        """
+        if self._has_lapsed():
+            self.ask()
+
+    async def leaves_async(self) -> None:
+        """Like :meth:`leaves`, without blocking the caller's loop."""
+        if self._has_lapsed():
+            await self.ask_async()
+
+    def _has_lapsed(self) -> bool:
+        """Give back a hold that was not renewed in time; return whether there was one."""
+        hold = self.hold
+        if hold is None or self._done or not hold.has_lapsed():
+            return False
+        hold.give_back()
+        # The body stays as it is: its length may be known to the vendor already.
+        self.hold = self._replace = None
+        return True
+
     def asking_for_usage(self) -> bytes | None:
         """Return the body that asks a stream for its usage; None to leave the body as it is.
 

@@ -63,6 +63,9 @@ class RequestCover(Protocol):
     def prices(self, model: str | None) -> bool:
         """Return whether an answer of this model is paid for by the rates that are known here."""
 
+    def has_lapsed(self) -> bool:
+        """Return whether others may have its money: it was not renewed in time."""
+
     def settle(self, usage: Usage) -> None:
         """End the cover: pay for what the answer used, return the rest."""
 

@@ -55,7 +55,10 @@ def _connect(original: Any) -> Any:
         call = call_being_sent()
         if call is not None and call.unsent is None:  # else an earlier try has left
             call.unsent = True
-        return original(self, *args, **options)
+        connected = original(self, *args, **options)
+        if call is not None:
+            call.leaves()
+        return connected
 
     return connect
 
@@ -67,6 +70,7 @@ def _request(original: Any) -> Any:
         if call is None or call.unsent is False:
             return original(self, *args, **options)
         call.unsent = True
+        call.leaves()
         try:
             return original(self, *args, **options)
         finally:

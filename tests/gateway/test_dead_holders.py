@@ -1,8 +1,9 @@
-"""Processes that are killed while they hold money; and those that go on."""
+"""Processes that are killed, or stand still, while they hold money; and those that go on."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -15,8 +16,7 @@ import pytest
 from tests.gateway.conftest import Tenant
 from tests.support.cutting_vendor import CuttingVendor, cutting_vendor
 from tests.support.programs import environment
-from tests.support.prometheus import metrics_of
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 LIFE_S = 5.0
 """Of a lease. It is renewed after a third, and a busy machine may be late."""
@@ -52,16 +52,61 @@ for line in sys.stdin:  # whether the gateway has answered that it knows of all 
     print(guard.status().journal, len(leases.unwritten), int(is_told), known, flush=True)
 """
 
+STANDS_STILL = """
+import asyncio, os, signal, socket, sys
+import guard
+
+url, client = sys.argv[1].replace("127.0.0.1", "localhost") + "/v1/chat/completions", sys.argv[2]
+ask = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+find = socket.getaddrinfo
+
+def stopped(host, *args, **options):  # its money is set aside, and nothing of it has left
+    if host in ("localhost", b"localhost"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return find(host, *args, **options)
+
+def with_httpx():
+    import httpx
+    httpx.post(url, json=ask)
+
+def with_requests():
+    import requests
+    requests.post(url, json=ask)
+
+async def with_httpx_async():
+    import httpx
+    async with httpx.AsyncClient() as client:
+        await client.post(url, json=ask)
+
+async def with_aiohttp():
+    import aiohttp
+    async with aiohttp.ClientSession() as session:
+        await session.post(url, json=ask)
+
+guard.init()
+send = globals()["with_" + client]
+socket.getaddrinfo = stopped
+try:
+    with guard.workflow("w"):
+        asyncio.run(send()) if asyncio.iscoroutinefunction(send) else send()
+except Exception as exc:
+    print(exc)
+"""
+
 
 @contextlib.contextmanager
 def program(
-    tenant: Tenant, vendor: CuttingVendor, settings: dict[str, str], requests: int = 1
+    tenant: Tenant,
+    vendor: CuttingVendor,
+    settings: dict[str, str],
+    what: int | str = 1,
+    code: str = PROGRAM,
 ) -> Iterator[subprocess.Popen[str]]:
     env = environment(
         {"GUARD_API_URL": tenant.gateway.base_url, "GUARD_API_KEY": tenant.api_key, **settings}
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, vendor.url, str(requests)],
+        [sys.executable, "-c", code, vendor.url, str(what)],
         env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -83,7 +128,7 @@ def seen_by(process: subprocess.Popen[str]) -> tuple[str, int, bool, int]:
 
 def waiting_calls(tenant: Tenant) -> float:
     """Return how many calls wait in line at the gateway."""
-    lines = metrics_of(tenant.gateway.base_url).splitlines()
+    lines = tenant.http.get("/metrics").text.splitlines()
     name = "guard_gateway_waiting_calls "
     return next(float(line.split()[1]) for line in lines if line.startswith(name))
 
@@ -157,3 +202,29 @@ def test_what_is_under_way_stays_held_for_as_long_as_it_takes_while_others_wait(
         until(lambda: time.monotonic() > ends_s)
         assert (vendor.received, seen_by(holder)[1]) == (2, 2)
         assert tenant.balance()["reserved_nanousd"] == held
+
+
+@pytest.mark.parametrize("mode", ["http", "websocket"])
+@pytest.mark.parametrize("client", ["httpx", "httpx_async", "requests", "aiohttp"])
+def test_who_stood_still_asks_before_it_sends(
+    tenant: Tenant, tmp_path: Path, client: str, mode: str
+) -> None:
+    """Its money has gone to others meanwhile."""
+    tenant.admin.update_settings(lease_ttl_ms=2000)
+    tenant.admin.set_budget(limit_nanousd=BUDGET)
+    settings = {"GUARD_TRANSPORT_MODE": mode, "GUARD_SPOOL_DIR": str(tmp_path / "spool")}
+    with (
+        cutting_vendor("no answer", "hang", HANG_S) as vendor,
+        program(tenant, vendor, settings, client, STANDS_STILL) as holder,
+    ):
+        until(lambda: is_stopped(holder))
+        until(lambda: not tenant.balance()["reserved_nanousd"])
+        tenant.send(tenant.llm(cost_nanousd=BUDGET))
+        holder.send_signal(signal.SIGCONT)
+        out, _ = holder.communicate(timeout=WAIT_S)
+        assert "budget exhausted" in out
+        assert vendor.billed == 0
+
+
+def is_stopped(process: subprocess.Popen[str]) -> bool:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

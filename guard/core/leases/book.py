@@ -1,6 +1,7 @@
 """All leases of a process: what is taken, asked for, granted, renewed, recalled and returned.
 
-Every time is an argument, in seconds by a monotonic clock. Every amount is whole nano-dollars.
+Every time is an argument, in seconds by one clock that never goes back. Every amount is whole
+nano-dollars.
 All methods are safe from any thread: the lock is held for microseconds, never across a wait.
 
 Money is in one of three places, and moves between them under the lock only (``CallPool`` is the
@@ -590,7 +591,9 @@ class LeaseBook:
         """Take in the answer to an update; ``state`` is None when the gateway has no such lease."""
         with self.lock:
             if state is None or state.state != "open":
-                # Ended at the gateway. Open holds keep their reference and settle harmlessly.
+                # Ended at the gateway. Open holds keep their reference and settle harmlessly;
+                # those that nothing was sent for yet see that it is over.
+                update.lease.expires_s = sent_s
                 self._forget(update.lease)
             elif not update.closes:
                 self._renewed(update.lease, sent_s, state.ttl_ms)

@@ -540,14 +540,14 @@ def _alone(question: Question, now_s: float) -> AskGateway:
 
 
 def _note_wait(question: Question, now_s: float) -> None:
-    """Note in a question how long it has waited, so that it keeps its place at any gateway.
+    """Note in a question that is sent how long it has waited: it keeps its place at any gateway.
 
     The wait begins when the question is first sent, not while it is behind another of its lane.
     While the gateway cannot be reached, money cannot come back, so that time does not count as
     idle.
     """
     request = question.request
-    question.asked_s = min(question.asked_s, now_s)
+    question.asked_s, question.sent_s = min(question.asked_s, now_s), now_s
     if request.wait_ms:
         request.waited_ms = _ms(now_s - question.asked_s)
         if question.attempt:

@@ -30,7 +30,7 @@ class Caller(Protocol):
 class Question(Struct, eq=False):
     """One caller's question, and the lane whose lease may cover it.
 
-    All times are by the monotonic clock; ``math.inf`` stands for "never".
+    All times are by the clock of the leases; ``math.inf`` stands for "never".
 
     Attributes:
         request: the body that is sent to the gateway if no lease covers the call.
@@ -42,7 +42,7 @@ class Question(Struct, eq=False):
         over: the channel by which the gateway was asked, for the debug log.
         answer_s: how long the gateway may take for an answer, in seconds.
         attempt: how many answers have sent it back into line; part of its idempotency key.
-        asked_s: when it was first sent.
+        asked_s, sent_s: when it was first sent, and last.
         again_s: when it is sent again, while it waits in line; never, while it is under way.
         freed_s: when money last came back to its budgets, as far as this process knows.
         outlasts_s: for how long it is sent again while the gateway cannot be reached, in seconds.
@@ -62,6 +62,7 @@ class Question(Struct, eq=False):
     answer_s: float = math.inf
     attempt: int = 0
     asked_s: float = math.inf
+    sent_s: float = -math.inf
     again_s: float = math.inf
     freed_s: float = -math.inf
     outlasts_s: float = 0.0

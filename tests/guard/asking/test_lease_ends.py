@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
 
 import guard
-from guard.asking import updates
+from guard.asking import lease_clock, updates
 from guard.asking.courier import Courier
 from guard.asking.keeper import Keeper
 from guard.asking.updates import LeaseUpdates
@@ -21,7 +23,16 @@ from guard.gateway.ledger import leases
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.runtime.runtime import GuardRuntime
 from guard.session import session as session_module
-from tests.guard.asking.test_waiting_in_line import COST, MODEL, balance, held, limit, settle
+from tests.guard.asking.test_waiting_in_line import (
+    BOUND,
+    COST,
+    MODEL,
+    balance,
+    held,
+    limit,
+    scope,
+    settle,
+)
 from tests.support.waiting import WAIT_S, until
 
 
@@ -51,6 +62,29 @@ def test_a_lease_is_not_closed_while_its_costs_cannot_be_delivered(
     assert balance(tenant)["reserved_nanousd"] >= COST
     is_broken = False
     until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clock is Linux'")
+def test_the_clock_of_leases_counts_the_time_in_which_the_machine_is_suspended() -> None:
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    now_s = lease_clock.now_s()
+    assert before_s <= now_s <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_nothing_is_sent_by_a_lease_that_ended_while_the_machine_was_suspended(
+    runtime: GuardRuntime, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    limit(tenant, 10)
+    session = until(lambda: runtime.link.session, WAIT_S)
+    until(lambda: session.asks.can_lease, WAIT_S)
+    hold = held(runtime)
+    assert not hold.has_lapsed()
+    awake_s = lease_clock.now_s
+    monkeypatch.setattr(lease_clock, "now_s", lambda: awake_s() + 60)
+    assert hold.has_lapsed()
+    assert runtime.requests.hold(scope(), BOUND) is None
+    hold.give_back()
 
 
 def test_a_lease_that_is_being_closed_as_the_program_ends_is_waited_for(

@@ -30,6 +30,7 @@ class FakeHold:
     asked_for: list[int] = attrs.field(factory=list)
     entry: Any = None
     cost_nanousd: int | None = None
+    lapsed: bool = False
 
     @property
     def amount_nanousd(self) -> int | None:
@@ -40,6 +41,9 @@ class FakeHold:
 
     def prices(self, model: str | None) -> bool:
         return True
+
+    def has_lapsed(self) -> bool:
+        return self.lapsed
 
     def settle(self, usage: Usage) -> None:
         self.ends.append(usage)
@@ -68,6 +72,7 @@ class FakeGate:
         assumed_output: the output of a request without a limit.
         grows_by: what a stream gets when it asks for more; None refuses.
         waits_s: how long the gateway takes.
+        lapses: whether its first hold is over before its request leaves.
     """
 
     left: int = 1_000_000
@@ -75,6 +80,7 @@ class FakeGate:
     assumed_output: int | None = 4096
     grows_by: int | None = None
     waits_s: float = 0.0
+    lapses: bool = False
     holds: list[FakeHold] = attrs.field(factory=list)
     asked: list[RequestBound] = attrs.field(factory=list)
     lock: threading.Lock = attrs.field(factory=threading.Lock)
@@ -106,6 +112,7 @@ class FakeGate:
             self.left -= 1
             output = self.assumed_output if bound.output_tokens is None else bound.output_tokens
             held = FakeHold(bound, self, f"lease-{len(self.holds)}", output)
+            held.lapsed = self.lapses and not self.holds
             self.holds.append(held)
             return held
 

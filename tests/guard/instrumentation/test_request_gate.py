@@ -81,6 +81,44 @@ def test_every_way_to_make_a_call_is_held_once_and_settled_once(
         assert held.bound.output_tokens == 0
 
 
+class TestStoodStill:
+    """The process was suspended, or frozen, with money that has gone to others meanwhile."""
+
+    @pytest.mark.parametrize("client", CLIENTS)
+    def test_a_request_asks_again_before_it_leaves(
+        self, client: Callable[[str], None], standin: StandIn, gate: FakeGate, gated: Observed
+    ) -> None:
+        gate.lapses = True
+        client(standin.url)
+        assert len(standin.bodies) == len(gate.asked) == 1
+        assert len(gated.events) == 1
+        assert gated.calls[0].reservation_id == gate.holds[1].reservation_id
+        assert [held.ends[0] == "back" for held in gate.holds] == [True, False]
+
+    @pytest.mark.parametrize("client", CLIENTS)
+    def test_and_does_not_leave_if_it_is_refused(
+        self, client: Callable[[str], None], standin: StandIn, gate: FakeGate, gated: Observed
+    ) -> None:
+        gate.lapses, gate.left = True, 1
+        with pytest.raises(Refusal):
+            client(standin.url)
+        assert not any(standin.bodies)
+        assert gate.ends == ["back"]
+        assert gated.events == []
+        assert not gated.instrumentation._open
+
+    def test_an_upload_that_is_streamed_asks_again_too(
+        self, standin: StandIn, gate: FakeGate, gated: Observed
+    ) -> None:
+        gate.lapses, gate.left = True, 1
+        speech = {"file": ("a.wav", b"RIFF", "audio/wav")}
+        with pytest.raises(Refusal):
+            httpx.post(
+                f"{standin.url}/v1/audio/transcriptions", data={"model": "whisper-1"}, files=speech
+            )
+        assert not any(standin.bodies)
+
+
 class TestRefused:
     @pytest.mark.parametrize("covered", [True, False], ids=["by the lease", "by the gateway"])
     @pytest.mark.parametrize("client", CLIENTS)
