@@ -87,6 +87,7 @@ class DirectProtocol(HardenedProtocol):
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
+        self._bound_pipeline()
 
     def on_headers_complete(self) -> None:
         endpoint = _ENDPOINTS.get(self.url)
@@ -98,6 +99,7 @@ class DirectProtocol(HardenedProtocol):
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
         if cycle.__class__ is _DirectCycle:
+            self._body_bytes += len(body)
             cycle.parts.append(body)
         else:
             super().on_body(body)
@@ -107,6 +109,7 @@ class DirectProtocol(HardenedProtocol):
         if cycle.__class__ is not _DirectCycle:
             super().on_message_complete()
             return
+        self._message_ended = True
         cycle.more_body = False
         parts = cycle.parts
         content = parts[0] if len(parts) == 1 else b"".join(parts)

@@ -148,7 +148,10 @@ def _keyed(name: str, summary: str, answer: str, *more: int) -> Schema:
         "summary": summary,
         "responses": {
             "200": {"description": "Done.", "content": _json_of(answer)},
-            **{str(status): _refusal(status) for status in (401, 405, 408, 429, 500, 503, *more)},
+            **{
+                str(status): _refusal(status)
+                for status in (401, 405, 408, 429, 431, 500, 503, *more)
+            },
         },
     }
 

@@ -27,6 +27,7 @@ REFUSALS: dict[int, tuple[str, tuple[ErrorCode, ...]]] = {
         "The rate or the day's quota of the key is used up.",
         (ErrorCode.RATE_LIMITED, ErrorCode.QUOTA_EXCEEDED),
     ),
+    431: ("The head of the request is too large.", (ErrorCode.INVALID_REQUEST,)),
     500: ("The service failed on this request.", (ErrorCode.INTERNAL,)),
     503: (
         "The service has more to do than it can, or cannot check keys.",

@@ -1,7 +1,8 @@
-"""HTTP/1.1 on a socket, hardened: a cap on connections and a deadline for a request's head.
+"""HTTP/1.1 on a socket, hardened: what a stranger sends is bounded in number, in time and in bytes.
 
-uvicorn bounds neither, so a few thousand idle or slow connections would block the service. Both
-refusals use the service's own envelope.
+uvicorn bounds none of them: a few thousand idle or slow connections would block the service, and
+one with endless header fields, or a trailer of them, would take its memory. Refusals use the
+service's own envelope.
 
 This is the one file that imports uvicorn's internals, whose names are not promised to stay;
 :mod:`.direct` builds on it. ``pyproject.toml`` has an upper bound, and a test that fails where one
@@ -11,22 +12,28 @@ of the names is gone says what to do.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from spamdetect.models import ErrorCode
 from spamdetect.service.respond import RefusalError
 from spamdetect.service.settings import ServiceSettings
 
-if TYPE_CHECKING or importlib.util.find_spec("httptools") is not None:
-    from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Base
-else:
-    from uvicorn.protocols.http.h11_impl import H11Protocol as _Base
-
-    STATUS_LINE: dict[int, bytes] = {}  # only :mod:`.direct` reads it, which needs httptools
-
 __all__ = ["STATUS_LINE", "HardenedProtocol", "hardened_protocol"]
+
+_HEAD_MAX: Final = 32_768
+"""Bytes of one request that are not its body: empty lines, head, framing of chunks, trailer."""
+
+_FIELDS_MAX: Final = 128
+"""Fields of head and trailer."""
+
+_PIPELINE_MAX: Final = 64
+"""Requests that may wait behind the one that is served."""
+
+
+class _TooMuchError(Exception):
+    """A request has more fields, or a connection more requests, than are taken."""
 
 
 def hardened_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:
@@ -34,12 +41,23 @@ def hardened_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:
     return type("_HardenedProtocol", (HardenedProtocol,), {"settings": settings})
 
 
-class HardenedProtocol(_Base):
-    """HTTP/1.1 with bounds; a subclass is bound to the settings."""
+class HardenedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 with bounds; a subclass is bound to the settings.
+
+    The parser calls the ``on_...`` methods. What they raise ends its work on the data at once, and
+    uvicorn then calls :meth:`send_400_response`.
+    """
 
     settings: ServiceSettings
     _head_timer: asyncio.TimerHandle | None = None
     _turned_away = False
+    # Bytes since the end of the last message that were not body, less those that were: a client
+    # that sends its body in many small chunks is paid back for their framing.
+    _overhead = 0
+    # Of the data that is being parsed: bytes of bodies, and whether a message ended in it.
+    _body_bytes = 0
+    _message_ended = False
+    _is_too_much = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -52,7 +70,15 @@ class HardenedProtocol(_Base):
     def data_received(self, data: bytes) -> None:
         if self._turned_away:
             return
+        self._body_bytes = 0
+        self._message_ended = False
         super().data_received(data)
+        # What follows the end of a message is not counted: the parser does not say where it begins.
+        self._overhead = 0 if self._message_ended else (
+            max(0, self._overhead + len(data) - 2 * self._body_bytes)
+        )  # fmt: skip
+        if self._overhead > _HEAD_MAX and not self.transport.is_closing():
+            self._refuse_too_much()
         if not self._is_between_requests():
             if self._head_timer is not None:
                 self._head_timer.cancel()
@@ -67,8 +93,48 @@ class HardenedProtocol(_Base):
             self._head_timer = None
         super().connection_lost(exc)
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._bound_pipeline()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Of the trailer, too: the parser adds its fields to those of the head.
+        if len(self.headers) >= _FIELDS_MAX:
+            self._raise_too_much()
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._message_ended = True
+        super().on_message_complete()
+
     def send_400_response(self, msg: str) -> None:
-        self._close_with(400, ErrorCode.INVALID_REQUEST, "This is not HTTP/1.1.")
+        if self._is_too_much:
+            self._refuse_too_much()
+        else:
+            self._close_with(400, ErrorCode.INVALID_REQUEST, "This is not HTTP/1.1.")
+
+    def _bound_pipeline(self) -> None:
+        if len(self.pipeline) >= _PIPELINE_MAX:
+            self._raise_too_much()
+
+    def _raise_too_much(self) -> None:
+        self._is_too_much = True
+        raise _TooMuchError
+
+    def _refuse_too_much(self) -> None:
+        self._close_with(
+            431,
+            ErrorCode.INVALID_REQUEST,
+            f"A request has at most {_FIELDS_MAX} header fields and {_HEAD_MAX} bytes beside its "
+            f"body, and at most {_PIPELINE_MAX} requests wait on a connection.",
+        )
 
     def _is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -85,13 +151,11 @@ class HardenedProtocol(_Base):
 
     def _close_with(self, status_code: int, error_code: ErrorCode, message: str) -> None:
         body = RefusalError(status_code, error_code, message).body()
-        reason = {400: "Bad Request", 408: "Request Timeout", 503: "Service Unavailable"}
-        head = (
-            f"HTTP/1.1 {status_code} {reason[status_code]}\r\n"
+        fields = (
             "content-type: application/json\r\n"
             f"content-length: {len(body)}\r\n"
             f"{'retry-after: 1' + chr(13) + chr(10) if status_code == 503 else ''}"
             "connection: close\r\n\r\n"
         )
-        self.transport.write(head.encode() + body)
+        self.transport.write(STATUS_LINE[status_code] + fields.encode() + body)
         self.transport.close()

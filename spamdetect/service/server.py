@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import importlib.util
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import uvicorn
 
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import SpamService
+from spamdetect.service.direct import direct_protocol
 from spamdetect.service.hot import HotRoutes
 from spamdetect.service.keys import KeySpec, NewKey
 from spamdetect.service.protocol import hardened_protocol
@@ -115,7 +115,9 @@ async def _listening(
             server_header=False,
             proxy_headers=False,
             ws="none",
-            http=hardened_protocol(settings) if routes is None else _direct(settings, routes),
+            http=(
+                hardened_protocol(settings) if routes is None else direct_protocol(settings, routes)
+            ),
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -130,14 +132,6 @@ async def _listening(
         server.should_exit = True
         stopper.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _direct(settings: ServiceSettings, routes: HotRoutes) -> type[asyncio.Protocol]:
-    if importlib.util.find_spec("httptools") is None:
-        return hardened_protocol(settings)
-    from spamdetect.service.direct import direct_protocol
-
-    return direct_protocol(settings, routes)
 
 
 class _Server(uvicorn.Server):

@@ -11,117 +11,41 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import attrs
 import httpx
 import psutil
 import pytest
 
 from tests.support.attacker import connect, pour, read_to_end
 from tests.support.gateway_process import GatewayProcess, gateway_process
+from tests.support.phases import Case, Message, Part, cases, head, messages
 
 _MB: Final = 1 << 20
 POURED_MAX: Final = 48 * _MB
 DEADLINE_MS: Final = 1000
 AT_ONCE: Final = 16
 
-Part = tuple[str, bytes]
-"""A phase of a message, and its bytes."""
-
-
-@attrs.frozen
-class Message:
-    """One request, or two, in parts."""
-
-    name: str
-    parts: list[Part]
-
-
-def _head(line: bytes, key: bytes, *fields: bytes) -> list[Part]:
-    before = (b"Host: x", b"X-Guard-Protocol: 3", b"X-API-Key: " + key, *fields)
-    return [
-        ("request line", line + b"\r\n"),
-        ("header", b"".join(each + b"\r\n" for each in before)),
-        ("header name", b"X-Other"),
-        ("header value", b": other"),
-        ("end of head", b"\r\n\r\n"),
-    ]
-
-
 POST: Final = b"POST /gate HTTP/1.1"
 BODY: Final = b'{"call_id": "c", "kind": "call", "function": "f"}'
 JSON: Final = b"Content-Type: application/json"
 
 
-def messages(key: bytes) -> list[Message]:
+def messages_with(key: bytes) -> list[Message]:
     """Return one of each kind."""
-    length = b"Content-Length: %d" % len(BODY)
-    plain = [*_head(POST, key, JSON, length), ("body", BODY)]
-    chunked = [
-        *_head(POST, key, JSON, b"Transfer-Encoding: chunked"),
-        ("chunk size", b"%x" % len(BODY)),
-        ("chunk extension", b";name=value"),
-        ("end of chunk size", b"\r\n"),
-        ("chunk data", BODY),
-        ("end of chunk", b"\r\n0\r\n"),
-        ("trailer name", b"X-Trailer"),
-        ("trailer value", b": value"),
-        ("end of trailer", b"\r\n\r\n"),
-    ]
-    after: Part = ("after the message", b"\r\n")
-    upgrade = _head(
+    fields = (b"X-Guard-Protocol: 3", b"X-API-Key: " + key)
+    upgrade = head(
         b"GET /api/v1/control/ws HTTP/1.1",
-        key,
+        *fields,
         b"Connection: Upgrade",
         b"Upgrade: websocket",
         b"Sec-WebSocket-Version: 13",
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
     )
-    frame: Part = ("frame", b"\x81\x82\0\0\0\0{}")
+    length: Part = ("length", b"Content-Length: %d\r\n" % len(BODY))
     return [
-        Message("plain", [*plain, after]),
-        Message("chunked", [*chunked, after]),
-        Message("pipelined", [*plain, *chunked, *plain, after]),
-        Message("upgrade", [*upgrade, frame]),
-        Message("upgrade with a body", [*upgrade[:2], ("length", length + b"\r\n"),
-                                        *upgrade[2:], ("body", BODY)]),
-    ]  # fmt: skip
-
-
-def cut(before: bytes, part: bytes) -> tuple[bytes, bytes]:
-    """Send the first half of a part, and nothing more."""
-    return before + part[: len(part) // 2], b""
-
-
-def stretched(before: bytes, part: bytes) -> tuple[bytes, bytes]:
-    """Send a part whose last byte but line ends comes for ever."""
-    stem = part.rstrip(b"\r\n") or part
-    return before + stem, stem[-1:]
-
-
-def repeated(before: bytes, part: bytes) -> tuple[bytes, bytes]:
-    """Send a part for ever."""
-    return before + part, part
-
-
-def repeated_by_lines(before: bytes, part: bytes) -> tuple[bytes, bytes]:
-    """Send a part and a line end for ever."""
-    return before + part, b"\r\n" + part
-
-
-CHANGES: Final = [cut, stretched, repeated, repeated_by_lines]
-Case = tuple[str, bytes, bytes]
-
-
-def cases(key: bytes) -> Iterator[Case]:
-    """Return what is sent first and what without an end, for each message, phase and change."""
-    for message in messages(key):
-        for number, (phase, part) in enumerate(message.parts):
-            before = b"".join(each for _, each in message.parts[:number])
-            for change in CHANGES:
-                if change is cut and phase == "after the message":
-                    continue  # a complete message, and a connection that is kept for the next
-                first, endless = change(before, part)
-                yield f"{message.name}, {phase} {number}, {change.__name__}", first, endless
+        *messages(POST, BODY, *fields, JSON),
+        Message("upgrade", [*upgrade, ("frame", b"\x81\x82\0\0\0\0{}")]),
+        Message("upgrade with a body", [*upgrade[:2], length, *upgrade[2:], ("body", BODY)]),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +87,7 @@ def test_the_gateway_has_the_last_word(
     before = process.memory_info().rss
     headers = {"X-API-Key": gateway.key, "X-Guard-Protocol": "3"}
     numbers = itertools.count()
-    all_cases = list(cases(key.encode()))
+    all_cases = list(cases(messages_with(key.encode())))
     failed: list[str] = []
     with httpx.Client(base_url=gateway.url, headers=headers) as http:
         for start in range(0, len(all_cases), AT_ONCE):

@@ -22,9 +22,10 @@ SPAM: Final = "spamdetect/service/protocol.py"
 
 USED: Final[dict[type, str]] = {
     HttpToolsProtocol: (
-        "connection_made connection_lost data_received on_message_begin on_headers_complete on_body"
-        " on_message_complete handle_websocket_upgrade send_400_response shutdown"
-        " on_response_complete _should_upgrade _unset_keepalive_if_required _start_asgi_task"
+        "connection_made connection_lost data_received on_message_begin on_header"
+        " on_headers_complete on_body on_message_complete handle_websocket_upgrade"
+        " send_400_response shutdown on_response_complete _should_upgrade"
+        " _unset_keepalive_if_required _start_asgi_task"
         " url client cycle scope headers connections loop parser transport flow pipeline"
         " server_state expect_100_continue timeout_keep_alive timeout_keep_alive_task"
     ),
