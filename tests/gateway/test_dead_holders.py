@@ -16,6 +16,7 @@ import pytest
 from tests.gateway.conftest import Tenant
 from tests.support.cutting_vendor import CuttingVendor, cutting_vendor
 from tests.support.programs import environment
+from tests.support.prometheus import metrics_of
 from tests.support.waiting import WAIT_S, until
 
 LIFE_S = 5.0
@@ -128,7 +129,7 @@ def seen_by(process: subprocess.Popen[str]) -> tuple[str, int, bool, int]:
 
 def waiting_calls(tenant: Tenant) -> float:
     """Return how many calls wait in line at the gateway."""
-    lines = tenant.http.get("/metrics").text.splitlines()
+    lines = metrics_of(tenant.gateway.base_url).splitlines()
     name = "guard_gateway_waiting_calls "
     return next(float(line.split()[1]) for line in lines if line.startswith(name))
 
