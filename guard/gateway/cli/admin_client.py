@@ -242,7 +242,7 @@ class AdminClient:
         return dict(self.request("DELETE", f"/keys/{key_id}"))
 
     def rotate_key(self, key_id: str, overlap_ms: int = 0) -> _Json:
-        """Replace a key and return ``{key, api_key, hmac_secret}`` of the new one."""
+        """Replace a key's secrets and return ``{key, api_key, hmac_secret}``."""
         return dict(self.request("POST", f"/keys/{key_id}/rotate", {"overlap_ms": overlap_ms}))
 
     # -- budgets, policies, prices -------------------------------------------------------------

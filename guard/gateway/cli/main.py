@@ -80,7 +80,8 @@ def keys_list(client: AdminClient) -> None:
     Example:
       guard gateway keys list
     """
-    columns = ["key_id", "role", "name", "prefix", "workflow_id", "signed", "revoked_at_ms"]
+    columns = ["key_id", "role", "name", "prefix", "workflow_id", "signed", "revoked_at_ms",
+               "old_secrets_end_at_ms"]  # fmt: skip
     show(client.keys(), columns)
 
 
@@ -118,11 +119,13 @@ def keys_create(client: AdminClient, name: str, **wanted: Any) -> None:
 @keys.command("rotate")
 @click.argument("key_id")
 @click.option(
-    "--overlap-seconds", default=0.0, type=Finite(min=0), help="How long the old key stays valid."
+    "--overlap-seconds", default=0.0, type=Finite(min=0), help="How long old secrets stay valid."
 )
 @with_client
 def keys_rotate(client: AdminClient, key_id: str, overlap_seconds: float) -> None:
-    """Make a new key with the same scope and end the old one.
+    """Give a key a new secret and end the old ones.
+
+    Its id, its budgets and what they have counted, its policies and its end stay.
 
     \b
     Example:

@@ -78,7 +78,11 @@ Role = Literal["sdk", "admin", "proxy"]
 
 
 class Key(Struct, kw_only=True):
-    """An API key without its secrets. One of no organisation is for the whole gateway."""
+    """An API key without its secrets. One of no organisation is for the whole gateway.
+
+    ``prefix`` is how its secret begins; secrets that a rotation has replaced are valid until
+    ``old_secrets_end_at_ms``, in lists of keys.
+    """
 
     key_id: str
     organisation_id: str | None
@@ -90,6 +94,7 @@ class Key(Struct, kw_only=True):
     created_at_ms: int = 0
     expires_at_ms: int | None = None
     revoked_at_ms: int | None = None
+    old_secrets_end_at_ms: int | None = None
 
 
 class BudgetRule(Struct, kw_only=True):

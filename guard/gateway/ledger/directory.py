@@ -142,37 +142,34 @@ def rotate_key(
     actor: Actor,
     organisation_id: str | None,
     key_id: str,
-    successor: records.Key,
+    prefix: str,
     key_hash: bytes,
     hmac_secret: str | None,
     overlap_ms: int,
 ) -> records.Key:
-    """Make a successor with the old key's scope; the old one ends after ``overlap_ms``.
+    """Give a key another secret; those before it end after ``overlap_ms`` at the latest.
+
+    Whatever refers to the key holds for both: its id stays.
 
     Raises:
         NotFoundError: no such key.
-        ConflictError: the key is revoked.
+        ConflictError: the key is revoked or has ended.
     """
     old = _own_key(unit, actor, organisation_id, key_id)
     if old.revoked_at_ms is not None:
         raise ConflictError("the key is revoked")
-    successor = msgspec.structs.replace(
-        successor,
-        organisation_id=old.organisation_id,
-        role=old.role,
-        workflow_id=old.workflow_id,
-        name=old.name,
-    )
-    created = create_key(unit, actor, successor, key_hash, hmac_secret)
-    # The old key stays valid for a while, so that its programs can switch without a failed call.
+    if old.expires_at_ms is not None and old.expires_at_ms <= unit.now_ms:
+        raise ConflictError("the key has ended: make another one")
+    # The old secret stays valid for a while, so that programs can switch without a failed call.
     ends_ms = unit.now_ms + overlap_ms
     if old.expires_at_ms is not None:
         ends_ms = min(ends_ms, old.expires_at_ms)
-    unit.save_key(msgspec.structs.replace(old, expires_at_ms=ends_ms))
-    details = {"successor": created.key_id, "overlap_ms": overlap_ms}
+    key = msgspec.structs.replace(old, prefix=prefix, signed=hmac_secret is not None)
+    unit.replace_secret(key, key_hash, hmac_secret, ends_ms)
+    details = {"prefix": prefix, "overlap_ms": overlap_ms}
     audit.record(unit, actor, "key.rotate", key_id, details, old.organisation_id)
     unit.announce(PostCommitEvent("catalogue", old.organisation_id))
-    return created
+    return key
 
 
 def revoke_key(

@@ -353,7 +353,7 @@ class DirectoryStore(Protocol):
         """Return a key."""
 
     def has_key(self, key_hash: bytes) -> bool:
-        """Return whether there is a key with this hash, in any state."""
+        """Return whether a key has or had this hash, in any state."""
 
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
@@ -369,6 +369,11 @@ class DirectoryStore(Protocol):
 
     def save_key(self, key: records.Key) -> None:
         """Write when a key ends."""
+
+    def replace_secret(
+        self, key: records.Key, key_hash: bytes, hmac_secret: str | None, ends_ms: int
+    ) -> None:
+        """Write a key's new secret; those before it are valid until a time at the latest."""
 
     def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
         """Insert a nonce; ``False`` when it is known."""

@@ -78,13 +78,13 @@ class NewKeyBody(Strict, kw_only=True):
 
 
 class RotateBody(Strict, kw_only=True):
-    """How long the old key stays valid beside its successor."""
+    """How long a key's old secrets stay valid beside the new one."""
 
     overlap_ms: Annotated[int, Meta(ge=0, le=90 * 86_400_000)] = 0
 
 
 class CreatedKey(Struct, kw_only=True):
-    """A new key with its secrets, which are never shown again."""
+    """A key with its new secrets, which are never shown again."""
 
     key: records.Key
     api_key: str

@@ -19,7 +19,6 @@ from guard.gateway.api.http import fail
 from guard.gateway.domain import acceleration, records, repeats
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
-from guard.gateway.domain.lineage import owner_of
 from guard.gateway.domain.preview import EXAMPLES_MAX, Difference, RecentCalls, compare, replaced
 from guard.gateway.domain.rulesets import RuleSet, first_named_twice
 from guard.gateway.ledger import (
@@ -121,20 +120,18 @@ class AdminHandlers:
     async def rotate_key(self, call: AdminCall) -> bodies.CreatedKey:
         call.require("owner")
         key_id = call.path["key_id"]
-        own = call.own
         old = next((k for k in await self.keys(call) if k.key_id == key_id), None)
         made = make_key(
             self._ids,
             self._clock_ms(),
             role="sdk" if old is None else old.role,
-            organisation_id=own,
+            organisation_id=call.own,
             name="",
             signed=old is not None and old.signed,
-            owner_id=None if old is None else owner_of(old.key_id),
         )
         key = await self._write(
-            call, directory.rotate_key, own, key_id,
-            made.key, made.key_hash, made.hmac_secret, call.body.overlap_ms,
+            call, directory.rotate_key, call.own, key_id,
+            made.key.prefix, made.key_hash, made.hmac_secret, call.body.overlap_ms,
         )  # fmt: skip
         return _shown_once(made, key)
 

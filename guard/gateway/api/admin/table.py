@@ -32,7 +32,7 @@ def operations(h: AdminHandlers, people: PeopleHandlers) -> list[Operation]:
         op("GET", "/keys", h.keys, "List keys", list[r.Key]),
         op("POST", "/keys", h.create_key, "Create a key, shown once", b.CreatedKey,
            body=b.NewKeyBody, status=201, conflicts=True),
-        op("POST", "/keys/{key_id}/rotate", h.rotate_key, "Make a key's successor", b.CreatedKey,
+        op("POST", "/keys/{key_id}/rotate", h.rotate_key, "Give a key a new secret", b.CreatedKey,
            body=b.RotateBody, status=201, conflicts=True),
         op("DELETE", "/keys/{key_id}", h.revoke_key, "Revoke a key at once", r.Key),
         op("GET", "/budgets", h.budgets, "List budgets", list[r.BudgetRule]),

@@ -15,6 +15,10 @@ CREATE TABLE keys (
   hmac_secret TEXT, created_at_ms INTEGER NOT NULL, expires_at_ms INTEGER, revoked_at_ms INTEGER
 ) STRICT;
 
+CREATE TABLE old_secrets (
+  key_hash BLOB PRIMARY KEY, key_id TEXT NOT NULL, hmac_secret TEXT, expires_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE nonces (
   key_id TEXT NOT NULL, nonce TEXT NOT NULL, expires_at_ms INTEGER NOT NULL,
   PRIMARY KEY (key_id, nonce)

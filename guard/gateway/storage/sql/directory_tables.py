@@ -78,8 +78,12 @@ class DirectoryTables(ControlTables):
         return None if row is None else key_from_row(row).key
 
     def has_key(self, key_hash: bytes) -> bool:
-        """Return whether there is a key with this hash, in any state."""
-        return self.row("SELECT 1 FROM keys WHERE key_hash = ?", key_hash) is not None
+        """Return whether a key has or had this hash, in any state."""
+        sql = (
+            "SELECT 1 FROM keys WHERE key_hash = ?"
+            " UNION ALL SELECT 1 FROM old_secrets WHERE key_hash = ?"
+        )
+        return self.row(sql, key_hash, key_hash) is not None
 
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
@@ -111,6 +115,25 @@ class DirectoryTables(ControlTables):
         self.write(
             KEYS.update(("expires_at_ms", "revoked_at_ms")),
             (key.expires_at_ms, key.revoked_at_ms, key.key_id),
+        )
+
+    def replace_secret(
+        self, key: records.Key, key_hash: bytes, hmac_secret: str | None, ends_ms: int
+    ) -> None:
+        """Write a key's new secret; those before it are valid until a time at the latest."""
+        self.write(
+            "UPDATE old_secrets SET expires_at_ms = min(expires_at_ms, ?) WHERE key_id = ?",
+            (ends_ms, key.key_id),
+        )
+        # They are kept for good: a start of the gateway with one of them must not make a key anew.
+        self.write(
+            "INSERT INTO old_secrets (key_hash, key_id, hmac_secret, expires_at_ms)"
+            " SELECT key_hash, key_id, hmac_secret, ? FROM keys WHERE key_id = ?",
+            (ends_ms, key.key_id),
+        )
+        self.write(
+            KEYS.update(("prefix", "key_hash", "hmac_secret")),
+            (key.prefix, key_hash, hmac_secret, key.key_id),
         )
 
     def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:

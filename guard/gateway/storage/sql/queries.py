@@ -91,21 +91,41 @@ class SqlQueries(ReadingStore):
     async def find_key(self, key_hash: bytes) -> records.KeySecret | None:
         """Return the key with this hash, in any state."""
         rows = await self._rows(f"{KEYS.select()} WHERE key_hash = ?", key_hash)
-        return key_from_row(rows[0]) if rows else None
+        if rows:
+            return key_from_row(rows[0])
+        rows = await self._rows(
+            f"SELECT {KEYS.names('k')}, o.hmac_secret, o.expires_at_ms"  # noqa: S608 (names of the schema)
+            " FROM old_secrets o JOIN keys k ON k.key_id = o.key_id WHERE o.key_hash = ?",
+            key_hash,
+        )
+        if not rows:
+            return None
+        found = key_from_row(rows[0])
+        found.hmac_secret, found.key.expires_at_ms = rows[0][-2:]
+        return found
 
     async def keys(self, organisation_id: str | None) -> list[records.Key]:
         """Return keys, of one organisation or of all."""
         where, arguments = equals(organisation_id=organisation_id)
-        rows = await self._rows(
-            f"{KEYS.select()} WHERE {where or 'true'} ORDER BY key_id", *arguments
-        )
-        return [key_from_row(row).key for row in rows]
+        return await self._keys(where or "true", *arguments)
 
     async def proxies(self) -> list[records.Key]:
         """Return the keys of proxies for all organisations."""
-        where = "organisation_id IS NULL AND role = 'proxy'"
-        rows = await self._rows(f"{KEYS.select()} WHERE {where} ORDER BY key_id")
-        return [key_from_row(row).key for row in rows]
+        return await self._keys("organisation_id IS NULL AND role = 'proxy'")
+
+    async def _keys(self, where: str, *arguments: Any) -> list[records.Key]:
+        rows = await self._rows(f"{KEYS.select()} WHERE {where} ORDER BY key_id", *arguments)
+        ends = dict(
+            await self._rows(
+                "SELECT key_id, max(expires_at_ms) FROM old_secrets WHERE expires_at_ms > ?"
+                " GROUP BY key_id",
+                self.clock_ms(),
+            )
+        )
+        keys = [key_from_row(row).key for row in rows]
+        for key in keys:
+            key.old_secrets_end_at_ms = ends.get(key.key_id)
+        return keys
 
     async def find_operator(self, name: str) -> tuple[Operator, str] | None:
         """Return an operator and the hash of the password."""
