@@ -497,3 +497,55 @@ def test_channels_that_are_refused(
     with pytest.raises(AdminError, match=says):
         tenant.admin.set_channel("x", kind, **fields)
     assert tenant.admin.channels() == []
+
+
+def test_a_stored_secret_goes_to_no_other_server_and_under_no_other_name(
+    team: Tenant, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may change a channel must not learn its secret by sending a test message elsewhere."""
+    certificate = authority.issue("IP:127.0.0.1,DNS:localhost", "mail")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    wanted = {"username": "guard", "security": "starttls", "host": "localhost"}
+    with mail_server(certificate) as box, mail_server(certificate) as other:
+        mail(team, box, secret="right", **wanted)
+        changes: list[dict[str, Any]] = [
+            {"port": other.port}, {"host": "127.0.0.1"}, {"security": "tls"}, {"username": "root"},
+        ]  # fmt: skip
+        for change in changes:
+            with pytest.raises(AdminError, match="the stored one is for another"):
+                mail(team, box, **(wanted | change))
+            body = {"channels": [_as_applied(box, **(wanted | change))]}
+            with pytest.raises(AdminError, match="the stored one is for another"):
+                team.admin.request("POST", "/apply", body)
+        mail(team, box, **wanted, to=["another@example.com"], enabled=True)
+        team.admin.test_channel("mail")
+        until(lambda: box.got)
+        assert box.logins == [("guard", "right")], "what is no address of it leaves the secret"
+        assert other.logins == []
+        # Without a user name nothing is sent that could be kept.
+        mail(team, other)
+        with pytest.raises(AdminError, match="needs a password"):
+            mail(team, box, **wanted)
+
+
+def _as_applied(box: Mailbox, **fields: Any) -> dict[str, Any]:
+    return {"name": "mail", "kind": "email", "to": ["ops@example.com"], "port": box.port,
+            "sender": "guard@example.com", **fields}  # fmt: skip
+
+
+def test_a_stored_key_goes_to_no_other_address(team: Tenant, receiver: Receiver) -> None:
+    slack(team, receiver)
+    team.admin.set_channel("duty", "pagerduty", url=f"{receiver.url}/v2", secret=CANARY)
+    made = team.admin.set_channel("hook", "webhook", url=f"{receiver.url}/hook")
+    with pytest.raises(AdminError, match="the stored one is for another"):
+        team.admin.set_channel("duty", "pagerduty", url=f"{receiver.url}/elsewhere")
+    with pytest.raises(AdminError, match="needs a routing key"):
+        team.admin.set_channel("ops", "pagerduty", url=f"{receiver.url}/v2")
+    moved = team.admin.set_channel("hook", "webhook", url=f"{receiver.url}/elsewhere")
+    assert moved["secret"] not in (None, made["secret"]), "another receiver has another secret"
+    team.admin.set_channel("duty", "pagerduty", url=f"{receiver.url}/v2", enabled=True)
+    team.admin.set_channel("ops", "slack", enabled=True)
+    for name in ("duty", "ops"):
+        team.admin.test_channel(name)
+    until(lambda: len(receiver.got) == 2)
+    assert {got.path for got in receiver.got} == {"/v2", f"/{CANARY}"}

@@ -208,7 +208,8 @@ def _target(channel: dict[str, Any]) -> str:
 @click.option("--answers", is_flag=True, help="Approve and refuse from messages: Slack, mail.")
 @click.option("--slack-user", "users", multiple=True, metavar="ID",
               help="With --answers: only these may answer; may be repeated.")  # fmt: skip
-@click.option("--keep-secret", is_flag=True, help="Leave the channel's secret as it is.")
+@click.option("--keep-secret", is_flag=True,
+              help="Leave the channel's secret: for the same address and user.")  # fmt: skip
 @click.option("--off", is_flag=True, help="Keep the channel, and send nothing.")
 @with_client
 def channels_set(client: AdminClient, name: str, keep_secret: bool, **options: Any) -> None:

@@ -153,6 +153,12 @@ FORGET_MS: Final = 32 * 86_400_000
 """How long a fact is remembered as sent: longer than any window of a budget."""
 
 
+def destination(channel: Channel) -> tuple[object, ...]:
+    """Return where a channel's secret goes, and as whose: it is of no use for another one."""
+    to = channel.options
+    return channel.kind, to.url, to.host, to.port, to.security, to.username
+
+
 def check_channel(
     kind: ChannelKind, options: ChannelOptions, *, secret: bool, signing: bool
 ) -> None:

@@ -80,7 +80,9 @@ def put_channel(
     secrets: alerts.ChannelSecrets,
     fresh: alerts.ChannelSecrets,
 ) -> tuple[alerts.Channel, bool]:
-    """Set a channel under its name. A secret that is not given stays as it is.
+    """Set a channel under its name.
+
+    A secret that is not given stays as it is, as long as the channel leads to the same place.
 
     Args:
         unit: the unit of work.
@@ -94,7 +96,7 @@ def put_channel(
 
     Raises:
         NotFoundError: no such organisation.
-        ConflictError: there are too many channels.
+        ConflictError: there are too many channels, or a secret is missing.
         ValueError: something is missing, or contradictory.
     """
     own = organisation(unit, wanted.organisation_id).organisation_id
@@ -102,16 +104,23 @@ def put_channel(
     old, kept = (None, alerts.ChannelSecrets()) if known is None else known
     if old is None:
         webhooks.require_room(unit, own)
-    elif old.kind != wanted.kind:  # a secret of another service is of no use for this one
-        kept = alerts.ChannelSecrets()
+    lost = ""
+    if old is not None and alerts.destination(old) != alerts.destination(wanted):
+        # Else whoever may change a channel could send its secret to a server of their own.
+        if kept.secret:
+            lost = "; the stored one is for another service, address or user name"
+        kept = alerts.ChannelSecrets(link_key=kept.link_key)
     merged = alerts.ChannelSecrets(
         secret=secrets.secret or kept.secret or fresh.secret,
         signing=secrets.signing or kept.signing,
         link_key=kept.link_key or fresh.link_key,
     )
-    alerts.check_channel(
-        wanted.kind, wanted.options, secret=bool(merged.secret), signing=bool(merged.signing)
-    )
+    try:
+        alerts.check_channel(
+            wanted.kind, wanted.options, secret=bool(merged.secret), signing=bool(merged.signing)
+        )
+    except ConflictError as exc:
+        raise ConflictError(f"{exc}{lost}") from None
     new = msgspec.structs.replace(
         wanted,
         channel_id=unit.ids.uuid7(unit.now_ms) if old is None else old.channel_id,
