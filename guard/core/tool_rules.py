@@ -17,6 +17,10 @@ from guard.core.model_names import family
 Counting = Literal["", "note", "ask"]
 """Whether repeats are counted: by what events say (``note``), or by asking the gateway."""
 
+TOOL: Final = "tool:"
+FRAMEWORK: Final = "tools of:"
+"""Prefixes of names in the counts of what guard cannot check: tools, and frameworks of tools."""
+
 SCOPES_KEPT: Final = 256
 NAMES_KEPT: Final = 4096
 """How many scopes, and tool names in one, have their rules and verdicts cached."""

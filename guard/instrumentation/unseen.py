@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-logger = logging.getLogger("guard.instrumentation")
+from guard.core.tool_rules import FRAMEWORK, TOOL
 
-TOOL: Final = "tool:"
-FRAMEWORK: Final = "tools of:"
-"""Prefixes of names that are not requests: of tools, and of the frameworks of tools."""
+logger = logging.getLogger("guard.instrumentation")
 
 _NAMES_MAX: Final = 100
 

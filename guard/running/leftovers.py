@@ -1,25 +1,25 @@
-"""Charges what the processes of a run have left undelivered, soon after their end."""
+"""Charges what the processes of a run have left undelivered, soon after their end.
+
+What delivers is imported when something is left: a program would wait for it otherwise, before it
+starts.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from guard.breaker.exceptions import GuardError
-from guard.delivery.flusher import Flusher
-from guard.delivery.journal import live_journals
-from guard.delivery.outbox import Outbox
-from guard.delivery.spool import Spool, SpoolError, owner_of
 from guard.gateway.domain.lineage import owner_of as key_above
 from guard.running import plan, reports
 from guard.running.repeating import repeating
-from guard.settings import Settings
-from guard.transport.client import GatewayClient
+
+if TYPE_CHECKING:
+    from guard.delivery.spool import Spool
+    from guard.settings import Settings
 
 _LIVING_S: Final = 2.0
 """How long processes that outlive the program may take to deliver their events."""
@@ -42,13 +42,7 @@ class Leftovers:
 
     def __init__(self, directory: Path, url: str, api_key: str, hmac_secret: str) -> None:
         self._directory = directory
-        self._settings = Settings.load(
-            {},
-            api_url=url,
-            api_key=api_key,
-            hmac_secret=hmac_secret,
-            spool_dir=directory / plan.SPOOL,
-        )
+        self._gateway = {"api_url": url, "api_key": api_key, "hmac_secret": hmac_secret}
 
     def charging(self) -> contextlib.AbstractContextManager[None]:
         """While the block lasts, charge what each process has left soon after the process's end."""
@@ -66,7 +60,7 @@ class Leftovers:
         """
         ends_s = time.monotonic() + _LIVING_S
         while time.monotonic() < ends_s and any(
-            live_journals(directory / plan.SPOOL)
+            _any_lives(directory / plan.SPOOL)
             for directory in (self._directory, *self._abandoned())
         ):
             time.sleep(_POLL_S)
@@ -89,12 +83,17 @@ class Leftovers:
         place = directory / plan.SPOOL
         if not place.is_dir():
             return 0
-        settings = self._settings
+        from guard.delivery.spool import Spool, SpoolError, owner_of
+        from guard.settings import Settings
+
+        settings = Settings.load({}, spool_dir=self._directory / plan.SPOOL, **self._gateway)
         owner = owner_of(settings.api_url, settings.api_key)
         spool = Spool(place, owner, bytes_max=settings.spool_max_bytes)
         try:
             spool.take_over(also_living=also_living, of_all=of_all)
             if spool.look():
+                import asyncio
+
                 asyncio.run(_deliver(settings, spool))
             return spool.look()
         except SpoolError:
@@ -120,7 +119,21 @@ def _abandoned_in(directory: Path) -> Iterator[Path]:
             yield from _abandoned_in(found)
 
 
+def _any_lives(place: Path) -> bool:
+    """Tell whether a living process writes a journal there."""
+    if not place.is_dir():
+        return False
+    from guard.delivery.journal import live_journals
+
+    return live_journals(place) > 0
+
+
 async def _deliver(settings: Settings, spool: Spool) -> None:
+    from guard.breaker.exceptions import GuardError
+    from guard.delivery.flusher import Flusher
+    from guard.delivery.outbox import Outbox
+    from guard.transport.client import GatewayClient
+
     outbox = Outbox(settings, lambda: True)
     client = GatewayClient(settings, outbox.health.heard)
     flusher = Flusher(

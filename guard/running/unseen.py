@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from guard.instrumentation.unseen import FRAMEWORK, TOOL
+from guard.core.tool_rules import FRAMEWORK, TOOL
 from guard.local_gateway import LocalGateway, read_json
 from guard.running import reports
 from guard.running.plan import RunLimits

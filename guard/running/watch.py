@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from guard.core.usage.vendors import HOSTS
 from guard.running import processes, reports
 from guard.running.processes import Address
 from guard.running.repeating import repeating
@@ -152,17 +151,7 @@ class _Hosts:
     """The addresses of LLM hosts, looked up when the first connection is seen."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._wanted = [(host, _HTTPS) for host in HOSTS]
-        for name, text in environ.items():
-            if _BASE_URL.match(name):
-                with contextlib.suppress(ValueError):
-                    parts = urlsplit(text if "://" in text else f"//{text}")
-                    if parts.hostname:
-                        port = parts.port or (80 if parts.scheme == "http" else _HTTPS)
-                        self._wanted.append((parts.hostname, port))
-        region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-        if region:
-            self._wanted.append((f"bedrock-runtime.{region}.amazonaws.com", _HTTPS))
+        self._environ = environ
         # Guarded by the lock: threads that look up names add to it. Addresses stay: a connection
         # may be older than the newest answer.
         self._by_address: dict[Address, str] = {}
@@ -176,7 +165,7 @@ class _Hosts:
         now_s = time.monotonic()
         if self._looked_up_s is None or now_s - self._looked_up_s > _RESOLVE_AGAIN_S:
             self._looked_up_s = now_s
-            for wanted in self._wanted:  # each may take seconds where there is no network
+            for wanted in _wanted(self._environ):  # each may take seconds where there is no network
                 threading.Thread(target=self._look_up, args=wanted, daemon=True).start()
         with self._lock:
             return sorted({self._by_address[peer] for peer in peers if peer in self._by_address})
@@ -186,6 +175,23 @@ class _Hosts:
             for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
                 with self._lock:
                     self._by_address[str(address[0]), port] = host
+
+
+def _wanted(environ: Mapping[str, str]) -> Iterator[Address]:
+    """Yield the names and ports of LLM hosts."""
+    from guard.core.usage.vendors import HOSTS  # with all formats: most programs never need it
+
+    yield from ((host, _HTTPS) for host in HOSTS)
+    for name, text in environ.items():
+        if _BASE_URL.match(name):
+            with contextlib.suppress(ValueError):
+                parts = urlsplit(text if "://" in text else f"//{text}")
+                if parts.hostname:
+                    port = parts.port or (80 if parts.scheme == "http" else _HTTPS)
+                    yield parts.hostname, port
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    if region:
+        yield f"bedrock-runtime.{region}.amazonaws.com", _HTTPS
 
 
 def end(pid: int) -> None:

@@ -50,6 +50,8 @@ async def test_a_connection_that_is_just_accepted_is_served_and_closed() -> None
     assert await _served(closes_at_once=False) == []
 
 
+# CPython 3.13.0 stumbles over its own server as well, when the transport is collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.asyncio
 async def test_asyncio_alone_forgets_it() -> None:
     """The day that this fails, `close_server` is no longer needed."""

@@ -33,6 +33,19 @@ def test_a_run_is_cut_when_its_money_is_used_up(guard: Runs, vendor: str, agent:
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_loads_no_more_than_it_needs(guard: Runs) -> None:
+    """Whoever starts a program waits for the imports of `guard run` first."""
+    run = "run", "--limit", LIMIT, "--allow-unseen", "--", "sh", "-c", "true"
+    done = guard(*run, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
+    unneeded = (
+        "asyncio", "httpx", "pygments", "rich", "sqlite3", "guard.core.usage", "guard.delivery",
+        "guard.instrumentation", "guard.session", "guard.settings", "guard.transport.client",
+    )  # fmt: skip
+    assert "guard.running.supervise" in loaded
+    assert not {each for each in loaded if any(f"{each}.".startswith(f"{x}.") for x in unneeded)}
+
+
 def test_its_child_processes_share_the_limit(
     guard: Runs, vendor: str, agent: str, tmp_path: Path
 ) -> None:

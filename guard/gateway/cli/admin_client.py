@@ -7,12 +7,11 @@ import json
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import httpx
-
 from guard.core.mistaken import mistaken_key, not_a_gateway, why_unreached
 from guard.core.written_numbers import read_dollars
 from guard.gateway.cli.plain import plain
 from guard.tls import client_context
+from guard.transport.own_httpx import httpx
 
 _Json = dict[str, Any]
 LIST_MAX = 1000
