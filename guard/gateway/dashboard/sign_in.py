@@ -136,8 +136,8 @@ class SignIn:
             raise OpenIdError("it was not begun in this browser, or took too long")
         if "code" not in given:
             raise OpenIdError("the provider refused")
-        name = await provider.end(flow, given["code"], self._callback(request))
         address = self._addresses.of(request)
+        name = await provider.end(flow, given["code"], self._callback(request), address)
         role = self._site.sign_on_role
         return flow, await self._operators.signed_on(name, "openid", address, role)
 

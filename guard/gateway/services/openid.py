@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import collections
 import logging
 import secrets
 import time
@@ -17,8 +18,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from guard.core.plaintext import flaw_in_address
+from guard.gateway.reading import network_of
 
 if TYPE_CHECKING:
+    import ssl
+
     from joserfc.jwk import KeySet
 
 logger = logging.getLogger(__name__)
@@ -37,12 +41,18 @@ no key pair, or ``none``, is refused.
 
 _KEEP_S: Final = 3600
 """How long the provider's description and keys are cached."""
+_RETRY_S: Final = 10.0
+"""How long a provider that has failed is not asked again: anyone can make the gateway ask."""
 _TIMEOUT_S: Final = 10.0
+"""How long a sign-in may take at the provider, whoever is before it."""
 _LEEWAY_S: Final = 60
 """How much clocks may differ; also the shortest time between two reads of the provider's keys."""
 _NAME_MAX: Final = 256
+_SCOPE: Final = "openid email profile"
 _ENDS_MAX: Final = 8
 """Maximum sign-ins that are being finished at the provider at once."""
+_ENDS_OF_ADDRESS_MAX: Final = 4
+"""How many of one address, those that wait included: the others' do not stand behind hers."""
 
 
 class OpenIdError(Exception):
@@ -109,11 +119,17 @@ class OpenIdProvider:
         # When the provider was asked (monotonic seconds), how it describes itself, and its keys.
         # Replaced as a whole, under the lock below; set to ``None`` to have it asked again.
         self._known: tuple[float, dict[str, Any], KeySet] | None = None
-        # Held while the provider is asked, so that sign-ins at the same time share one answer.
+        # Held while the provider is asked, so that sign-ins at the same time share one answer; and
+        # until when a failure is the answer (monotonic seconds).
         self._asking = asyncio.Lock()
+        self._failed_until_s = 0.0
+        # Made once, off the loop: reading the certificates of authorities takes tens of
+        # milliseconds. Set under the lock, before any use.
+        self._tls: ssl.SSLContext | None = None
         # Anyone can send codes, and only the provider can refuse them: this bounds how many of its
         # answers are awaited at once.
         self._ends = asyncio.Semaphore(_ENDS_MAX)
+        self._ends_of: collections.Counter[str] = collections.Counter()
 
     async def begin(self, flow: Flow, callback: str) -> str:
         """Return the address to send the browser to.
@@ -125,37 +141,55 @@ class OpenIdProvider:
         Raises:
             OpenIdError: the provider cannot be reached, or describes itself wrongly.
         """
+        from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
+        from authlib.oauth2.rfc7636 import create_s256_code_challenge
+
         described, _ = await self._provider()
-        async with self._client(callback) as client:
-            address, _state = client.create_authorization_url(
-                described["authorization_endpoint"],
-                state=flow.state,
-                nonce=flow.nonce,
-                code_verifier=flow.verifier,
-            )
+        address = prepare_grant_uri(
+            described["authorization_endpoint"],
+            self._client_id,
+            "code",
+            redirect_uri=callback,
+            scope=_SCOPE,
+            state=flow.state,
+            nonce=flow.nonce,
+            code_challenge=create_s256_code_challenge(flow.verifier),
+            code_challenge_method="S256",
+        )
         return str(address)
 
-    async def end(self, flow: Flow, code: str, callback: str) -> str:
+    async def end(self, flow: Flow, code: str, callback: str, address: str) -> str:
         """Return the name of the person who has signed in.
 
         Args:
             flow: the sign-in.
             code: what the provider has given the browser.
             callback: as for :meth:`begin`.
+            address: of the browser.
 
         Raises:
             OpenIdError: the provider says otherwise, or cannot be reached.
         """
+        network = network_of(address)
+        if self._ends_of[network] >= _ENDS_OF_ADDRESS_MAX:
+            raise OpenIdError("too many sign-ins from this address at once; try again")
+        self._ends_of[network] += 1
+        try:
+            return await self._end(flow, code, callback)
+        finally:
+            self._ends_of -= collections.Counter([network])  # forgets who has none any more
+
+    async def _end(self, flow: Flow, code: str, callback: str) -> str:
         import httpx
         from authlib.common.errors import AuthlibBaseError
 
         described, keys = await self._provider()
         try:
-            async with self._ends, self._client(callback) as client:
+            async with asyncio.timeout(_TIMEOUT_S), self._ends, self._client(callback) as client:
                 token = await client.fetch_token(
                     described["token_endpoint"], code=code, code_verifier=flow.verifier
                 )
-        except (AuthlibBaseError, httpx.HTTPError, ValueError) as exc:
+        except (AuthlibBaseError, httpx.HTTPError, ValueError, TimeoutError) as exc:
             logger.warning("the OpenID provider gave no token: %s", type(exc).__name__)
             raise OpenIdError("the provider refused to finish the sign-in; try again") from None
         given = token.get("id_token")
@@ -199,7 +233,10 @@ class OpenIdProvider:
         except (JoseError, ValueError, TypeError, KeyError) as exc:
             logger.warning("an ID token was refused: %s", type(exc).__name__)
             raise OpenIdError("the provider's ID token is not for this sign-in") from None
-        # Beyond what the registry checks: a token for several clients has to be issued to this one.
+        # Beyond what the registry checks, which takes a list that holds a value for that value.
+        if claims["iss"] != self._issuer or claims["nonce"] != nonce:
+            raise OpenIdError("the provider's ID token is not for this sign-in")
+        # And a token for several clients has to be issued to this one.
         audience = claims["aud"]
         if isinstance(audience, list) and len(audience) > 1 and "azp" not in claims:
             raise OpenIdError("the provider's ID token is for several, and does not say whose")
@@ -225,10 +262,10 @@ class OpenIdProvider:
             self._client_id,
             self._client_secret,
             token_endpoint_auth_method="none" if is_public else "client_secret_basic",
-            scope="openid email profile",
+            scope=_SCOPE,
             redirect_uri=callback,
-            code_challenge_method="S256",
             timeout=_TIMEOUT_S,
+            verify=self._tls,
         )
 
     async def _provider(self) -> tuple[dict[str, Any], KeySet]:
@@ -236,8 +273,18 @@ class OpenIdProvider:
         async with self._asking:
             now_s = time.monotonic()
             if self._known is None or now_s - self._known[0] > _KEEP_S:
-                self._known = (now_s, *await self._ask())
+                if now_s < self._failed_until_s:
+                    raise self._silent()
+                try:
+                    self._known = (now_s, *await self._ask())
+                except OpenIdError:
+                    self._failed_until_s = time.monotonic() + _RETRY_S
+                    raise
             return self._known[1], self._known[2]
+
+    def _silent(self) -> OpenIdError:
+        host = urlsplit(self._issuer).hostname
+        return OpenIdError(f"the provider at {host} does not answer as one")
 
     async def _ask(self) -> tuple[dict[str, Any], KeySet]:
         import httpx
@@ -245,7 +292,12 @@ class OpenIdProvider:
         from joserfc.jwk import KeySet
 
         try:
-            async with httpx.AsyncClient(timeout=_TIMEOUT_S) as http:
+            if self._tls is None:
+                self._tls = await asyncio.to_thread(httpx.create_ssl_context)
+            async with (
+                asyncio.timeout(_TIMEOUT_S),
+                httpx.AsyncClient(timeout=_TIMEOUT_S, verify=self._tls) as http,
+            ):
                 address = self._issuer.rstrip("/") + "/.well-known/openid-configuration"
                 described = (await http.get(address)).raise_for_status().json()
                 if described["issuer"] != self._issuer:
@@ -254,11 +306,9 @@ class OpenIdProvider:
                     require_secure(described[name])
                 found = (await http.get(described["jwks_uri"])).raise_for_status().json()
             return described, KeySet.import_key_set(found)
-        except (httpx.HTTPError, JoseError, ValueError, KeyError, TypeError) as exc:
+        except (httpx.HTTPError, JoseError, ValueError, KeyError, TypeError, TimeoutError) as exc:
             logger.warning("the OpenID provider cannot be asked: %s", type(exc).__name__)
-            raise OpenIdError(
-                f"the provider at {urlsplit(self._issuer).hostname} does not answer as one"
-            ) from None
+            raise self._silent() from None
 
 
 def require_secure(address: object) -> None:
