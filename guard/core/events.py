@@ -164,6 +164,7 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
         cache_write_tokens=usage.cache_write_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         audio_tokens=usage.audio_tokens,
+        audio_input_tokens=usage.audio_input_tokens,
         cost_nanousd=usage.cost_nanousd,
         cache_write_1h_tokens=usage.cache_write_1h_tokens,
         service_tier=usage.service_tier,

@@ -6,6 +6,7 @@ them, on both sides. What no line stands for is not known to cost anything besid
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
@@ -36,6 +37,7 @@ _DALL_E: Final = Source("https://platform.openai.com/docs/models/dall-e-3", "202
 _SPEECH: Final = Source("https://platform.openai.com/docs/models/tts-1", "2026-11")
 _GOOGLE: Final = Source("https://ai.google.dev/gemini-api/docs/pricing", "2026-11")
 _VERTEX: Final = Source("https://cloud.google.com/vertex-ai/generative-ai/pricing", "2026-06")
+_GROQ: Final = Source("https://groq.com/pricing", "2026-11")
 _PERPLEXITY: Final = Source("https://docs.perplexity.ai/getting-started/pricing", "2026-09")
 
 OPENAI_SEARCH: Final = "openai web search"
@@ -69,6 +71,9 @@ FEES: Final[Mapping[str, Fee]] = {
     "tts-1-hd": Fee(30_000, "character", _SPEECH),
     "whisper-1": Fee(100_000, "second", _OPENAI),
     "gpt-transcribe": Fee(75_000, "second", _OPENAI),
+    "groq whisper": Fee(30_834, "second", _GROQ),
+    "groq whisper turbo": Fee(11_112, "second", _GROQ),
+    "groq whisper distil": Fee(5_556, "second", _GROQ),
     "sora-2": Fee(100_000_000, "second", _OPENAI),
     "sora-2-pro 720p": Fee(300_000_000, "second", _OPENAI),
     "sora-2-pro 1024p": Fee(500_000_000, "second", _OPENAI),
@@ -284,15 +289,36 @@ def speech(model: str) -> str | None:
     return None if found is None else found[0]
 
 
-def transcript(model: str) -> str | None:
+def transcript(provider: str, model: str) -> str | None:
     """Return the line of a second that is listened to; None for models charged by tokens.
 
-    >>> transcript("whisper-1"), transcript("gpt-4o-transcribe")
+    Of vendors whose price of Whisper is not known none is dearer than OpenAI.
+
+    >>> transcript("openai", "whisper-1"), transcript("openai", "gpt-4o-transcribe")
     ('whisper-1', None)
+    >>> transcript("groq", "whisper-large-v3-turbo")
+    'groq whisper turbo'
     """
-    if "whisper" in model.lower():
+    name = model.lower()
+    if "whisper" not in name:
+        return "gpt-transcribe" if by_the_piece(model) and "transcribe" in model else None
+    if provider != "groq":
         return "whisper-1"
-    return "gpt-transcribe" if by_the_piece(model) and "transcribe" in model else None
+    return " ".join(["groq whisper", *(kind for kind in ("turbo", "distil") if kind in name)])
+
+
+_GROQ_SECONDS: Final = 10
+"""Groq charges shorter sound as so much (https://console.groq.com/docs/speech-to-text, 2026-11)."""
+
+
+def listened(line: str, seconds: float) -> dict[str, int]:
+    """Return what listening to so much sound is charged.
+
+    >>> listened("whisper-1", 3.2), listened("groq whisper", 3.2)
+    ({'whisper-1': 4}, {'groq whisper': 10})
+    """
+    least = _GROQ_SECONDS if line.startswith("groq") else 0
+    return {line: max(least, math.ceil(seconds))}
 
 
 _PRO_SIZES: Final = {

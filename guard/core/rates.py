@@ -106,6 +106,8 @@ class Buckets(Protocol):
     @property
     def audio_tokens(self) -> int: ...
     @property
+    def audio_input_tokens(self) -> int: ...
+    @property
     def service_tier(self) -> str | None: ...
     @property
     def surcharge_permille(self) -> int: ...
@@ -197,10 +199,10 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
 @functools.lru_cache(1024)
 def _dearest(row: RateRow, writes: int, text_only: bool) -> tuple[int, int]:
     """Return the dearest rates of a row; computed once, as every request asks for them."""
-    audio = 0 if text_only else row.audio
+    audio, heard = (0, 0) if text_only else (row.audio, row.audio_input or row.audio)
     written = 0 if not writes else row.cache_write
     written_1h = row.cache_write_1h if writes > 1 else 0
-    in_rate = max(0, row.input, row.cache_read, written, written_1h, audio)
+    in_rate = max(0, row.input, row.cache_read, written, written_1h, heard)
     return in_rate, max(0, row.output, row.reasoning, audio)
 
 
@@ -285,7 +287,9 @@ def usage_cost(rows: list[RateRow], usage: Buckets) -> int:
         long_writes = min(usage.cache_write_1h_tokens, written)
         total += (written - long_writes) * found.cache_write + long_writes * found.cache_write_1h
     if usage.audio_tokens:
-        total += usage.audio_tokens * (found.audio or max(found.input, found.output))
+        heard = min(usage.audio_input_tokens, usage.audio_tokens)
+        spoken = found.audio or max(found.input, found.output)
+        total += heard * (found.audio_input or spoken) + (usage.audio_tokens - heard) * spoken
     surcharge = _surcharge(usage.service_tier, tier, usage.surcharge_permille)
     cost = -(-total * surcharge // (_MILLION * PERMILLE))
     if usage.fees:

@@ -7,6 +7,7 @@ are bounded as the SDK does it, answered in any way that their limits allow, and
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Callable
@@ -432,7 +433,46 @@ def grounded(rng: random.Random) -> Beside:
     return Beside(GOOGLE_HOST, path, body, message, dollars)
 
 
-@pytest.mark.parametrize("make", [sonar, own_key, drawing, grounded])
+def spoken(rng: random.Random) -> Beside:
+    """Sound in the prompt and in the answer, each at its own price."""
+    models = {"gpt-4o-audio-preview": ("2.5", "10", 40, 80), "gpt-audio": ("2.5", "10", 32, 64),
+              "gpt-4o-mini-audio-preview-2024-12-17": ("0.15", "0.6", 10, 20),
+              "gpt-audio-mini": ("0.6", "2.4", 10, 20)}  # fmt: skip
+    model = rng.choice(list(models))
+    rate_in, rate_out, heard_rate, spoken_rate = models[model]
+    sound = base64.b64encode(bytes(32_000)).decode()
+    part = {"type": "input_audio", "input_audio": {"data": sound, "format": "mp3"}}
+    body = {"model": model, "modalities": ["text", "audio"], "max_completion_tokens": 900,
+            "audio": {"voice": "alloy", "format": "wav"},
+            "messages": [{"role": "user", "content": [part]}]}  # fmt: skip
+    heard, said = rng.choice([0, 20]), rng.choice([0, 800])
+    bill = 9 * Fraction(rate_in) + 50 * Fraction(rate_out) + heard * heard_rate + said * spoken_rate
+    usage = {"prompt_tokens": 9 + heard, "completion_tokens": 50 + said,
+             "prompt_tokens_details": {"audio_tokens": heard, "text_tokens": 9},
+             "completion_tokens_details": {"audio_tokens": said, "text_tokens": 50}}  # fmt: skip
+    message = {"model": model, "usage": usage, "choices": [{"finish_reason": "stop"}]}
+    return Beside(OPENAI_HOST, "/v1/chat/completions", body, message, bill / 10**6)
+
+
+def listened(rng: random.Random) -> Beside:
+    """Gemini with sound in the prompt, which is dearer than its words."""
+    sound = {"inlineData": {"mimeType": "audio/mp3", "data": base64.b64encode(bytes(999)).decode()}}
+    model, rate_in, heard_rate, rate_out = rng.choice([
+        ("gemini-2.5-flash", "0.3", "1", "2.5"), ("gemini-2.0-flash", "0.1", "0.7", "0.4"),
+    ])  # fmt: skip
+    heard = rng.choice([0, 32])
+    bill = 9 * Fraction(rate_in) + 50 * Fraction(rate_out) + heard * Fraction(heard_rate)
+    body = {"contents": [{"parts": [sound, {"text": "a"}]}],
+            "generationConfig": {"maxOutputTokens": 50}}  # fmt: skip
+    details = [{"modality": "TEXT", "tokenCount": 9}, {"modality": "AUDIO", "tokenCount": heard}]
+    message = {"modelVersion": model, "candidates": [{"finishReason": "STOP"}],
+               "usageMetadata": {"promptTokenCount": 9 + heard, "candidatesTokenCount": 50,
+                                 "promptTokensDetails": details}}  # fmt: skip
+    path = f"/v1beta/models/{model}:generateContent"
+    return Beside(GOOGLE_HOST, path, body, message, bill / 10**6)
+
+
+@pytest.mark.parametrize("make", [sonar, own_key, drawing, grounded, spoken, listened])
 def test_what_is_charged_beside_tokens_is_held_and_charged(
     prices: PriceBook, make: Callable[[random.Random], Beside]
 ) -> None:
@@ -464,7 +504,7 @@ def test_what_is_charged_beside_tokens_is_held_and_charged(
         charged = cost_of(rates, usage)
         assert charged >= billed - 1, case  # a float's cost, and our own rounding
         says_all = "cost" in usage_of(case.message) or "tool_usage" in case.message
-        if says_all or make is grounded:
+        if says_all or make in (grounded, spoken, listened):
             assert charged <= billed + 1, case
         assert held.amount >= charged
 
@@ -544,7 +584,8 @@ def usage_of(message: dict[str, Any]) -> dict[str, Any]:
 def piece(rng: random.Random) -> tuple[str, str, Any, Fraction]:
     """A request that is billed by the piece, and its bill in dollars by the vendors' pages."""
     n = rng.randrange(1, 5)
-    kind = rng.choice(["image", "older image", "speech", "transcript", "sora", "imagen", "veo"])
+    kind = rng.choice(["image", "older image", "speech", "transcript", "groq", "sora", "imagen",
+                       "veo"])  # fmt: skip
     if kind == "image":
         quality, size = rng.choice(["standard", "hd"]), rng.choice(["1024x1024", "1024x1792"])
         dollars = {("standard", "1024x1024"): "0.04", ("standard", "1024x1792"): "0.08",
@@ -561,15 +602,24 @@ def piece(rng: random.Random) -> tuple[str, str, Any, Fraction]:
         text = "é" * rng.randrange(1, 4097)
         body = {"model": model, "input": text, "voice": "alloy"}
         return OPENAI_HOST, "/v1/audio/speech", body, len(text) * Fraction(price) / 10**6
-    if kind == "transcript":
+    if kind in ("transcript", "groq"):
+        host, path, model, hour = OPENAI_HOST, "/v1/audio/transcriptions", "whisper-1", "0.36"
         seconds = rng.randrange(1, 400)
+        if kind == "groq":
+            host, path = (
+                "api.groq.com",
+                f"/openai/v1/audio/{rng.choice(['transcript', 'translat'])}ions",
+            )
+            model, hour = rng.choice([("whisper-large-v3", "0.111"),
+                                      ("whisper-large-v3-turbo", "0.04"),
+                                      ("distil-whisper-large-v3-en", "0.02")])  # fmt: skip
         sound = bytes(seconds * rng.choice([800, 2_000, 16_000]))  # as dense as any, and denser
         form = (
-            b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--x\r\n'
+            b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n--x\r\n'
             b'Content-Disposition: form-data; name="file"; filename="a.mp3"\r\n\r\n%b\r\n--x--\r\n'
         )
-        bill = seconds * Fraction("0.006") / 60
-        return OPENAI_HOST, "/v1/audio/transcriptions", form % sound, bill
+        billed_s = max(seconds, 10) if kind == "groq" else seconds
+        return host, path, form % (model.encode(), sound), billed_s * Fraction(hour) / 3600
     if kind == "sora":
         model, size, price = rng.choice([
             ("sora-2", "1280x720", "0.1"), ("sora-2-pro", "1280x720", "0.3"),
@@ -610,7 +660,7 @@ def test_what_is_held_by_the_piece_is_at_least_the_bill(prices: PriceBook) -> No
         assert held is not None, path
         billed = dollars * 10**9
         assert held[0] >= billed, (path, body)
-        if "transcriptions" not in path:
+        if "/audio/trans" not in path:
             assert held[0] == billed, (path, body)
         usage = read_body(endpoint.format, b"{}", Call(path, lambda data=data: data))  # type: ignore[misc]
         assert usage is not None

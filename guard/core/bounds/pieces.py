@@ -39,12 +39,20 @@ def pieces(
     """Return what a request for images, sound or video is charged besides tokens.
 
     Args:
-        provider: whose prices they are: those of others than OpenAI are not known.
+        provider: whose prices they are: of others than OpenAI only those of transcripts are known.
         path: of the URL.
         model: that it asks for.
         said: its body, or the fields of its form.
         uploads: the files of its form.
     """
+    if model is not None and SOUND.search(path) and not path.endswith("/speech"):
+        line = fees.transcript(provider, model)
+        if line is None:
+            return NOTHING
+        # Some vendors take the address of a sound in place of a file.
+        is_sent = uploads and not said.get("url")
+        unnumbered = "" if is_sent else "sound that is not in the request: send it as a file"
+        return Paid(fees.listened(line, _seconds(uploads)), unnumbered)
     if provider not in OPENAI:
         return NOTHING
     if VIDEOS.search(path):
@@ -57,13 +65,10 @@ def pieces(
     if IMAGES.search(path):
         line = fees.image(model, said.get("size"), said.get("quality"))
         return NOTHING if line is None else Paid({line: how_many(said.get("n"), 1)})
-    if path.endswith("/audio/speech"):
-        line = fees.speech(model)
-        if line is None:
-            return Paid(None, "speech of a model that is not charged by the character")
-        return Paid({line: min(len(str(said.get("input"))), UNITS_MAX)})
-    line = fees.transcript(model)
-    return NOTHING if line is None else Paid({line: _seconds(uploads)})
+    line = fees.speech(model)
+    if line is None:
+        return Paid(None, "speech of a model that is not charged by the character")
+    return Paid({line: min(len(str(said.get("input"))), UNITS_MAX)})
 
 
 def google(path: str, model: str | None, said: Message) -> Paid:

@@ -194,6 +194,8 @@ def _bound(
         named, does_reason=does_reason, is_structured=is_structured, thinking=budget
     )
     hides = does_reason or hides_output(model)
+    if provider == "openrouter":
+        terms = Terms(terms.tier, terms.cache_writes, True, OWN_KEY_PERMILLE)
     return RequestBound(
         provider, model, input_tokens, named, text, streams, least, 1, 0, hides, terms
     )
@@ -249,8 +251,6 @@ def chat(provider: str, path: str, body: bytes, ratios: InputRatios) -> RequestB
     is_structured = said.tools is not None or said.response_format is not None
     tokens = ratios.tokens(model, text)
     terms, streams = terms_of(model, said.service_tier, body), said.stream
-    if provider == "openrouter":
-        terms = Terms(terms.tier, terms.cache_writes, True, OWN_KEY_PERMILLE)
     return _bound(provider, model, tokens, output, text, streams, is_structured, thinking, terms)
 
 

@@ -104,6 +104,7 @@ def _usage(message: Message, call: Call) -> Usage | None:
         cache_read_tokens=cached,
         reasoning_tokens=count(said.get("thoughtsTokenCount")),
         audio_tokens=audio_in + audio_out,
+        audio_input_tokens=audio_in,
         response_id=text_or_none(message.get("responseId")),
         fees=vendor_tools.of_candidates(message.get("candidates"), model, call.request()),
     )

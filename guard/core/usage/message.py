@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from guard.core.wire import EVENT_TOKENS_MAX
+from guard.core.wire import EVENT_TOKENS_MAX, NANOUSD_MAX
 
 Message = dict[str, Any]
 """A decoded JSON object."""
@@ -101,6 +101,38 @@ def nanousd(dollars: Any) -> int | None:
     if isinstance(dollars, int | float) and not isinstance(dollars, bool) and 0 <= dollars < 1e9:
         return round(dollars * 1_000_000_000)
     return None
+
+
+_TICKS_PER_NANOUSD: Final = 10
+
+
+def stated_cost(provider: str, usage: Message) -> int | None:
+    """Return what a vendor says that an answer cost, in any of its formats, in nano-dollars.
+
+    OpenRouter and Perplexity say dollars: a number, or parts with their total. With one's own key
+    OpenRouter says what it charges for that; what the key's vendor bills stands beside it
+    (https://openrouter.ai/docs/use-cases/usage-accounting, 2026-11). xAI counts ticks, of which a
+    dollar has ten thousand million (https://docs.x.ai/developers/cost-tracking, 2026-11).
+
+    >>> stated_cost("x-ai", {"cost_in_usd_ticks": 37_756_001}), stated_cost("openai", {"cost": 1})
+    (3775601, None)
+    """
+    if provider == "x-ai":
+        ticks = usage.get("cost_in_usd_ticks")
+        if type(ticks) is not int or not 0 <= ticks < NANOUSD_MAX:
+            return None
+        return -(-ticks // _TICKS_PER_NANOUSD)
+    if provider not in ("openrouter", "perplexity"):
+        return None
+    said = usage.get("cost")
+    cost = nanousd(said.get("total_cost") if isinstance(said, dict) else said)
+    upstream = nanousd(mapping(usage.get("cost_details")).get("upstream_inference_cost"))
+    if cost is None or upstream is None:
+        return cost
+    own_key = usage.get("is_byok")
+    # Answers that do not say it had this number with one's own key only.
+    is_beside = own_key is True or (own_key is None and upstream > cost)
+    return cost + upstream if is_beside else cost
 
 
 _TEXT_FIELDS: Final = frozenset({

@@ -5,8 +5,7 @@ here are disjoint. A stream reports its usage, in the last chunk, only if
 ``stream_options.include_usage`` asked for it; otherwise the tokens are estimated and flagged.
 
 Variants of other vendors: DeepSeek names its cache hits ``prompt_cache_hit_tokens``; Groq ends a
-stream with ``x_groq.usage``; OpenRouter adds ``usage.cost`` in dollars, Perplexity
-``usage.cost.total_cost``; xAI and Perplexity count the reasoning tokens in addition to the
+stream with ``x_groq.usage``; xAI and Perplexity count the reasoning tokens in addition to the
 completion.
 """
 
@@ -23,8 +22,8 @@ from guard.core.usage.message import (
     count,
     items,
     mapping,
-    nanousd,
     says_any,
+    stated_cost,
     text_or_none,
 )
 from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
@@ -32,7 +31,6 @@ from guard.core.usage.tool_calls import CHAT
 from guard.core.wire import UNITS_MAX
 
 _REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})
-_SAYS_COST: Final = frozenset({"openrouter", "perplexity"})
 
 
 class ChatCompletions(Struct, frozen=True):
@@ -118,7 +116,8 @@ class ChatCompletions(Struct, frozen=True):
             cache_write_tokens=cache_write,
             reasoning_tokens=reasoning,
             audio_tokens=audio_in + audio_out,
-            cost_nanousd=_cost(usage) if self.provider in _SAYS_COST else None,
+            audio_input_tokens=audio_in,
+            cost_nanousd=stated_cost(self.provider, usage),
             service_tier=_tier(response),
             response_id=text_or_none(response.get("id")),
             fees=_searches(usage) if self.provider == "perplexity" else None,
@@ -133,23 +132,6 @@ class ChatCompletions(Struct, frozen=True):
             if total and total == asked + said:
                 return False
         return self.provider in _REASONING_ON_TOP
-
-
-def _cost(usage: Message) -> int | None:
-    """Return what the vendor says of the cost: a number, or parts with their total.
-
-    With one's own key OpenRouter says what it charges for that; what the key's vendor bills stands
-    beside it (https://openrouter.ai/docs/use-cases/usage-accounting, 2026-11).
-    """
-    said = usage.get("cost")
-    cost = nanousd(said.get("total_cost") if isinstance(said, dict) else said)
-    upstream = nanousd(mapping(usage.get("cost_details")).get("upstream_inference_cost"))
-    if cost is None or upstream is None:
-        return cost
-    own_key = usage.get("is_byok")
-    # Answers that do not say it had this number with one's own key only.
-    is_beside = own_key is True or (own_key is None and upstream > cost)
-    return cost + upstream if is_beside else cost
 
 
 def _searches(usage: Message) -> dict[str, int] | None:

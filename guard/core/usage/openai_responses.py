@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Final
 
 from msgspec import Struct
@@ -11,7 +10,15 @@ from guard.core import fees
 from guard.core.rates import BATCH
 from guard.core.usage import vendor_tools
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, count, mapping, parse, says_any, text_or_none
+from guard.core.usage.message import (
+    Message,
+    count,
+    mapping,
+    parse,
+    says_any,
+    stated_cost,
+    text_or_none,
+)
 from guard.core.usage.response_format import (
     Call,
     ToolCallReader,
@@ -45,7 +52,7 @@ class Responses(Struct, frozen=True):
         status, identity = message.get("status"), text_or_none(message.get("id"))
         if status in _NOT_YET:
             return pending(identity)
-        usage = read_usage(message)
+        usage = read_usage(message, self.provider)
         if usage is None and message.get("object") == "batch":
             return pending(identity)  # failed or cancelled before anything was used
         if usage is None and message.get("object") == "response":
@@ -58,18 +65,19 @@ class Responses(Struct, frozen=True):
         if usage is not None and usage.model is None:
             usage = replaced(usage, model=call.model())
         if "output" not in message and ("/audio/" in call.path or "/images/" in call.path):
-            return _of_piece(usage, message, call)
+            return _of_piece(self.provider, usage, message, call)
         return usage
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
         """Read the closing event; estimate when the stream ended before it."""
         for event in events.newest(b'"usage"'):
-            usage = read_usage(mapping(event.get("response", event)))
+            usage = read_usage(mapping(event.get("response", event)), self.provider)
             if usage is not None:
                 return replaced(usage, model=usage.model or call.model())
         opening = mapping(events.opening())
         started = mapping(opening.get("response"))
-        ended = read_usage({**started, "output": None, "usage": events.late("usage") or None})
+        late = {**started, "output": None, "usage": events.late("usage") or None}
+        ended = read_usage(late, self.provider)
         if ended is not None:
             return replaced(ended, model=ended.model or call.model())
         if "type" not in opening:
@@ -91,8 +99,11 @@ def _is_in_background(call: Call) -> bool:
     return b'"background"' in body and mapping(parse(body)).get("background") is True
 
 
-def read_usage(response: Message) -> Usage | None:
-    """Read ``usage.input_tokens`` and ``usage.output_tokens``; details are subsets of them."""
+def read_usage(response: Message, provider: str) -> Usage | None:
+    """Read ``usage.input_tokens`` and ``usage.output_tokens``; details are subsets of them.
+
+    Images may have a cost in place of tokens.
+    """
     usage = response.get("usage")
     if not isinstance(usage, dict):
         return None
@@ -100,7 +111,8 @@ def read_usage(response: Message) -> Usage | None:
     model = text_or_none(response.get("model"))
     if usage.get("type") == "duration":
         return Usage(model=model, response_id=identity, units=_seconds(usage.get("seconds")))
-    if not says_any(usage, "input_tokens", "output_tokens"):
+    cost = stated_cost(provider, usage)
+    if cost is None and not says_any(usage, "input_tokens", "output_tokens"):
         return None
     # Transcripts and realtime sessions use `input_token_details`, others `input_tokens_details`.
     asked = mapping(usage.get("input_tokens_details", usage.get("input_token_details")))
@@ -120,22 +132,24 @@ def read_usage(response: Message) -> Usage | None:
         cache_write_tokens=cache_write,
         reasoning_tokens=reasoning,
         audio_tokens=audio_in + audio_out,
+        audio_input_tokens=audio_in,
         service_tier=None if tier == "default" else tier,
+        cost_nanousd=cost,
         response_id=identity,
         fees=vendor_tools.of_response(response, model),
     )
 
 
-def _of_piece(usage: Usage | None, message: Message, call: Call) -> Usage | None:
+def _of_piece(provider: str, usage: Usage | None, message: Message, call: Call) -> Usage | None:
     """Return the usage of an image or a transcript, with its seconds where it says them."""
     usage = usage or by_the_piece(call)
     if usage is None or usage.model is None:
         return usage
-    line = fees.transcript(usage.model)
+    line = fees.transcript(provider, usage.model)
     seconds = usage.units.get("audio_seconds", message.get("duration"))
     if line is None or not isinstance(seconds, int | float) or not 0 <= seconds <= UNITS_MAX:
         return usage
-    return replaced(usage, fees={line: math.ceil(seconds)})
+    return replaced(usage, fees=fees.listened(line, seconds))
 
 
 def _seconds(value: object) -> dict[str, float]:

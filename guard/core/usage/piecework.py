@@ -35,7 +35,7 @@ class Piecework(Struct, frozen=True):
     def from_events(self, events: Events, call: Call) -> Usage | None:
         """Read the usage of a stream of speech that says it."""
         for event in events.newest(b'"usage"'):
-            usage = read_usage(event)
+            usage = read_usage(event, self.provider)
             if usage is not None:
                 return replaced(usage, model=usage.model or call.model(), fees={})
         return by_the_piece(call)

@@ -53,7 +53,8 @@ class RealtimeUsage:
             model = mapping(event.get("session")).get("model")
             self._model = model if isinstance(model, str) and model else self._model
         if kind in _ENDED:
-            return self._named(read_usage(mapping(event.get("response", event))))
+            response = mapping(event.get("response", event))
+            return self._named(read_usage(response, self._gemini.provider))
         return self._read_turn(event)
 
     def sent(self, message: str | bytes) -> None:

@@ -58,6 +58,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         text_tokens: what the prompt's text was bounded by, where it had more tokens than that.
         others: what other models used for the same answer; each is a call of its own.
         later: whether the work goes on, and a poll will say what it used.
+        audio_input_tokens: those of ``audio_tokens`` that were in the prompt.
     """
 
     model: str | None = None
@@ -80,6 +81,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     text_tokens: int = 0
     others: tuple[Usage, ...] = ()
     later: bool = False
+    audio_input_tokens: int = 0
 
 
 replaced: Final = msgspec.structs.replace

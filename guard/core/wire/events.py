@@ -47,7 +47,8 @@ class Event(Struct, omit_defaults=True):
 class LlmData(Struct, omit_defaults=True):
     """Payload of an ``llm`` event. Token buckets are disjoint: input excludes cached tokens.
 
-    ``cache_write_1h_tokens`` are those of ``cache_write_tokens`` that are kept for an hour.
+    ``cache_write_1h_tokens`` are those of ``cache_write_tokens`` that are kept for an hour,
+    ``audio_input_tokens`` those of ``audio_tokens`` that the prompt had.
     ``service_tier`` is the one that the answer names; ``surcharge_permille`` what its place costs.
 
     ``response_id`` is the vendor's, and vendors reuse ids. ``request_id`` identifies the request
@@ -99,6 +100,7 @@ class LlmData(Struct, omit_defaults=True):
     text_tokens: Tokens = 0
     requested_model: Name | None = None
     digest: Name | None = None
+    audio_input_tokens: Tokens = 0
 
 
 class ToolData(Struct, omit_defaults=True):

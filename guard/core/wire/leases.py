@@ -40,6 +40,7 @@ class RateRow(Struct, frozen=True, array_like=True, cache_hash=True):
         above: it prices requests whose prompt has more tokens than that; -1 for any.
         input, output, cache_read, cache_write, cache_write_1h, reasoning, audio: by bucket; no
             ``audio`` (0) costs as much as the dearest text.
+        audio_input: audio in the prompt; 0: as much as ``audio``.
     """
 
     tier: str
@@ -51,6 +52,7 @@ class RateRow(Struct, frozen=True, array_like=True, cache_hash=True):
     cache_write_1h: int
     reasoning: int
     audio: int
+    audio_input: int = 0
 
 
 class ModelRates(

@@ -85,13 +85,20 @@ def tariff(base: Rates, source: str) -> Tariff:
     return Tariff([row(rates.STANDARD, -1, base)], source)
 
 
-def row(tier: str, above: int, figures: Rates, cache_write_1h: int | None = None) -> RateRow:
+def row(
+    tier: str,
+    above: int,
+    figures: Rates,
+    cache_write_1h: int | None = None,
+    audio_input: int | None = None,
+) -> RateRow:
     """Return a row of a price list; missing prices follow from those of input and output.
 
     Args:
         tier, above: the requests that it prices.
         figures: nano-dollars per million tokens.
         cache_write_1h: for an hour in the cache, where that is known.
+        audio_input: of audio in a prompt, where that is known.
     """
     base_in, base_out = figures.input_per_mtok, figures.output_per_mtok
     write = figures.cache_write_per_mtok
@@ -108,6 +115,7 @@ def row(tier: str, above: int, figures: Rates, cache_write_1h: int | None = None
         cache_write_1h,
         _or(figures.reasoning_per_mtok, base_out),
         figures.audio_per_mtok or 0,
+        audio_input or 0,
     )
 
 

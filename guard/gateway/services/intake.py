@@ -119,7 +119,7 @@ def _price_tokens(
 ) -> PricedEvent:
     counts = (data.input_tokens, data.output_tokens, data.cache_read_tokens,
               data.cache_write_tokens, data.cache_write_1h_tokens, data.reasoning_tokens,
-              data.audio_tokens)  # fmt: skip
+              data.audio_tokens, data.audio_input_tokens)  # fmt: skip
     if max(counts) > EVENT_TOKENS_MAX:
         raise _RejectedError("GD-E001", f"more than {EVENT_TOKENS_MAX} tokens of one kind")
     cost, source = prices.cost(data, event.at_ms)

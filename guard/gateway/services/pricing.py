@@ -235,6 +235,6 @@ class PriceBook:
         default = None if unknown is None else tariff(unknown.rates, "default")
         if model == UNKNOWN_MODEL:
             return default
-        if provider in _BY_THE_PIECE and fees.by_the_piece(model):
+        if fees.by_the_piece(model) and (provider in _BY_THE_PIECE or "whisper" in model.lower()):
             return tariff(Rates(input_per_mtok=0, output_per_mtok=0), "published")
         return published(provider, model, self._clock_ms()) or default

@@ -240,6 +240,8 @@ def _price_list(info: ModelInfo, moment: dt.datetime) -> list[RateRow]:
     standard = _values(info.get_prices(moment))
     if standard["input_per_mtok"] is None and standard["output_per_mtok"] is None:
         return []
+    if info.id in _AUDIO:
+        standard["input_audio"], standard["audio_per_mtok"] = _AUDIO[info.id]
     if "gpt-image" in info.id:  # images to edit are dearer than words; usage does not say which
         standard["input_per_mtok"] = standard["input_image"] or standard["input_per_mtok"]
     rows = list(_rows(STANDARD, standard))
@@ -249,6 +251,15 @@ def _price_list(info: ModelInfo, moment: dt.datetime) -> list[RateRow]:
             rows += _rows(tier, values)
     return ordered(rows)
 
+
+_AUDIO: Final = {
+    **dict.fromkeys(("gpt-audio", "openai/gpt-audio"), (Decimal(32), Decimal(64))),
+    **dict.fromkeys(("gpt-audio-mini", "openai/gpt-audio-mini"), (Decimal(10), Decimal(20))),
+    "gpt-4o-audio-preview": (Decimal(40), Decimal(80)),
+    "gpt-4o-mini-audio-preview": (Decimal(10), Decimal(20)),
+}
+"""Dollars per million tokens of audio, in the prompt and in the answer, which the list lacks
+(https://developers.openai.com/api/docs/models/gpt-4o-audio-preview and its like, 2026-11)."""
 
 _TIERS: Final = (("service_tier", "flex"), ("service_tier", "priority"), ("service_tier", "fast"),
                  ("speed", "fast"), ("service_tier", "ultrafast"))  # fmt: skip
@@ -275,8 +286,8 @@ def _rows(tier: str, values: dict[str, Any]) -> Iterator[RateRow]:
         at_size = {name: _nanousd(value, start + 1) for name, value in values.items()}
         input_audio, image = at_size.pop("input_audio"), at_size.pop("output_image")
         at_size.pop("input_image")
-        if at_size["audio_per_mtok"] is None:
-            at_size["audio_per_mtok"] = input_audio
+        if at_size["audio_per_mtok"] is None and input_audio is not None:
+            at_size["audio_per_mtok"] = max(input_audio, at_size["output_per_mtok"] or 0)
         long_write = at_size.pop("cache_write_1h")
         figures = Rates(
             input_per_mtok=at_size.pop("input_per_mtok") or 0,
@@ -284,7 +295,7 @@ def _rows(tier: str, values: dict[str, Any]) -> Iterator[RateRow]:
             output_per_mtok=max(at_size.pop("output_per_mtok") or 0, image or 0),
             **at_size,
         )
-        yield row(tier, start, figures, long_write)
+        yield row(tier, start, figures, long_write, input_audio)
 
 
 def _nanousd(value: Any, prompt_tokens: int) -> int | None:

@@ -341,6 +341,12 @@ class TestPieces:
              {"whisper-1": 10}),
             (OPENAI, TRANSCRIPTS, form(model="gpt-transcribe", file=wav(1)),
              {"gpt-transcribe": 2}),
+            ("api.groq.com", f"/openai{TRANSCRIPTS}",
+             form(model="whisper-large-v3", file=b"x" * 80_000), {"groq whisper": 100}),
+            ("api.groq.com", f"/openai{TRANSCRIPTS}",
+             form(model="whisper-large-v3-turbo", file=wav(1)), {"groq whisper turbo": 10}),
+            ("api.together.xyz", TRANSCRIPTS, form(model="openai/whisper-large-v3", file=wav(7)),
+             {"whisper-1": 8}),
             (OPENAI, VIDEOS, {"model": "sora-2", "prompt": "a"}, {"sora-2": 4}),
             (OPENAI, VIDEOS, form(model="sora-2-pro", seconds="12", size="1792x1024", prompt="a"),
              {"sora-2-pro 1024p": 12}),
@@ -421,6 +427,25 @@ class TestPieces:
         text = read_body(kind, b"1\n00:00 --> 00:08\na\n", call)
         assert text is not None
         assert text.fees is None
+
+    def test_a_transcript_of_groqs_is_charged_ten_seconds_at_least(self) -> None:
+        asked = form(model="whisper-large-v3", file=b"x" * 80_000)
+        call = Call(f"/openai{TRANSCRIPTS}", lambda: asked)
+        kind = format_of("api.groq.com", f"/openai{TRANSCRIPTS}")
+        for seconds, billed in ((3.2, 10), (61.5, 62)):
+            found = read_body(kind, json.dumps({"text": "a", "duration": seconds}).encode(), call)
+            assert found is not None
+            assert found.fees == {"groq whisper": billed}
+
+    @pytest.mark.parametrize(
+        "body",
+        [{"model": "whisper-large-v3", "url": "https://example.org/a.mp3"},
+         form(model="whisper-large-v3", file=b"x", url="https://example.org/a.mp3")],
+    )  # fmt: skip
+    def test_sound_that_is_only_linked_has_no_known_length(self, body: Any) -> None:
+        found = bound("api.groq.com", f"/openai{TRANSCRIPTS}", body)
+        assert "send it as a file" in found.unnumbered
+        assert worst_case(RATES, found) is None
 
     def test_of_a_form_that_is_none_nothing_is_known(self) -> None:
         for body in (b"--", b"-", b"--b0\r\nnonsense", b"--b0\r\n" + b"\r\n\r\n--b0" * 9):

@@ -53,6 +53,7 @@ def test_a_whole_response() -> None:
         cache_read_tokens=600,
         reasoning_tokens=200,
         audio_tokens=80,
+        audio_input_tokens=50,
         response_id="chatcmpl-1",
     )
 

@@ -51,7 +51,7 @@ def usage_of(event: LlmData) -> Usage:
 
 TOKENS = (
     "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
-    "cache_write_1h_tokens", "reasoning_tokens", "audio_tokens",
+    "cache_write_1h_tokens", "reasoning_tokens", "audio_tokens", "audio_input_tokens",
 )  # fmt: skip
 
 

@@ -25,6 +25,26 @@ RESPONSE = {
     "output_tokens_details": {"reasoning_tokens": 25},
 }  # fmt: skip
 
+ADVISED: dict[str, Any] = {
+    "model": "claude-haiku-4-5",
+    "usage": {
+        "input_tokens": 400, "output_tokens": 900, "cache_read_input_tokens": 0,
+        "cache_creation_input_tokens": 0, "service_tier": "priority", "speed": "fast",
+        "inference_geo": "us", "iterations": [
+            {"type": "message", "input_tokens": 400, "output_tokens": 300},
+            {"type": "advisor_message", "model": "claude-opus-4-6", "input_tokens": 100_000,
+             "output_tokens": 1_600, "cache_read_input_tokens": 7, "cache_creation_input_tokens": 9,
+             "cache_creation": {"ephemeral_1h_input_tokens": 4}},
+            {"type": "message", "input_tokens": 900, "output_tokens": 600,
+             "cache_read_input_tokens": 50},
+            {"type": "advisor_message", "model": "claude-opus-4-6", "input_tokens": 200_000,
+             "output_tokens": 1_000},
+            {"type": "compaction", "input_tokens": 5_000, "output_tokens": 70},
+        ],
+    },
+}  # fmt: skip
+"""An advisor was asked twice. The totals leave it out, and show the first prompt only."""
+
 
 def read(url: str, message: Any, method: str = "POST", **headers: str) -> Usage | None:
     host, _, path = url.partition("/")
@@ -102,6 +122,47 @@ def test_disjoint_buckets(url: str, message: Any, expected: tuple[int, ...]) -> 
     assert buckets(read(url, message)) == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "usage"),
+    [
+        ("openrouter.ai/api/v1/responses", {**RESPONSE, "cost": 0.00125}),
+        ("openrouter.ai/api/v1/messages", {**ANTHROPIC, "cost": 0.00125}),
+        ("openrouter.ai/api/v1/embeddings", {"prompt_tokens": 9, "cost": 0.00125}),
+        ("openrouter.ai/api/v1/something/new", {**RESPONSE, "cost": 0.00125}),
+        ("openrouter.ai/api/v1/images/generations", {"cost": 0.00125}),
+        ("api.perplexity.ai/v1/responses", {**RESPONSE, "cost": {"total_cost": 0.00125}}),
+        ("api.x.ai/v1/chat/completions", {**OPENAI, "cost_in_usd_ticks": 12_499_991}),
+        ("api.x.ai/v1/responses", {**RESPONSE, "cost_in_usd_ticks": 12_500_000}),
+        ("api.x.ai/v1/images/generations", {"cost_in_usd_ticks": 12_500_000}),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_price_that_the_vendor_says_in_any_format(
+    path: str, usage: dict[str, Any], streamed: bool
+) -> None:
+    message: dict[str, Any] = {"model": "m", "usage": usage}
+    if not streamed:
+        found = read(path, message)
+    else:
+        if "/responses" in path:
+            message = {"type": "response.completed", "response": message}
+        if "/messages" in path:
+            message = {"type": "message_delta", "usage": usage}
+        endpoint = find_endpoint("POST", path.partition("/")[0], path[path.index("/") :])
+        assert endpoint is not None
+        call = Call(path[path.index("/") :], header={"content-type": "text/event-stream"}.get)
+        found = read_body(endpoint.format, b"data: %b\n\n" % encoded(message), call)
+    assert found is not None
+    assert found.cost_nanousd == 1_250_000
+
+
+def test_a_price_that_the_vendor_says_is_for_all_models_of_the_answer() -> None:
+    message = {**ADVISED, "usage": {**ADVISED["usage"], "cost": 2.5}}
+    found = read("openrouter.ai/api/v1/messages", message)
+    assert found is not None
+    assert (found.cost_nanousd, found.others) == (2_500_000_000, ())
+
+
 def test_a_price_that_the_vendor_says() -> None:
     said = {"usage": {**OPENAI, "cost": 0.00125}}
     found = read("openrouter.ai/api/v1/chat/completions", said)
@@ -110,6 +171,52 @@ def test_a_price_that_the_vendor_says() -> None:
     elsewhere = read("api.openai.com/v1/chat/completions", said)
     assert elsewhere is not None
     assert elsewhere.cost_nanousd is None
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_advisor_of_an_answer_is_charged_as_the_model_that_it_is(streamed: bool) -> None:
+    body = encoded(ADVISED)
+    if streamed:
+        opening = {"model": ADVISED["model"], "usage": {"input_tokens": 400, "output_tokens": 1}}
+        events = (
+            {"type": "message_start", "message": opening},
+            {"type": "message_delta", "usage": ADVISED["usage"]},
+            {"type": "message_stop"},
+        )
+        body = b"".join(b"data: %b\n\n" % encoded(event) for event in events)
+    endpoint = find_endpoint("POST", "api.anthropic.com", "/v1/messages")
+    assert endpoint is not None
+    kind = "text/event-stream" if streamed else "application/json"
+    call = Call("/v1/messages", header={"content-type": kind}.get)
+    found = read_body(endpoint.format, body, call)
+    assert buckets(found) == (1_300 + 5_000, 900 + 70, 50, 0, 0, 0)
+    assert found is not None
+    assert (found.service_tier, found.estimated) == ("fast", False)
+    (advisor,) = found.others
+    assert buckets(advisor) == (300_000, 2_600, 7, 9, 0, 0)
+    assert (advisor.model, advisor.cache_write_1h_tokens) == ("claude-opus-4-6", 4)
+    assert (advisor.service_tier, advisor.surcharge_permille) == ("priority", 1100)
+
+
+def test_other_models_of_an_answer_are_those_that_its_iterations_name() -> None:
+    def found(*steps: dict[str, Any], **totals: int) -> Usage:
+        usage = {**ANTHROPIC, **totals, "iterations": [{**ANTHROPIC, **each} for each in steps]}
+        message = {"model": "claude-sonnet-4-5-20250929", "usage": usage}
+        read_one = read("api.anthropic.com/v1/messages", message)
+        assert read_one is not None
+        return read_one
+
+    own = found({"type": "message", "model": "claude-sonnet-4-5"}, {"type": "message"})
+    assert (own.input_tokens, own.others) == (20, ())
+    declined = {"type": "message", "model": "claude-fable-5", "input_tokens": 30}
+    served = {"type": "fallback_message", "model": "claude-sonnet-4-5-20250929"}
+    fallen = found(declined, served)
+    assert fallen.input_tokens == 10
+    assert [(each.model, each.input_tokens) for each in fallen.others] == [("claude-fable-5", 30)]
+    same = found({"type": "advisor_message", "model": "claude-sonnet-4-5-20250929"})
+    assert (same.input_tokens, len(same.others)) == (10, 1), "no total has an advisor's tokens"
+    assert found({"type": "of a later kind"}, input_tokens=90).input_tokens == 90
+    assert found({"type": "advisor_message"}).others[0].input_tokens == 10
 
 
 def test_zero_is_not_missing() -> None:

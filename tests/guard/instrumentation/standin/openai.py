@@ -184,7 +184,10 @@ def transcription(number: int, form: bytes) -> Reply:
     if b"whisper-1" in form:
         usage = Usage(model="whisper-1", units={"audio_seconds": 12.0})
         return Reply(usage, encoded({"text": TEXT, "usage": {"type": "duration", "seconds": 12}}))
-    usage = Usage(model=model, input_tokens=5, audio_tokens=100 + number, output_tokens=22)
+    heard = 100 + number
+    usage = Usage(
+        model=model, input_tokens=5, audio_tokens=heard, output_tokens=22, audio_input_tokens=heard
+    )
     said = {
         "type": "tokens",
         "input_tokens": 105 + number,
