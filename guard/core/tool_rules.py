@@ -20,6 +20,8 @@ Counting = Literal["", "note", "ask"]
 TOOL: Final = "tool:"
 FRAMEWORK: Final = "tools of:"
 """Prefixes of names in the counts of what guard cannot check: tools, and frameworks of tools."""
+REFUSED: Final = "refused:"
+"""Prefix of requests that were not sent: it is not known what their path costs."""
 
 SCOPES_KEPT: Final = 256
 NAMES_KEPT: Final = 4096

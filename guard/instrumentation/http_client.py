@@ -39,7 +39,9 @@ def _putrequest(original: Any) -> Any:
             if own_proxy.is_at(host, port):
                 return original(self, method, url, *args, **options)
             endpoint = find_endpoint(method.upper(), host, path)
-            if endpoint is not None and endpoint.asks and (endpoint.certain or provider_of(host)):
+            if endpoint is not None and endpoint.is_unknown:
+                observer.unknown_path(host, path)
+            elif endpoint is not None and endpoint.asks and (endpoint.certain or provider_of(host)):
                 # A client that has lost its hook, such as requests, sends through this class too.
                 observer.unmetered(host, path, patching.TAKEN_OUT if patching.look() else _WHY)
         return original(self, method, url, *args, **options)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from guard.breaker.exceptions import GuardBlockedException
 from guard.core.usage import Recording, find_endpoint
 from guard.core.usage.decoding import plain_body
 from guard.core.usage.ends import Ending
@@ -38,6 +39,7 @@ from guard.instrumentation.tool_watch import (
     checked,
     checked_async,
 )
+from guard.instrumentation.unseen import BY_PATH
 from guard.scope.scope import OWN_TRAFFIC
 
 _ENCODING: Final = "guard_accept_encoding"
@@ -75,6 +77,7 @@ class Outgoing:
         self._body: Any = _body_class(module)
         # The streams whose bytes are in memory: they can be sent again, and replaced.
         self._bytes = module.ByteStream, self._body
+        self._response: Any = module.Response
         # The transports that read a body only once they have a connection.
         self._transports = module.HTTPTransport, module.AsyncHTTPTransport
 
@@ -87,6 +90,20 @@ class Outgoing:
         request.stream = self._body(body)
         request.headers["content-length"] = str(len(body))
         return True
+
+    def refused(self, request: Any, error: GuardBlockedException) -> Any:
+        """Return the answer to a request for a path that is not known, as vendors refuse it.
+
+        Their clients raise it at once, without another try, and go on.
+
+        Raises:
+            GuardBlockedException: the refusal is another one.
+        """
+        if error.action != BY_PATH:
+            raise error
+        about = {"type": "invalid_request_error", "code": error.error_code, "param": None,
+                 "status": "FAILED_PRECONDITION", "message": f"guard: {error.reason}"}  # fmt: skip
+        return self._response(400, json={"type": "error", "error": about}, request=request)
 
     def watch(self, call: ObservedCall, client: Any, request: Any) -> None:
         """Have a call's ``unsent`` set when its request leaves, if httpx sends it itself."""
@@ -139,7 +156,10 @@ def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
     @functools.wraps(original)
     def send(self: Any, request: Any, **options: Any) -> Any:
         # 1. Check and cover the request. What raises here ends the call: nothing was sent.
-        call = _begin(request, outgoing)
+        try:
+            call = _begin(request, outgoing)
+        except GuardBlockedException as exc:
+            return outgoing.refused(request, exc)
         if call is None:
             return other_request(original, self, request, **options)
         if call.uncovered:
@@ -177,7 +197,10 @@ def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 
     @functools.wraps(original)
     async def send(self: Any, request: Any, **options: Any) -> Any:
-        call = _begin(request, outgoing)
+        try:
+            call = _begin(request, outgoing)
+        except GuardBlockedException as exc:
+            return outgoing.refused(request, exc)
         if call is None:
             return await other_request_async(original, self, request, **options)
         if call.uncovered:

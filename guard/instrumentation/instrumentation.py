@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import structs
 
+from guard.breaker.exceptions import GuardBlockedException
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
 from guard.core.usage import Usage, find_endpoint
@@ -35,7 +36,7 @@ from guard.instrumentation.request_gate import RequestGate
 from guard.instrumentation.request_spans import RequestSpan
 from guard.instrumentation.tool_watch import ToolGate
 from guard.instrumentation.unread_answers import UnreadAnswers
-from guard.instrumentation.unseen import UNSEEN_EVENT, UnseenRequests
+from guard.instrumentation.unseen import BY_PATH, UNSEEN_EVENT, UnseenRequests
 from guard.loop import held_forks
 from guard.scope.scope import Scope, current_scope
 
@@ -45,6 +46,7 @@ _MANY: Final = 1_000_000
 """Tokens that cost at least one nano-dollar at any model that has a price."""
 _UNSEEN_HOSTS_MAX: Final = 100
 _UNPRICED: Final = "its price is not known here"
+_UNKNOWN: Final = "what its path costs is not known here"
 _RESPONSES_KEPT: Final = 4096
 """How many response ids are remembered, to recognise a response that is polled again."""
 _POLL_S: Final = 0.005
@@ -280,7 +282,9 @@ class Instrumentation:
         outer = call_being_sent()
         if outer is not None and outer.is_sent_by(path, body):
             return None
-        if endpoint.is_unlisted and (endpoint.certain or names_unpriced(path, body())):
+        if endpoint.is_unknown:
+            self.unknown_path(host, path)
+        elif endpoint.is_unlisted and (endpoint.certain or names_unpriced(path, body())):
             self.unseen.note(host, path, _UNPRICED)
             self._report_unseen(host, _UNPRICED)
         scope = current_scope.get()
@@ -416,6 +420,24 @@ class Instrumentation:
             self.refuse_unseen(
                 f"a request to {host}{path} cannot be held: {why}", current_scope.get()
             )
+
+    def unknown_path(self, host: str, path: str) -> None:
+        """Report a request to a path of a vendor's of which it is not known what it costs.
+
+        Raises:
+            GuardBlockedException: such requests are refused here. The program can go on: it may
+                only tell about itself there.
+        """
+        if self.refuse_unseen is None:
+            self.unseen.note(host, path, _UNKNOWN)
+            self._report_unseen(host, _UNKNOWN)
+            return
+        self.unseen.note_refused(host, path)
+        raise GuardBlockedException(
+            workflow_id=current_scope.get().workflow_id,
+            reason=f"what {host}{path} costs is not known; --allow-unseen lets it go",
+            action=BY_PATH,
+        )
 
     def _report_unseen(self, host: str, why: str) -> None:
         """Report a host that is not metered to the gateway, once; it can alert its operators."""

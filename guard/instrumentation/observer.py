@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from guard.instrumentation.include_usage import StreamUsage
 from guard.instrumentation.observed_call import ObservedCall
 from guard.instrumentation.realtime import RealtimeSession
+from guard.scope.scope import Scope
 
 
 class Observer(Protocol):
@@ -16,9 +17,11 @@ class Observer(Protocol):
 
     Attributes:
         stream_usage: asks streams for their usage.
+        refuse_unseen: refuses what cannot be covered; None where that may go.
     """
 
     stream_usage: StreamUsage
+    refuse_unseen: Callable[[str, Scope], None] | None
 
     def begin(
         self,
@@ -38,6 +41,13 @@ class Observer(Protocol):
 
         Raises:
             Refusal: such requests are refused here.
+        """
+
+    def unknown_path(self, host: str, path: str) -> None:
+        """Report a request to a path of a vendor's of which it is not known what it costs.
+
+        Raises:
+            GuardBlockedException: such requests are refused here.
         """
 
     def enter(self, frame: FrameType | None, llm: bool, /) -> Any:

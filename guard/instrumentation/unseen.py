@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from guard.core.tool_rules import FRAMEWORK, TOOL
+from guard.core.tool_rules import FRAMEWORK, REFUSED, TOOL
 
 logger = logging.getLogger("guard.instrumentation")
+
+BY_PATH: Final = "path"
+"""The ``action`` of a refusal of a path of which it is not known what it costs."""
 
 _NAMES_MAX: Final = 100
 
@@ -41,6 +44,14 @@ class UnseenRequests:
         """
         self._count(f"{host}{path}", "a request to %s is not metered: %s", why)
 
+    def note_refused(self, host: str, path: str) -> None:
+        """Count a request to an unknown path of a vendor's, which was not sent.
+
+        Args:
+            host, path: of its URL.
+        """
+        self._count(f"{REFUSED}{host}{path}", "%s was not sent: %s", "what it costs is not known")
+
     def note_session(self, host: str, path: str) -> None:
         """Count a realtime session: it is metered, but nothing is set aside for it.
 
@@ -70,7 +81,7 @@ class UnseenRequests:
             if name not in self._counts:
                 if len(self._counts) >= _NAMES_MAX:
                     return
-                logger.warning(said, name, why)
+                logger.warning(said, name.removeprefix(REFUSED), why)
             self._counts[name] += 1
             counts = dict(self._counts)
         # Outside of the lock, because it writes a file. Two threads may report in the other order;
@@ -80,7 +91,9 @@ class UnseenRequests:
 
     def counts(self) -> tuple[tuple[str, int], ...]:
         """Return the requests' names and counts, the most frequent first."""
-        return tuple(each for each in self._all() if not each[0].startswith((TOOL, FRAMEWORK)))
+        return tuple(
+            each for each in self._all() if not each[0].startswith((TOOL, FRAMEWORK, REFUSED))
+        )
 
     def tools(self) -> tuple[tuple[str, int], ...]:
         """Return the tools that have run without a check, with counts, the most frequent first."""

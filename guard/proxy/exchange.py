@@ -18,7 +18,7 @@ from guard.asking.gate import questions_stay
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal, unwrap
 from guard.breaker.rejection import CallerRejectedError
-from guard.core.usage import Endpoint
+from guard.core.usage import Endpoint, find_endpoint
 from guard.core.usage.vendors import is_free
 from guard.gateway.api.http import Scope, Send, send_whole
 from guard.instrumentation import patching
@@ -171,6 +171,7 @@ class Exchange:
 
     async def _request(self) -> httpx.Request:
         """Read the request, as far as it is needed before it is sent."""
+        self._check_path()
         headers = sent_upstream(self._headers)
         content: bytes | AsyncIterator[bytes]
         # 1. For a model: whole, because its body bounds what it costs.
@@ -179,8 +180,6 @@ class Exchange:
             content = await self._incoming.whole(value_of(headers, b"content-length"))
         # 2. Anything else with a body: in parts, so that an upload of any size passes.
         elif self._has_body():
-            if self._endpoint is None and self._method == "POST":
-                self._check_unbounded()
             content = self._incoming.parts()
         # 3. Without a body: read to its end all the same, after which `Incoming.gone` can watch.
         else:
@@ -201,12 +200,26 @@ class Exchange:
             value_of(self._headers, b"transfer-encoding") is not None
         )
 
-    def _check_unbounded(self) -> None:
-        """Report a request that no model is known to answer; raise where it must not be sent."""
-        observer, path = patching.active(), self._destination.path
-        host = self._destination.host
-        if observer is not None and not self._destination.is_telemetry and not is_free(host, path):
-            observer.unmetered(host, path, "its path is not known")
+    def _check_path(self) -> None:
+        """Report a path of which it is not known what it costs; raise where it must not be sent."""
+        observer, to = patching.active(), self._destination
+        if observer is None:
+            return
+        # 1. By the vendor's name: a mirror of it has its paths. Where nothing is refused, the hook
+        #    reports those that go to the vendor itself.
+        known = find_endpoint(self._method, to.known_as, to.path)
+        if known is not None and known.is_unknown:
+            if to.host != to.known_as or observer.refuse_unseen is not None:
+                observer.unknown_path(to.host, to.path)
+        # 2. By the path alone, at a host that nothing is known of.
+        elif (
+            known is None
+            and self._endpoint is None
+            and self._method == "POST"
+            and not to.is_telemetry
+            and not is_free(to.host, to.path)
+        ):
+            observer.unknown_path(to.host, to.path)
 
     # -- the answer ----------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ _DOTS: Final = re.compile(rb"(?i)(?:/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|
 
 _TELEMETRY: Final = re.compile(
     r"/api/(?:event_logging|claude_code|claude_cli|hello|oauth|organizations)(?:/|$)"
-    r"|/backend-api/(?:wham|analytics|telemetry|codex/(?:analytics-events|safety))(?:/|$)"
+    r"|/backend-api/(?:wham(?!/tasks)|analytics|telemetry|codex/(?:analytics-events|safety))(?:/|$)"
     r"|:(?:loadCodeAssist|onboardUser|recordCodeAssistMetrics|recordClientMetrics|countTokens"
     r"|fetchAdminControls|listExperiments|retrieveUserQuota|setCodeAssistGlobalUserSetting)$"
     r"|/(?:telemetry|statsig|log_event|metrics|otel|traces|logs)(?:/|$)"
@@ -77,6 +77,11 @@ class Destination:
     def host(self) -> str:
         """The host upstream, in lower case."""
         return urlsplit(self.origin).hostname or ""
+
+    @property
+    def known_as(self) -> str:
+        """The vendor's own host, whose paths it has wherever its address leads."""
+        return urlsplit(ORIGINS.get(self.vendor, self.origin)).hostname or ""
 
     @property
     def is_telemetry(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from guard.core.tool_rules import FRAMEWORK, TOOL
+from guard.core.tool_rules import FRAMEWORK, REFUSED, TOOL
 from guard.local_gateway import LocalGateway, read_json
 from guard.running import reports
 from guard.running.plan import RunLimits
@@ -15,7 +15,7 @@ from guard.running.watch import TreeWatch, end
 
 _SESSION: Final = "wss://"
 """Begins the name of a realtime session in a process's report; requests are named by their host."""
-_OTHERS: Final = (_SESSION, TOOL, FRAMEWORK)
+_OTHERS: Final = (_SESSION, TOOL, FRAMEWORK, REFUSED)
 
 
 class RunUnseen:
@@ -82,6 +82,7 @@ class RunUnseen:
             "unguarded_programs": self.watch.names(),
             "unguarded_connections": self._connections,
             "unmetered_requests": {n: c for n, c in seen.items() if not n.startswith(_OTHERS)},
+            "refused_paths": _named(seen, REFUSED),
             "unheld_sessions": {n: c for n, c in seen.items() if n.startswith(_SESSION)},
             "unchecked_tools": _named(seen, TOOL),
             "unchecked_frameworks": list(_named(seen, FRAMEWORK)),
@@ -96,6 +97,9 @@ class RunUnseen:
             yield f"not counted: {each['program']} talked to {each['host']}"
         for name, count in facts["unmetered_requests"].items():
             yield f"not counted: {count} request{'' if count == 1 else 's'} to {name}"
+        for name, count in facts["refused_paths"].items():
+            sent = f"not sent: {count} request{'' if count == 1 else 's'} to {name}"
+            yield f"{sent}, whose cost is not known; --allow-unseen lets it go"
         for name, count in facts["unheld_sessions"].items():
             yield f"counted, but not held: {count} session{'' if count == 1 else 's'} with {name}"
         for name, count in facts["unchecked_tools"].items():

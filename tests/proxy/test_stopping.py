@@ -290,9 +290,25 @@ def test_a_request_that_no_model_is_known_to_answer(
         answer = httpx.post(f"{proxy.url}/openai/v1/new-things", json={})
         assert answer.status_code == 400
         assert "new-things" in answer.text
-        refusal = proxy.refusal()
-        assert refusal is not None
-        assert "--allow-unseen" in refusal["reason"]
+        assert "--allow-unseen" in answer.json()["error"]["message"]
+        assert proxy.refusal() is None, "the run goes on"
+        paths = {"/anthropic/v1/sessions/s/events", "/gemini/v1beta/cachedContents",
+                 "/openai/v1/agents/sessions", "/codex/backend-api/wham/tasks"}  # fmt: skip
+        for path in paths:
+            answer = httpx.post(proxy.url + path, json={})
+            assert answer.status_code == 400, path
+            assert path.split("/", 2)[2] in answer.text
+            shown = answer.json()
+            if path.startswith("/anthropic"):
+                assert shown["type"] == "error"
+            if path.startswith("/gemini"):
+                assert shown["error"]["status"] == "FAILED_PRECONDITION"
+        assert (
+            httpx.patch(f"{proxy.url}/gemini/v1beta/cachedContents/c", json={}).status_code == 400
+        )
+        assert len(vendor.bodies) == 5, "none of them was sent"
+        chat = httpx.post(f"{proxy.url}/openai/v1/chat/completions", json=CHAT)
+        assert chat.status_code == 200
 
 
 def test_what_the_proxy_answers_by_itself(

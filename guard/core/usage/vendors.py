@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from guard.core.fees import by_the_piece
 from guard.core.local_address import is_local
+from guard.core.usage import paths
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.bedrock_agents import AgentTrace, condensed
@@ -59,6 +60,11 @@ HOSTS: Final[dict[str, str]] = {
     "ollama.com": "ollama",
 }
 """The hosts of vendors, and who they are."""
+
+_SHARED: Final = frozenset({"aiplatform.googleapis.com", "router.huggingface.co"})
+"""Hosts that serve more than models: there only the known paths of models count."""
+
+_WHOLE_ENDINGS: Final = (".openai.azure.com", ".api.openai.com")
 
 _HOST_ENDINGS: Final[tuple[tuple[str, str], ...]] = (
     (".openai.azure.com", "azure"),
@@ -124,9 +130,12 @@ class Endpoint(Struct, frozen=True):
         condense: returns what to keep of each frame of an AWS event stream that is too long to
             keep; None keeps the beginning and the end of every stream.
         repeats: whether its answers contain items of earlier ones.
-        is_unlisted: whether it may cost what is not known here: an unknown path of an LLM host, or
-            work that is not charged by the tokens of an answer, such as a batch.
+        is_unlisted: whether it may cost what is not known here: a path without a format of its own
+            where a model works, or work that is not charged by the tokens of an answer, such as a
+            batch.
         is_local: whether it is on this machine.
+        is_unknown: whether it is at a host that is a vendor's API as a whole, and on no list of
+            what it costs: under a limit it does not pass.
     """
 
     format: ResponseFormat
@@ -138,6 +147,7 @@ class Endpoint(Struct, frozen=True):
     repeats: bool = False
     is_unlisted: bool = False
     is_local: bool = False
+    is_unknown: bool = False
 
     @property
     def names_tools(self) -> bool:
@@ -204,6 +214,15 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
     provider = provider_of(host)
     if method == "GET":
         return _polled(provider, path)
+    is_whole = (
+        provider is not None
+        and host not in _SHARED
+        and (host in HOSTS or host.endswith(_WHOLE_ENDINGS))
+    )
+    if method in ("PUT", "PATCH") and provider is not None and is_whole:
+        if paths.is_free(provider, path):
+            return None
+        return Endpoint(AnyShape(provider), certain=False, asks=False, is_unknown=True)
     if method != "POST":
         return None
     if _AGENT.search(path) or (provider == "aws" and _INLINE_AGENT.search(f"{host}{path}")):
@@ -217,9 +236,12 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
     if _BATCHES.search(path):
         jobs = Jobs(provider)
         return Endpoint(jobs, is_unlisted=not jobs.is_inline)
+    if is_whole and paths.is_free(provider, path) and not paths.is_work(provider, path):
+        return Endpoint(AnyShape(provider), certain=False, asks=False, polls=True)
     found = _unknown(provider, host, path)
     is_unlisted = found.asks or _JOBS.search(path) is not None
-    return replace(found, is_unlisted=is_unlisted) if is_unlisted else found
+    is_unknown = is_whole and not paths.is_work(provider, path)
+    return replace(found, is_unlisted=is_unlisted, is_unknown=is_unknown)
 
 
 def _elsewhere(path: str) -> Endpoint | None:
