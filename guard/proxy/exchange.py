@@ -202,8 +202,8 @@ class Exchange:
 
     def _check_path(self) -> None:
         """Report a path of which it is not known what it costs; raise where it must not be sent."""
-        observer, to = patching.active(), self._destination
-        if observer is None:
+        observer, to, here = patching.active(), self._destination, self._endpoint
+        if observer is None or (here is not None and here.asks and not here.is_unknown):
             return
         # 1. By the vendor's name: a mirror of it has its paths. Where nothing is refused, the hook
         #    reports those that go to the vendor itself.
@@ -214,7 +214,7 @@ class Exchange:
         # 2. By the path alone, at a host that nothing is known of.
         elif (
             known is None
-            and self._endpoint is None
+            and here is None
             and self._method == "POST"
             and not to.is_telemetry
             and not is_free(to.host, to.path)

@@ -171,7 +171,7 @@ def answering(sent: list[str]) -> Callable[[httpx.Request], httpx.Response]:
 
 def test_under_a_limit_a_vendors_client_gets_its_own_error_at_once(limited: Observed) -> None:
     sent: list[str] = []
-    client = httpx.Client(transport=httpx.MockTransport(answering(sent)))
+    client: Any = httpx.Client(transport=httpx.MockTransport(answering(sent)))
     vendor = openai.OpenAI(api_key="none", http_client=client)
     with pytest.raises(openai.BadRequestError, match=r"/v1/containers costs is not known"):
         vendor.containers.create(name="a")
@@ -189,8 +189,8 @@ def test_under_a_limit_an_asynchronous_client_gets_it_too(limited: Observed) -> 
     sent: list[str] = []
 
     async def create() -> None:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(answering(sent))) as client:
-            vendor = openai.AsyncOpenAI(api_key="none", http_client=client)
+        client: Any = httpx.AsyncClient(transport=httpx.MockTransport(answering(sent)))
+        async with openai.AsyncOpenAI(api_key="none", http_client=client) as vendor:
             await vendor.containers.create(name="a")
 
     with pytest.raises(openai.BadRequestError, match="is not known"):
