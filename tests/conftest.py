@@ -7,10 +7,12 @@ import functools
 import gc
 import importlib
 import os
+import random
 import signal
 import ssl
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import argon2
@@ -21,7 +23,7 @@ from websockets.sync import client as sync_client
 
 from guard.gateway import embedded
 from tests.support import garbage
-from tests.support.drawing import Case, draw
+from tests.support.drawing import Case, draw, in_part, left_out_areas
 
 # A run that was started in the background inherits an ignored SIGINT, and so would every program
 # that the tests start; Ctrl-C is part of what they test.
@@ -36,6 +38,7 @@ for _name in ("CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "PYTHONUNBUFFERED", "P
 settings.register_profile(
     "suite",
     deadline=None,
+    max_examples=200 if os.environ.get("CI") else 40,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
 )
@@ -107,7 +110,7 @@ def _collected() -> Iterator[None]:
     garbage.collect()
 
 
-# -- what is drawn from large matrices -------------------------------------------------------------
+# -- what is drawn for a run -----------------------------------------------------------------------
 
 MATRIX_MIN = 16
 """A test of more cases is a large matrix, of which about this many cases are drawn for a run."""
@@ -115,25 +118,62 @@ MATRIX_MIN = 16
 DRAW = os.environ.get("GUARD_TEST_DRAW", "")
 """The seed of what is drawn, or ``all``; without one it is nothing, and the rest is all."""
 
+PART = int(os.environ.get("GUARD_TEST_PART") or 1)
+"""One in how many of the cases that would run otherwise is drawn."""
+
+ENGINES = "sqlite", "postgres"
+
 
 def pytest_report_header() -> str | None:
     """Say how to draw the same cases again."""
-    return f"cases of large matrices: drawn with GUARD_TEST_DRAW={DRAW}" if DRAW else None
+    if not DRAW:
+        return None
+    part = f" GUARD_TEST_PART={PART}" if PART > 1 else ""
+    left_out = ", ".join(left_out_areas()) if DRAW != "all" else ""
+    return f"drawn with GUARD_TEST_DRAW={DRAW}{part}" + (
+        f"; left out, since nothing of theirs has changed: {left_out}" if left_out else ""
+    )
 
 
 def _mark_undrawn(items: list[pytest.Item]) -> None:
-    """Mark the cases of large matrices that were not drawn, for ``-m`` to choose by."""
+    """Mark the cases that were not drawn, for ``-m`` to choose by."""
     matrices: defaultdict[str, list[Any]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             matrices[item.nodeid.partition("[")[0]].append(item)
+    if DRAW == "all":
+        return
     for name, cases in matrices.items():
-        if len(cases) > MATRIX_MIN and DRAW != "all":
+        if len(cases) > MATRIX_MIN:
             named = [Case(case.callspec.id, case.callspec.indices) for case in cases]
             drawn = draw(named, MATRIX_MIN, f"{DRAW} {name}") if DRAW else set()
             for number, case in enumerate(cases):
                 if number not in drawn:
                     case.add_marker("undrawn")
+        if DRAW and not os.environ.get("CI"):
+            _mark_other_engines(name, cases)
+    areas = left_out_areas() if DRAW else ()
+    for item in items:
+        if item.nodeid.startswith(areas) or not in_part(f"{DRAW} {item.nodeid}", PART):
+            item.add_marker("undrawn")
+
+
+def _mark_other_engines(name: str, cases: list[Any]) -> None:
+    """Mark all but one of the cases that differ in the storage engine alone."""
+    alike: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    for case in cases:
+        axes = case.callspec.params
+        if case.get_closest_marker("undrawn") is None and any(
+            value in ENGINES for value in axes.values() if isinstance(value, str)
+        ):
+            others = [(axis, case.callspec.indices[axis]) for axis in axes
+                      if axes[axis] not in ENGINES]  # fmt: skip
+            alike[tuple(others)].append(case)
+    for others, group in alike.items():
+        drawn = random.Random(f"{DRAW} {name} {others}").choice(group)
+        for case in group:
+            if case is not drawn:
+                case.add_marker("undrawn")
 
 
 # -- how many cases the generators have gone through ----------------------------------------------
@@ -156,16 +196,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.user_properties.append(("generator", marker.args[0]))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Note the processor time of a generator, its programs included."""
+    if item.get_closest_marker("generator") is None:
+        return (yield)
+    began_s = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu_s", sum(os.times()[:4]) - began_s))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the cases of each generator: a test is one case, unless it has counted its own."""
+    """Print the cases and the seconds of each generator.
+
+    A test is one case, unless it has counted its own. The names of all tests that passed go to the
+    file that ``GUARD_TEST_CASES`` names.
+    """
     cases: Counter[str] = Counter()
-    for report in terminalreporter.getreports("passed"):
+    cpu_s: Counter[str] = Counter()
+    passed = terminalreporter.getreports("passed")
+    for report in passed:
         said = report.user_properties
         counted = [number for what, number in said if what == "cases"]
         for what, name in said:
             if what == "generator":
                 cases[name] += sum(counted) if counted else 1
+                cpu_s[name] += sum(number for what, number in said if what == "cpu_s")
     if cases:
         terminalreporter.section("generated cases that passed")
         for name, number in sorted(cases.items()):
-            terminalreporter.line(f"{number:>9,} {name}")
+            terminalreporter.line(f"{number:>9,} {name} ({cpu_s[name]:.0f} s of processor time)")
+    if file := os.environ.get("GUARD_TEST_CASES"):
+        with Path(file).open("a") as names:
+            names.writelines(f"{report.nodeid}\n" for report in passed)
