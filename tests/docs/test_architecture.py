@@ -32,3 +32,15 @@ def test_names_of_methods_in_the_flows_are_there() -> None:
         source = (ROOT / path).read_text()
         assert f"class {owner}" in source, path
         assert f"def {method}(" in source, path
+
+
+def test_records_of_decisions_are_short_and_of_one_form() -> None:
+    records = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+    assert len(records) > 20
+    for path in records:
+        lines = path.read_text("utf-8").splitlines()
+        assert len(lines) <= 30, path.name
+        assert lines[0].startswith(f"# {int(path.name[:4])}. "), path.name
+        said = [part for part in ("Context", "Choice", "Rejected", "Consequence")
+                if any(line.startswith(f"**{part}.**") for line in lines)]  # fmt: skip
+        assert {"Context", "Choice", "Consequence"} <= set(said), path.name
