@@ -123,7 +123,16 @@ class Collection:
 
 
 def languages() -> tuple[str, ...]:
-    """The languages that have templates, sorted."""
+    """The languages that have templates, sorted.
+
+    Raises:
+        DataError: there are none; a wheel has no training texts.
+    """
+    if not FOLDER.is_dir():
+        raise DataError(
+            "the made notices come with the source only: install from a checkout or the sdist's "
+            "folder (pip install -e '.[spam-train]')"
+        )
     return tuple(sorted(path.stem for path in FOLDER.glob("*.txt")))
 
 
