@@ -291,6 +291,7 @@ def serving(database: str) -> Iterator[Callable[..., Served]]:
         process = subprocess.Popen(
             [sys.executable, "-c", program, "serve", "--port", str(port),
              "--database", database, *arguments],
+            env={**os.environ, "GUARD_GATEWAY_METRICS_KEY": METRICS_KEY},
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(process)

@@ -27,6 +27,7 @@ from tests.gateway.test_metrics import scraped
 from tests.support.asker import ask, asker, call
 from tests.support.ports import free_port
 from tests.support.programs import killed_at_last
+from tests.support.prometheus import METRICS_KEY
 from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
 from tests.support.waiting import WAIT_S, until
 
@@ -55,7 +56,9 @@ class Site:
 def site(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:  # noqa: F811
     """A gateway and a Redis on a socket file."""
     monkeypatch.setitem(RedisConnection.__init__.__kwdefaults__, "answer_wait_s", PATIENCE_S)
-    with run_gateway(redis=redis_server.url, sweep_interval_ms=50) as gateway:
+    with run_gateway(
+        redis=redis_server.url, sweep_interval_ms=50, metrics_key=METRICS_KEY
+    ) as gateway:
         tenant = new_tenant(gateway)
         tenant.admin.set_policy(rate_caps=[CAP])
         tenant.admin.set_budget(1000)
@@ -130,7 +133,7 @@ def site_over_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     """Redis on a port, as in production; clients treat the end of such a connection differently."""
     monkeypatch.setitem(RedisConnection.__init__.__kwdefaults__, "answer_wait_s", PATIENCE_S)
     server = RedisServer(tmp_path, port=free_port())
-    with run_gateway(redis=server.url, sweep_interval_ms=50) as gateway:
+    with run_gateway(redis=server.url, sweep_interval_ms=50, metrics_key=METRICS_KEY) as gateway:
         tenant = new_tenant(gateway)
         tenant.admin.set_policy(rate_caps=[CAP])
         yield Site(server, tenant)
@@ -184,7 +187,7 @@ async def test_a_lease_is_renewed_and_returned_meanwhile(site: Site) -> None:
 
 
 def test_a_gateway_starts_without_it(tmp_path: Path) -> None:
-    with run_gateway(tmp_path / "g.sqlite3", redis=NOWHERE) as gateway:
+    with run_gateway(tmp_path / "g.sqlite3", redis=NOWHERE, metrics_key=METRICS_KEY) as gateway:
         tenant = new_tenant(gateway)
         tenant.allowed(tool_name="pay")
         tenant.admin.set_policy(rate_caps=[CAP])

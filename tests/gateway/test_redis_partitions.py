@@ -16,6 +16,7 @@ from guard.gateway.storage.redis.connection import RedisConnection
 from tests.gateway.conftest import Tenant, cases, new_tenant
 from tests.gateway.test_metrics import scraped
 from tests.support import postgres
+from tests.support.prometheus import METRICS_KEY
 from tests.support.proxy import ChaosProxy
 from tests.support.redis_server import RedisServer, kept_redis
 from tests.support.waiting import until
@@ -56,7 +57,8 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Replica]
             line = ChaosProxy("unix:///nowhere")
             stack.callback(line.close)
             redis = line.url.replace("http", "redis") + "/0"
-            found.append(Replica(stack.enter_context(run_gateway(database, redis=redis)), line))
+            gateway = run_gateway(database, redis=redis, metrics_key=METRICS_KEY)
+            found.append(Replica(stack.enter_context(gateway), line))
         yield found
 
 

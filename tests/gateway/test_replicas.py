@@ -38,6 +38,7 @@ from tests.gateway.test_metrics import scraped
 from tests.support import postgres
 from tests.support.asker import ask, asker, call
 from tests.support.private_server import Server, private_postgres  # noqa: F401  # a fixture
+from tests.support.prometheus import METRICS_KEY
 from tests.support.store import ACTOR, Clock, Store
 from tests.support.waiting import until, until_async
 
@@ -53,7 +54,9 @@ def database(tmp_path: Path) -> str:
 def replicas(database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Gateway]]:
     """Two gateways in this process on one database, which hear of each other by notices alone."""
     monkeypatch.setattr(listener, "ASK_S", 3600.0)
-    options = {"control_ping_interval_ms": 200, "sweep_interval_ms": 50}
+    options: dict[str, Any] = {
+        "control_ping_interval_ms": 200, "sweep_interval_ms": 50, "metrics_key": METRICS_KEY,
+    }  # fmt: skip
     with run_gateway(database, **options) as one, run_gateway(database, **options) as other:
         yield [one, other]
 
