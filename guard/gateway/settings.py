@@ -234,7 +234,10 @@ class GatewaySettings:
     )
     sign_on_role: str | None = _setting(
         "The role of persons who come by single sign-on and are no operators yet: viewer, operator "
-        "or owner, of all organisations. Without it only operators get in.", None, _role,
+        "or owner, of sign_on_organisation. Without it only operators get in.", None, _role,
+    )  # fmt: skip
+    sign_on_organisation: str | None = _setting(
+        "The name or id of the organisation that such persons join, with sign_on_role.", None,
     )  # fmt: skip
     private_webhooks: bool = _setting(
         "Let alerts and webhooks go to loopback and private addresses.", False
@@ -298,6 +301,10 @@ class GatewaySettings:
             raise SettingError("tls_self_signed", "no effect beside tls_cert: give one of them")
         if self.proxy_user_header is not None and not self.trusted_proxies:
             raise SettingError("proxy_user_header", "trusted_proxies beside it, which are missing")
+        if self.sign_on_role is not None and self.sign_on_organisation is None:
+            raise SettingError(
+                "sign_on_role", "sign_on_organisation beside it, which is missing: whom they join"
+            )
         if self.tls_key is not None and self.tls_cert is None:
             raise SettingError("tls_key", "the key of tls_cert, which is missing")
 

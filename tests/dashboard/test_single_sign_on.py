@@ -49,6 +49,7 @@ def proxied() -> Iterator[Gateway]:
     """A gateway behind a proxy at 127.0.0.1, and at no other address."""
     with run_gateway(trusted_proxies=("127.0.0.1",), proxy_user_header=HEADER) as gateway:
         gateway.admin.put_operator("alice@example.com", role="operator")
+        gateway.admin.put_operator("carol", role="owner")
         gateway.admin.put_operator("admin", password=PASSWORD)
         yield gateway
 
@@ -97,7 +98,7 @@ def test_an_unclear_name_is_nobodys(proxied: Gateway, named: list[str | bytes]) 
 def test_another_user_of_the_proxy_is_another_here(proxied: Gateway) -> None:
     with client(proxied) as http:
         assert "alice@example.com" in shown(http, "/", "alice@example.com")
-        page = shown(http, "/people", "admin")
+        page = shown(http, "/people", "carol")
         assert 'data-role="owner"' in page
         assert "New operator" in page
         assert 'data-role="operator"' in shown(http, "/people", "alice@example.com")
@@ -127,7 +128,7 @@ def test_without_the_header_there_is_the_password(proxied: Gateway) -> None:
 def test_strangers_become_what_the_settings_say() -> None:
     with (
         run_gateway(trusted_proxies=("127.0.0.1",), proxy_user_header=HEADER,
-                    sign_on_role="viewer") as gateway,
+                    sign_on_role="viewer", sign_on_organisation="default") as gateway,
         client(gateway) as http,
     ):  # fmt: skip
         assert 'data-role="viewer"' in shown(http, "/", "zoë".encode())

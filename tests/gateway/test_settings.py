@@ -62,6 +62,7 @@ def beside(setting: Setting) -> dict[str, str]:
     return {
         "tls_key": {"GUARD_GATEWAY_TLS_CERT": "/cert"},
         "proxy_user_header": {"GUARD_GATEWAY_TRUSTED_PROXIES": "10.0.0.1"},
+        "sign_on_role": {"GUARD_GATEWAY_SIGN_ON_ORGANISATION": "acme"},
     }.get(setting.name, {})
 
 

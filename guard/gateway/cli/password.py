@@ -95,7 +95,7 @@ def set_in_database(database: Path | DatabaseUrl, name: str, secret: str) -> Non
 async def greet(app: Any, base_url: str, first_password: str | None = None) -> None:
     """Say where the dashboard is; without a first password, ask for one on a terminal."""
     from guard.gateway.domain.commands import Actor
-    from guard.gateway.services.operators import FIRST_OPERATOR
+    from guard.gateway.domain.operators import FIRST_OPERATOR
 
     has_operators = await app.operators.has_operators()
     if first_password is not None and not has_operators:

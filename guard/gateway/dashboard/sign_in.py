@@ -16,6 +16,7 @@ from guard.gateway.dashboard import security
 from guard.gateway.dashboard.security import ForbiddenError
 from guard.gateway.dashboard.site import SIGN_IN, RequestContext, Site, new_sign_in_token
 from guard.gateway.domain.errors import NotFoundError, StoreError
+from guard.gateway.domain.operators import FIRST_OPERATOR, Person, UnknownPersonError
 from guard.gateway.services.openid import (
     CALLBACK_PATH,
     FLOW_S,
@@ -25,9 +26,7 @@ from guard.gateway.services.openid import (
 )
 from guard.gateway.services.operators import (
     DEVICE_MS,
-    FIRST_OPERATOR,
     SESSION_MS,
-    UnknownPersonError,
     WrongPasswordError,
 )
 from guard.gateway.services.sign_in_throttle import ThrottledError
@@ -76,7 +75,10 @@ class SignIn:
         return_to = security.local_path(request.query_params.get("return_to", "/"))
         try:
             token = await self._operators.signed_on(
-                person, "proxy", self._addresses.of(request), self._site.sign_on_role
+                Person(issuer="proxy", subject=person, name=person),
+                "proxy",
+                self._addresses.of(request),
+                self._site.joining,
             )
         except UnknownPersonError as exc:
             raise ForbiddenError(str(exc)) from None
@@ -137,9 +139,9 @@ class SignIn:
         if "code" not in given:
             raise OpenIdError("the provider refused")
         address = self._addresses.of(request)
-        name = await provider.end(flow, given["code"], self._callback(request), address)
-        role = self._site.sign_on_role
-        return flow, await self._operators.signed_on(name, "openid", address, role)
+        person = await provider.end(flow, given["code"], self._callback(request), address)
+        joining = self._site.joining
+        return flow, await self._operators.signed_on(person, "openid", address, joining)
 
     def _provider(self) -> OpenIdProvider:
         if self._openid is None:

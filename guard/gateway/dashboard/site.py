@@ -24,9 +24,11 @@ from guard.gateway.dashboard.security import ForbiddenError, Form, OriginChecks
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.domain.operators import (
+    Joining,
     OperatorRole,
     OperatorSession,
     RoleError,
+    actor_name,
     allows,
     as_role,
     require_role,
@@ -35,7 +37,7 @@ from guard.gateway.domain.records import Organisation
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.openid import OpenIdProvider
-from guard.gateway.services.operators import OperatorService, actor_name
+from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.questions import Questions
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
@@ -165,7 +167,8 @@ class Site:
         self.addresses = security.ClientAddresses(
             parts.settings.trusted_proxies, parts.settings.proxy_user_header
         )
-        self.sign_on_role: OperatorRole | None = as_role(parts.settings.sign_on_role)
+        role, joined = as_role(parts.settings.sign_on_role), parts.settings.sign_on_organisation
+        self.joining = Joining(role=role, organisation=joined) if role and joined else None
         self.assets = Assets()
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES),

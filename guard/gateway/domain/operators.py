@@ -13,7 +13,14 @@ A viewer changes nothing. An operator stops and approves calls, and sets budgets
 and settings. An owner also manages organisations, operators, sessions and keys.
 """
 
+FIRST_OPERATOR: Final = "admin"
+"""The owner whom the first run, or `guard gateway password`, gives a password."""
+
 _RANKS: Final = {"viewer": 0, "operator": 1, "owner": 2}
+
+
+class UnknownPersonError(Exception):
+    """A person has signed in at another service and may not here; the text says why."""
 
 
 class RoleError(Exception):
@@ -56,6 +63,39 @@ class Operator(Struct, kw_only=True):
     changed_at_ms: int = 0
 
 
+class Person(Struct, frozen=True, kw_only=True):
+    """Somebody who has signed in elsewhere.
+
+    Attributes:
+        issuer: of the provider at which they have signed in, or ``proxy``.
+        subject: identifies them there for good.
+        name: of the operator that they say they are.
+    """
+
+    issuer: str
+    subject: str
+    name: str
+
+
+class Joining(Struct, frozen=True, kw_only=True):
+    """As what a person joins who has signed in elsewhere and is no operator yet.
+
+    Attributes:
+        role: of the new operator.
+        organisation: the id or the name of the one that they see.
+    """
+
+    role: OperatorRole
+    organisation: str
+
+
+class SignOn(Struct, frozen=True):
+    """A person who has signed on, or was removed: then there is no such operator any more."""
+
+    operator_id: str
+    name: str
+
+
 class OperatorSession(Struct, kw_only=True):
     """A signed-in browser; the token itself is only in the browser's cookie."""
 
@@ -83,3 +123,8 @@ class SessionView(Struct, kw_only=True):
     expires_at_ms: int
     signed_in_by: str
     signed_in_from: str
+
+
+def actor_name(operator: Operator) -> str:
+    """Return an operator's name as the audit log shows it."""
+    return f"operator {operator.name}"

@@ -66,7 +66,7 @@ def remove_organisation(unit: UnitOfWork, actor: Actor, organisation_id: str) ->
     for key in unit.keys_in_use(organisation_id):
         unit.save_key(msgspec.structs.replace(key, revoked_at_ms=unit.now_ms))
     for operator in unit.operators(organisation_id):
-        unit.remove_operator(operator.operator_id)
+        unit.remove_operator(operator)
     unit.remove_organisation(organisation_id)
     audit.record(unit, actor, "organisation.remove", name, {}, organisation_id)
     unit.announce(PostCommitEvent("catalogue", organisation_id))

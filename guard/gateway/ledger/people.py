@@ -6,7 +6,16 @@ import msgspec
 
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError
-from guard.gateway.domain.operators import Operator, OperatorRole, SessionView
+from guard.gateway.domain.operators import (
+    FIRST_OPERATOR,
+    Joining,
+    Operator,
+    OperatorRole,
+    Person,
+    SessionView,
+    UnknownPersonError,
+    actor_name,
+)
 from guard.gateway.ledger import audit
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -45,6 +54,7 @@ def put_operator(
             changed_at_ms=unit.now_ms,
         )
         unit.add_operator(saved, password_hash or "")
+        unit.forgive(saved.name)
         _record(unit, actor, "operator.create", saved, {"role": saved.role})
         return saved
     saved = known
@@ -75,7 +85,7 @@ def remove_operator(
         NotFoundError: there is no such operator.
     """
     known = _own(unit, organisation_id, name)
-    unit.remove_operator(known.operator_id)
+    unit.remove_operator(known)
     _record(unit, actor, "operator.remove", known)
     return known
 
@@ -107,6 +117,67 @@ def open_session(
     unit.add_session(token_hash, operator_id, ends_ms, signed_in_by, signed_in_from)
     details = {"by": signed_in_by, "from": signed_in_from}
     audit.record(unit, actor, "operator.sign_in", actor.name, details, actor.organisation_id)
+
+
+def sign_on(
+    unit: UnitOfWork,
+    actor: Actor,
+    person: Person,
+    joining: Joining | None,
+    token_hash: bytes,
+    keep_ms: int,
+    signed_in_from: str,
+) -> None:
+    """Start a session of a person who has signed in elsewhere, by the hash of its token.
+
+    Args:
+        unit: the unit of work.
+        actor: where the person has signed in.
+        person: who that is there.
+        joining: as what a person joins who is no operator yet; ``None``: they are refused.
+        token_hash, keep_ms, signed_in_from: as for :func:`open_session`.
+
+    Raises:
+        UnknownPersonError: they are no operator here, or no longer.
+    """
+    known = unit.sign_on(person.issuer, person.subject)
+    if known is None:
+        operator = unit.operator(person.name) or _joined(unit, actor, person, joining)
+        # A name is no proof: the provider's `admin` may be anybody, and names change hands.
+        if operator.has_password:
+            raise UnknownPersonError(f"{person.name} signs in with a password here")
+        if unit.has_signed_on(person.issuer, operator.operator_id):
+            raise UnknownPersonError(f"{person.name} has signed on before as another person")
+        unit.note_sign_on(person.issuer, person.subject, operator)
+    else:
+        found = unit.operator_of(known.operator_id)
+        if found is None:
+            raise _removed(known.name)
+        operator = found
+    own = Actor(actor_name(operator), operator.organisation_id)
+    open_session(
+        unit, own, operator.operator_id, token_hash, keep_ms, signed_in_by=actor.name,
+        signed_in_from=signed_in_from,
+    )  # fmt: skip
+
+
+def _joined(unit: UnitOfWork, actor: Actor, person: Person, joining: Joining | None) -> Operator:
+    if unit.sign_on("", person.name) is not None:
+        raise _removed(person.name)
+    # `guard gateway password` would make that person an owner.
+    if joining is None or person.name == FIRST_OPERATOR:
+        raise UnknownPersonError(f"{person.name} is not an operator of this gateway")
+    for organisation_id, name in unit.organisation_names().items():
+        if joining.organisation in (organisation_id, name):
+            new = Operator(operator_id="", name=person.name, organisation_id=organisation_id)
+            return put_operator(unit, actor, new, role=joining.role)
+    raise UnknownPersonError(f"there is no organisation {joining.organisation} to join")
+
+
+def _removed(name: str) -> UnknownPersonError:
+    return UnknownPersonError(
+        f"{name} was removed from this gateway, until an owner adds an operator of this name"
+    )
 
 
 def touch_session(unit: UnitOfWork, token_hash: bytes) -> None:

@@ -28,7 +28,7 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
-from guard.gateway.domain.operators import Operator
+from guard.gateway.domain.operators import Operator, SignOn
 from guard.gateway.ledger.alert_store import AlertStore
 from guard.gateway.ledger.raise_store import RaiseStore
 from guard.gateway.ledger.repeat_store import RepeatStore
@@ -381,6 +381,21 @@ class DirectoryStore(Protocol):
     def operator(self, name: str) -> Operator | None:
         """Return an operator."""
 
+    def operator_of(self, operator_id: str) -> Operator | None:
+        """Return the operator with an id."""
+
+    def sign_on(self, issuer: str, subject: str) -> SignOn | None:
+        """Return who a person of a provider is here; with no issuer, a name that was removed."""
+
+    def has_signed_on(self, issuer: str, operator_id: str) -> bool:
+        """Return whether a person of a provider is known as an operator."""
+
+    def note_sign_on(self, issuer: str, subject: str, operator: Operator) -> None:
+        """Note that a person of a provider is an operator."""
+
+    def forgive(self, name: str) -> None:
+        """Forget that people were removed under a name, and who they were."""
+
     def operators(self, organisation_id: str) -> list[Operator]:
         """Return the operators of one organisation."""
 
@@ -393,8 +408,8 @@ class DirectoryStore(Protocol):
     def save_role(self, operator: Operator) -> None:
         """Write an operator's role."""
 
-    def remove_operator(self, operator_id: str) -> None:
-        """Remove an operator and their sessions."""
+    def remove_operator(self, operator: Operator) -> None:
+        """Remove an operator and their sessions; they stay known as removed."""
 
     def add_session(
         self,

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from guard.core.plaintext import flaw_in_address
+from guard.gateway.domain.operators import Person
 from guard.gateway.reading import network_of
 
 if TYPE_CHECKING:
@@ -158,8 +159,8 @@ class OpenIdProvider:
         )
         return str(address)
 
-    async def end(self, flow: Flow, code: str, callback: str, address: str) -> str:
-        """Return the name of the person who has signed in.
+    async def end(self, flow: Flow, code: str, callback: str, address: str) -> Person:
+        """Return the person who has signed in.
 
         Args:
             flow: the sign-in.
@@ -179,7 +180,7 @@ class OpenIdProvider:
         finally:
             self._ends_of -= collections.Counter([network])  # forgets who has none any more
 
-    async def _end(self, flow: Flow, code: str, callback: str) -> str:
+    async def _end(self, flow: Flow, code: str, callback: str) -> Person:
         import httpx
         from authlib.common.errors import AuthlibBaseError
 
@@ -198,13 +199,13 @@ class OpenIdProvider:
         # A provider may change its keys before the cached ones are an hour old: they are read once
         # more, at most once a minute, since a token with any signature gets here.
         try:
-            return self._name(self._claims(given, keys, flow.nonce))
+            return self._person(self._claims(given, keys, flow.nonce))
         except OpenIdError:
             if not self._may_ask_again():
                 raise
             self._known = None
             _, keys = await self._provider()
-            return self._name(self._claims(given, keys, flow.nonce))
+            return self._person(self._claims(given, keys, flow.nonce))
 
     def _may_ask_again(self) -> bool:
         return self._known is not None and time.monotonic() - self._known[0] > _LEEWAY_S
@@ -244,7 +245,7 @@ class OpenIdProvider:
             raise OpenIdError("the provider's ID token is for another client")
         return claims
 
-    def _name(self, claims: dict[str, Any]) -> str:
+    def _person(self, claims: dict[str, Any]) -> Person:
         # The name becomes an operator's, and is shown in logs and pages.
         name = claims.get(self._claim)
         if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= _NAME_MAX:
@@ -252,7 +253,13 @@ class OpenIdProvider:
         # At many providers a person can enter any address; a verified one is theirs.
         if self._claim == "email" and claims.get("email_verified") is not True:
             raise OpenIdError("the provider has not verified this person's mail address")
-        return name
+        # A name may change hands, the subject never does.
+        subject = claims["sub"]
+        if not isinstance(subject, str) or not (
+            subject.isprintable() and 1 <= len(subject) <= _NAME_MAX
+        ):
+            raise OpenIdError("the provider's ID token does not say whose it is")
+        return Person(issuer=self._issuer, subject=subject, name=name)
 
     def _client(self, callback: str) -> Any:
         from authlib.integrations.httpx_client import AsyncOAuth2Client

@@ -17,7 +17,15 @@ from msgspec import Struct
 
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.operators import Operator, OperatorRole, OperatorSession, SessionView
+from guard.gateway.domain.operators import (
+    Joining,
+    Operator,
+    OperatorRole,
+    OperatorSession,
+    Person,
+    SessionView,
+    actor_name,
+)
 from guard.gateway.ledger import people
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.reading import network_of
@@ -25,7 +33,6 @@ from guard.gateway.services import devices
 from guard.gateway.services.sign_in_throttle import STRANGERS_MAX, Throttle, ThrottledError
 from guard.gateway.storage.port import Storage
 
-FIRST_OPERATOR: Final = "admin"
 PASSWORD_LENGTH_MIN: Final = 12
 PASSWORD_LENGTH_MAX: Final = 256
 SESSION_MS: Final = 12 * 3_600_000
@@ -45,10 +52,6 @@ _REST_MAX_S: Final = 0.5
 
 class WrongPasswordError(Exception):
     """No operator has this name and password."""
-
-
-class UnknownPersonError(Exception):
-    """A person has signed in at another service and is no operator here."""
 
 
 class SignedIn(Struct, frozen=True):
@@ -192,29 +195,25 @@ class OperatorService:
         return SignedIn(token, devices.issue(operator.operator_id, hashed, known_until_ms))
 
     async def signed_on(
-        self, name: str, signed_in_by: str, address: str, role: OperatorRole | None
+        self, person: Person, signed_in_by: str, address: str, joining: Joining | None
     ) -> str:
         """Start a session of a person who has signed in elsewhere, and return its token.
 
         Args:
-            name: of the operator.
-            signed_in_by: where they have signed in.
+            person: who has signed in.
+            signed_in_by: where.
             address: of the client.
-            role: the role in which a person who is no operator yet becomes one, of all
-                organisations; ``None``: such a person is refused.
+            joining: as what a person joins who is no operator yet; ``None``: they are refused.
 
         Raises:
-            UnknownPersonError: there is no such operator.
+            UnknownPersonError: they may not sign in here.
         """
-        found = await self._store.find_operator(name)
-        if found is None and role is None:
-            raise UnknownPersonError(f"{name} is not an operator of this gateway")
-        operator = (
-            await self.put(Actor(signed_in_by), name, None, role=role)
-            if found is None
-            else found[0]
-        )
-        return await self.open_session(operator, signed_in_by, address)
+        token = secrets.token_urlsafe(32)
+        await self._store.write(
+            NOTHING, people.sign_on, Actor(signed_in_by), person, joining, token_hash(token),
+            SESSION_MS, address,
+        )  # fmt: skip
+        return token
 
     async def open_session(self, operator: Operator, signed_in_by: str, address: str) -> str:
         """Start a session of an operator who has shown who they are, and return its token.
@@ -381,11 +380,6 @@ class OperatorService:
 
 def _has_ended(session: OperatorSession | SessionView, now_ms: int) -> bool:
     return session.expires_at_ms <= now_ms or session.seen_at_ms + IDLE_MS <= now_ms
-
-
-def actor_name(operator: Operator) -> str:
-    """Return an operator's name as the audit log shows it."""
-    return f"operator {operator.name}"
 
 
 def token_hash(token: str) -> bytes:

@@ -32,6 +32,11 @@ CREATE TABLE operators (
   operator_role TEXT NOT NULL DEFAULT 'owner'
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE sign_ons (
+  issuer TEXT NOT NULL, subject TEXT NOT NULL, operator_id TEXT NOT NULL, name TEXT NOT NULL,
+  PRIMARY KEY (issuer, subject)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE sessions (
   token_hash BLOB PRIMARY KEY, operator_id TEXT NOT NULL REFERENCES operators,
   created_at_ms INTEGER NOT NULL, seen_at_ms INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL,

@@ -9,7 +9,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.lineage import below
-from guard.gateway.domain.operators import Operator
+from guard.gateway.domain.operators import Operator, SignOn
 from guard.gateway.ledger.state import AuditRow, OrganisationState
 from guard.gateway.storage.sql.control_tables import ControlTables
 from guard.gateway.storage.sql.record import Table
@@ -26,6 +26,7 @@ _SELECT_KEYS: Final = KEYS.select()
 _SELECT_OPERATORS: Final = OPERATORS.select()
 _SELECT_AUDIT: Final = AUDIT.select()
 _SESSIONS: Final = Table("sessions")
+_SIGN_ONS: Final = Table("sign_ons")
 _ADD_NONCE: Final = Table("nonces").insert(ignore=True)
 _TOUCH_SESSION: Final = _SESSIONS.update(("seen_at_ms",))
 
@@ -149,6 +150,30 @@ class DirectoryTables(ControlTables):
         row = self.row(f"{_SELECT_OPERATORS} WHERE name = ?", name)
         return None if row is None else operator_from_row(row)[0]
 
+    def operator_of(self, operator_id: str) -> Operator | None:
+        """Return the operator with an id."""
+        row = self.row(f"{_SELECT_OPERATORS} WHERE operator_id = ?", operator_id)
+        return None if row is None else operator_from_row(row)[0]
+
+    def sign_on(self, issuer: str, subject: str) -> SignOn | None:
+        """Return who a person of a provider is here; with no issuer, a name that was removed."""
+        sql = "SELECT operator_id, name FROM sign_ons WHERE issuer = ? AND subject = ?"
+        row = self.row(sql, issuer, subject)
+        return None if row is None else SignOn(*row)
+
+    def has_signed_on(self, issuer: str, operator_id: str) -> bool:
+        """Return whether a person of a provider is known as an operator."""
+        sql = "SELECT 1 FROM sign_ons WHERE issuer = ? AND operator_id = ?"
+        return self.row(sql, issuer, operator_id) is not None
+
+    def note_sign_on(self, issuer: str, subject: str, operator: Operator) -> None:
+        """Note that a person of a provider is an operator."""
+        self.write(_SIGN_ONS.upsert(), (issuer, subject, operator.operator_id, operator.name))
+
+    def forgive(self, name: str) -> None:
+        """Forget that people were removed under a name, and who they were."""
+        self.write(_SIGN_ONS.delete(("name",)), (name,))
+
     def operators(self, organisation_id: str) -> list[Operator]:
         """Return the operators of one organisation."""
         rows = self.rows(f"{_SELECT_OPERATORS} WHERE organisation_id = ?", organisation_id)
@@ -172,10 +197,12 @@ class DirectoryTables(ControlTables):
             (operator.role, operator.changed_at_ms, operator.operator_id),
         )
 
-    def remove_operator(self, operator_id: str) -> None:
-        """Remove an operator and their sessions."""
-        self.end_sessions(operator_id)
-        self.write(OPERATORS.delete(), (operator_id,))
+    def remove_operator(self, operator: Operator) -> None:
+        """Remove an operator and their sessions; they stay known as removed."""
+        self.end_sessions(operator.operator_id)
+        self.write(OPERATORS.delete(), (operator.operator_id,))
+        # By name: of one who has never signed on, nothing else is known.
+        self.note_sign_on("", operator.name, operator)
 
     def add_session(
         self,
