@@ -100,7 +100,9 @@ class GatewayServer:
         self._tls = tls
         self._listening = listening
         self._connections = HttpConnections(
-            app.settings.request_deadline_ms / 1000, app.settings.connections_max
+            app.settings.request_deadline_ms / 1000,
+            app.settings.connections_max,
+            app.hub.sockets_of,
         )
         # uvicorn makes the protocols itself, so this server's objects are attributes of subclasses.
         protocol = type("BoundHttpProtocol", (GuardedHttpProtocol,), {"watch": self._connections})

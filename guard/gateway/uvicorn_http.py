@@ -142,11 +142,15 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         # Also if it is refused: its last answer lingers, and it may be evicted for another one.
         self.watch.strangers[self] = None
 
-    def identified(self, organisation_id: str) -> None:
-        """Move the connection to the organisation whose key it carries."""
+    def identified(self, organisation_id: str) -> bool:
+        """Move the connection to the organisation whose key it carries.
+
+        Returns:
+            Whether the organisation has a place left; if not, the connection ends with the answer.
+        """
         # Identified before, or evicted while the key was looked up.
         if self.organisation_id is not None or self not in self.watch.strangers:
-            return
+            return True
         self.organisation_id = organisation_id
         del self.watch.strangers[self]
         self.watch.known.setdefault(organisation_id, {})[self] = None
@@ -156,6 +160,10 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self.account = self.watch.accounts.of_organisation(organisation_id)
         if backlog:
             self._hold(backlog)
+        has_place = self.watch.has_place(organisation_id, self)
+        if not has_place and self.cycle is not None:
+            self.cycle.keep_alive = False
+        return has_place
 
     @property
     def is_idle(self) -> bool:

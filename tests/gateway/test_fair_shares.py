@@ -123,19 +123,21 @@ def test_idle_strangers_make_room(tenants: list[Tenant], small: Gateway) -> None
 def test_bodies_that_trickle_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_TRICKLES_S", 0.0)
     with run_gateway(connections_max=CAP, request_deadline_ms=3_600_000) as gateway:
-        slow, other = new_tenant(gateway), new_tenant(gateway)
+        slow, slower, other = (new_tenant(gateway) for _ in range(3))
         assert gateway._server is not None
         watch, app = gateway._server._connections, gateway._server.app
         socks: list[socket.socket] = []
         try:
             while app.connections() < CAP:
-                socks.append(_open(gateway, _post(slow, b" ", 1_000)))
-                until(lambda: len(watch.known.get(slow.organisation_id, ())) == len(socks))
+                of = slow if len(socks) < CAP // 2 else slower
+                before = len(watch.known.get(of.organisation_id, ()))
+                socks.append(_open(gateway, _post(of, b" ", 1_000)))
+                until(lambda o=of.organisation_id, n=before: len(watch.known.get(o, ())) > n)  # type: ignore[misc]
             assert other.gate().status_code == 200, "at its first attempt"
         finally:
             for sock in socks:
                 sock.close()
-        for tenant in (slow, other):
+        for tenant in (slow, slower, other):
             tenant.http.close()
             tenant.admin.close()
 
@@ -176,6 +178,48 @@ def test_the_organisation_with_the_most_connections_makes_room(
     finally:
         for sock in socks:
             sock.close()
+
+
+@pytest.mark.parametrize("how", ["idle", "bodies that trickle", "polls that wait and idle"])
+def test_a_neighbour_gets_places_beside_an_organisation_that_takes_all(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_TRICKLES_S", 0.0)
+    settings = {"connections_max": 200, "request_deadline_ms": 3_600_000}
+    with run_gateway(poll_wait_max_ms=3_600_000, **settings) as gateway:
+        greedy, other = new_tenant(gateway), new_tenant(gateway)
+        gate = b'{"call_id": "c", "kind": "call", "function": "f"}'
+        call = _post(greedy, gate, len(gate)).replace(b"/api/v1/events", b"/gate")
+        greedy.admin.kill("w")
+        seq = greedy.http.get("/api/v1/control").json()["seq"]
+        assert gateway._server is not None
+        app = gateway._server.app
+        socks: list[socket.socket] = []
+        with contextlib.ExitStack() as opened:
+            for number in range(240):
+                polls = how.startswith("polls") and number < 160
+                trickles = _post(greedy, b" ", 1_000) if how.startswith("bodies") else call
+                socks.append(_open(gateway, _poll(greedy, seq) if polls else trickles))
+                opened.callback(socks[-1].close)
+            until(lambda: app.connections() >= 180)
+            until(lambda: len(select.select(socks, [], [], 0)[0]) >= 40)
+            mine = [_open(gateway) for _ in range(30)]
+            for sock in mine:
+                opened.callback(sock.close)
+            ask = _post(other, gate, len(gate)).replace(b"/api/v1/events", b"/gate")
+            for sock in mine:
+                sock.sendall(ask)
+            assert [sock.recv(12) for sock in mine] == [b"HTTP/1.1 200"] * 30
+            # Nor is an operator's kill held up, by a key of the greedy organisation itself.
+            own = greedy.admin.create_key("ops", role="admin")
+            with _keeping(gateway, {"Authorization": f"Bearer {own}"}) as operator:
+                killed = operator.post(
+                    "/api/v1/admin/control", json={"action": "kill", "workflow_id": "w"}
+                )
+                assert killed.is_success
+        for tenant in (greedy, other):
+            tenant.http.close()
+            tenant.admin.close()
 
 
 def test_control_channels_of_one_organisation_leave_room(

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import signing, wire
-from guard.gateway.api.http import ProblemError, Scope, fail, note_owner
+from guard.gateway.api.http import ProblemError, Scope, fail, take_place
 from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.domain.records import Key, Role
 from guard.gateway.ledger import directory
@@ -175,7 +175,7 @@ class Authenticator:
         identity = await self.identify(headers, alone=alone)
         if identity.hmac_secret is not None:
             await self.check_signature(identity, scope, headers, body)
-        note_owner(scope, identity.organisation_id)
+        take_place(scope, identity.organisation_id)
         return identity
 
     async def still_valid(self, identity: KeyIdentity, headers: dict[bytes, bytes]) -> bool:

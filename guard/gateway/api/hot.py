@@ -17,9 +17,9 @@ from guard.gateway.api.http import (
     decoded,
     fail,
     headers_of,
-    note_owner,
     read_body,
     send_answer,
+    take_place,
 )
 from guard.gateway.domain.commands import RequestOrigin
 from guard.gateway.services.load import REQUEST_BYTES, Load
@@ -114,7 +114,7 @@ class HotRoutes:
         identity = await self._authenticator.identify(headers)
         # With a secret, whoever sends the key is a stranger until the signature is checked.
         if identity.hmac_secret is None:
-            note_owner(scope, identity.organisation_id)
+            take_place(scope, identity.organisation_id)
         return headers, identity
 
     async def _enter(
@@ -130,7 +130,7 @@ class HotRoutes:
         raw = await read_body(headers, receive, bytes_max, held.grow)
         if identity.hmac_secret is not None:
             await self._authenticator.check_signature(identity, scope, headers, raw)
-            note_owner(scope, identity.organisation_id)
+            take_place(scope, identity.organisation_id)
         body = decoded(headers, raw, bytes_max)
         # Unpacked: counted at its larger size.
         if body is not raw:

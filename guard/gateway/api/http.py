@@ -27,14 +27,18 @@ whole answer and writes them at once. Headers must not contain client input."""
 
 IDENTIFIED: Final = "guard.identified"
 """ASGI extension of the gateway's own server: a callable that takes the owner of the connection's
-key, which is an organisation, or a proxy's key without one."""
+key, which is an organisation, or a proxy's key without one. It returns whether there is a place for
+one more connection of it; if not, the connection ends with the answer."""
 
 
-def note_owner(scope: Scope, owner: str) -> None:
-    """Report the owner of the key that the connection carries to the server."""
+def note_owner(scope: Scope, owner: str) -> bool:
+    """Report the owner of the key that the connection carries to the server.
+
+    Returns:
+        Whether the owner has a place left. Operators are served all the same.
+    """
     identified = scope.get("extensions", {}).get(IDENTIFIED)
-    if identified is not None:
-        identified(owner)
+    return identified is None or bool(identified(owner))
 
 
 class ProblemError(Exception):
@@ -61,6 +65,17 @@ def fail(
     retry_after_ms = _RETRY_AFTER_MS if status in (429, 503) else None
     document.retry_after_ms = retry_after_ms
     return ProblemError(EncodedAnswer(status, wire.encode(document), retry_after_ms), headers)
+
+
+def take_place(scope: Scope, owner: str) -> None:
+    """Report the owner of an SDK's key, like :func:`note_owner`.
+
+    Raises:
+        ProblemError: the owner has no place left.
+    """
+    if not note_owner(scope, owner):
+        detail = "this organisation has its share of the gateway's connections"
+        raise fail(429, "GD-R001", "Too many connections", detail)
 
 
 def store_failed(exc: StoreError) -> ProblemError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import random
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -80,9 +81,10 @@ class Hub:
         self.channels_max = max(1, int(connections_max * SHARE))
         # By organisation; one without channels has no entry.
         self._subscriptions: dict[str, set[Subscription]] = {}
-        # The number of all channels, and of those that are sockets. Kept, since they are read
-        # often.
-        self._count = self._pushed = 0
+        # The number of all channels, and of those that are sockets by organisation. Kept, since
+        # they are read often.
+        self._count = 0
+        self._sockets: collections.Counter[str] = collections.Counter()
         # From the first :meth:`close` on; a channel that opens now ends at once.
         self.closing = False
 
@@ -98,7 +100,7 @@ class Hub:
         subscription.ended = self.closing
         self._subscriptions.setdefault(organisation_id, set()).add(subscription)
         self._count += 1
-        self._pushed += pushes
+        self._sockets[organisation_id] += pushes
         return subscription
 
     def unsubscribe(self, organisation_id: str, subscription: Subscription) -> None:
@@ -107,9 +109,10 @@ class Hub:
         if subscription in group:
             group.remove(subscription)
             self._count -= 1
-            self._pushed -= subscription.pushes
+            self._sockets[organisation_id] -= subscription.pushes
         if not group:
             self._subscriptions.pop(organisation_id, None)
+            self._sockets.pop(organisation_id, None)
 
     def publish(self, events: Sequence[PostCommitEvent]) -> None:
         """Queue committed messages for the channels that they concern.
@@ -186,8 +189,12 @@ class Hub:
 
     def sockets(self) -> int:
         """Return how many of the open channels are sockets, and not polls."""
-        return self._pushed
+        return self._sockets.total()
+
+    def sockets_of(self, organisation_id: str) -> int:
+        """Return how many of them are an organisation's."""
+        return self._sockets[organisation_id]
 
     def spread_s(self) -> float:
         """Return the time over which to move all sockets, so that no other gateway is flooded."""
-        return self._pushed * MOVE_S
+        return self._sockets.total() * MOVE_S
