@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from typing import Any, Final
 
 import psycopg
 
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.postgres.store import PostgresStorage
-from guard.gateway.storage.sql.scope_totals import COLUMNS
-from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 from guard.gateway.storage.sqlite.store import SqliteStorage
 
 DAY: Final = 86_400_000
@@ -33,45 +32,55 @@ _EVENTS: Final = (
     " FROM (SELECT n, {start} + n * {days} * 86400000 / {events} AS at_ms,"
     " (n / 1000) * 20 + n % 20 AS run FROM n) e"
 )
-_UNPRICED: Final = "sum(CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END)"
-_LLM: Final = "sum(CASE type WHEN 'llm' THEN 1 ELSE 0 END)"
-_TOOL: Final = "sum(CASE type WHEN 'tool' THEN 1 ELSE 0 END)"
-_TOKENS: Final = "sum(input_tokens), sum(output_tokens)"
+_NUMBERS: Final = (
+    "sum(cost_nanousd), count(*), sum(CASE type WHEN 'llm' THEN 1 ELSE 0 END),"
+    " sum(CASE type WHEN 'tool' THEN 1 ELSE 0 END), sum(input_tokens), sum(output_tokens),"
+    " sum(CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END), 0, 0"
+)
+
+
+def _usage(
+    kind: str, size_ms: int, scope_id: str, model: str, rest: str = "'', ''",
+    seen: str = "0, NULL, NULL, NULL",
+) -> str:  # fmt: skip
+    """Return SQL that writes the usage of one kind of scope, by a width."""
+    start = f"charged_at_ms - charged_at_ms % {size_ms}" if size_ms else "0"
+    return (
+        f"INSERT INTO usage SELECT organisation_id, '{kind}', {size_ms}, {start} AS start,"
+        f" coalesce({scope_id}, '') AS scope, coalesce({model}, '') AS m, {rest}, {_NUMBERS},"
+        f" {seen} FROM events WHERE {scope_id} IS NOT NULL OR '{kind}' IN ('run', 'chain')"
+        " GROUP BY organisation_id, start, scope, m"
+        f"{', ' + rest if rest[0] != chr(39) else ''}"
+    )
+
+
+_QUARTER: Final = 900_000
+_PARTS: Final = "coalesce(provider, ''), type"
 _DERIVED: Final = (
+    *(_usage("organisation", size, "''", "model", _PARTS) for size in (0, _QUARTER, 60_000)),
+    *(_usage("workflow", size, "workflow_id", "model") for size in (0, _QUARTER, 60_000)),
     (
-        "INSERT INTO workflows SELECT organisation_id, workflow_id, min(at_ms), max(at_ms),"
-        f" sum(cost_nanousd), {_LLM}, count(*) FROM events GROUP BY organisation_id, workflow_id"
+        "UPDATE usage SET calls = llm_calls, first_ms = {start}, last_ms = {start} + start_ms"
+        " WHERE scope_kind = 'workflow' AND size_ms = 0"
     ),
-    (
-        "INSERT INTO runs SELECT organisation_id, run_id, min(workflow_id), min(at_ms), max(at_ms),"
-        " sum(cost_nanousd) FROM events GROUP BY organisation_id, run_id"
-    ),
-    *(
-        "INSERT INTO organisation_rollups SELECT organisation_id, {0}, charged_at_ms"
-        " - charged_at_ms % {0} AS bucket, type, provider, model, count(*), sum(cost_nanousd),"
-        f" {_TOKENS}, {_UNPRICED} FROM events"
-        " GROUP BY organisation_id, bucket, type, provider, model".format(size)
-        for size in (3_600_000, DAY)
-    ),
-    *(
-        "INSERT INTO usage_rollups SELECT organisation_id, {0}, charged_at_ms - charged_at_ms % {0}"
-        f" AS bucket, workflow_id, model, sum(cost_nanousd), {_LLM}, {_TOOL}, {_TOKENS} FROM events"
-        " GROUP BY organisation_id, bucket, workflow_id, model".format(size)
-        for size in (60_000, 3_600_000)
-    ),
-    *(
-        f"INSERT INTO scope_totals SELECT organisation_id, CASE WHEN {column} IS NULL"
-        f" THEN 'no {kind}' ELSE '{kind}' END, coalesce({column}, ''), sum(cost_nanousd), 0, 0, 0,"
-        f" 0, 0, 0, count(*), {_LLM}, {_TOOL}, {_TOKENS}, {_UNPRICED}, 0, 0"
-        f" FROM events GROUP BY organisation_id, {column}"
-        for kind, column in COLUMNS.items()
-    ),
+    _usage("run", 0, "run_id", "''",
+           seen="0, min(charged_at_ms), max(charged_at_ms), min(workflow_id)"),
+    _usage("chain", 0, "chain_id", "''"),
+    *(_usage(kind, size, column, "model" if size and kind == "user" else "''")
+      for kind, column in (("agent", "agent"), ("user", "user_id"), ("key", "key_id"))
+      for size in (0, _QUARTER)),
+    *(sql for name in ("team", "request") for sql in (
+        _usage(f"tag:{name}", size, f"json_extract(tags, '$.{name}')", "model" if size else "''")
+        for size in (0, _QUARTER)
+    )),
     (
         "INSERT INTO balances (budget_id, scope_id, period_start_ms, ends_ms, opening, committed,"
         " reserved, overspend, authorized_max, level, exhausted) SELECT b.budget_id, x.scope_id,"
         " CASE b.\"window\" WHEN 'day' THEN {today} ELSE 0 END,"
         " CASE b.\"window\" WHEN 'day' THEN {today} + 86400000 END, 0, x.cost_nanousd, 0, 0,"
-        " 1000000000000, 0, 0 FROM budgets b JOIN scope_totals x ON x.scope_kind = b.scope_kind"
+        " 1000000000000, 0, 0 FROM budgets b JOIN (SELECT scope_kind, scope_id,"
+        " sum(cost_nanousd) AS cost_nanousd FROM usage WHERE size_ms = 0"
+        " GROUP BY scope_kind, scope_id) x ON x.scope_kind = b.scope_kind"
     ),
     (
         "INSERT INTO refusals (organisation_id, at_ms, workflow_id, run_id, call_id, kind,"
@@ -79,6 +88,9 @@ _DERIVED: Final = (
         " event_id, 'call', 'f', 402, 'GD-B004', 'r' FROM events WHERE event_seq % 100 = 0"
     ),
 )  # fmt: skip
+
+
+_JSON: Final = re.compile(r"json_extract\(tags, '\$\.(\w+)'\)")
 
 
 def fill(database: str, organisation_id: str, events: int, now_ms: int, days: int = 1) -> None:
@@ -97,14 +109,10 @@ async def _fill(database: str, organisation_id: str, events: int, now_ms: int, d
                  "days": days, "today": now_ms - now_ms % DAY}  # fmt: skip
         texts = [sql.format(**words) if "{" in sql else sql for sql in (_EVENTS, *_DERIVED)]
         if "://" in database:
+            texts = [_JSON.sub(r"(tags::jsonb ->> '\1')", sql) for sql in texts]
             _execute(database, texts)
         else:
             await storage.write(_LONG, lambda unit: [unit.write(sql) for sql in texts])
-        unit: SqlUnitOfWork = storage._unit
-        for sums in unit.scope_sums:
-            sums.look()
-            while sums.is_due:
-                await storage.write(_LONG, lambda _, sums=sums: sums.step(50_000))
     finally:
         await storage.close()
     if "://" in database:  # as PostgreSQL does by itself after a while

@@ -75,9 +75,7 @@ def origin(tmp_path: Path) -> Origin:
         tenant.admin.close()
     # Names could have one once.
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(
-            "UPDATE workflows SET workflow_id = ? WHERE workflow_id = 'nul'", ("nul\0l",)
-        )
+        connection.execute("UPDATE usage SET scope_id = ? WHERE scope_id = 'nul'", ("nul\0l",))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,11 +10,9 @@ import pytest
 
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.ledger.state import ANYTHING
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support.store import Clock
-from tests.support.waiting import WAIT_S
 
 GPT_4O = {"model": "gpt-4o", "function": "openai", "kind": "llm"}
 LOCAL = {"model": "qwen3:4b", "function": "openai", "kind": "llm", "local": True}
@@ -25,8 +22,10 @@ def ask(tenant: Tenant, **fields: Any) -> Any:
     return tenant.gate(**{**GPT_4O, "max_input_tokens": 100, "max_output_tokens": 50, **fields})
 
 
-def answer(tenant: Tenant, reply: dict[str, Any], **data: int) -> None:
-    event = tenant.llm(reservation_id=reply["reservation_id"], data=data)
+def answer(
+    tenant: Tenant, reply: dict[str, Any], tags: dict[str, str] | None = None, **data: int
+) -> None:
+    event = tenant.llm(reservation_id=reply["reservation_id"], data=data, tags=tags or {})
     assert tenant.send(event).status_code == 202
 
 
@@ -179,19 +178,6 @@ def test_many_at_once_are_exactly_as_many_as_the_limit(tenant: Tenant) -> None:
     assert (requests.count(200), requests.count(402)) == (6, 24)
 
 
-def sum_events(tenant: Tenant) -> None:
-    """Have all events summed by time, as the sweep does once many wait."""
-    gateway = tenant.gateway
-    assert gateway._server is not None
-    assert gateway._loop is not None
-    storage: Any = gateway._server.app.storage
-
-    async def step() -> None:
-        await storage.write(ANYTHING, lambda unit: [each.step(10**6) for each in unit.scope_sums])
-
-    asyncio.run_coroutine_threadsafe(step(), gateway._loop).result(WAIT_S)
-
-
 MIDDAY_MS = 1_800_016_200_000  # half past twelve of a day in the middle of January
 FIRST_MS = 1_801_440_000_000  # at which an hour, a day and a month begin
 
@@ -223,28 +209,28 @@ def still_tenant(still_gateway: Gateway) -> Iterator[Tenant]:
 
 
 @pytest.mark.parametrize("window", ["total", "hour", "day", "month"])
-@pytest.mark.parametrize("scope", ["organisation", "workflow", "user"])
-@pytest.mark.parametrize("is_summed", [False, True])
+@pytest.mark.parametrize("scope", ["organisation", "workflow", "user", "model", "tag"])
 def test_tokens_count_what_was_used_before_in_the_period(
-    still_tenant: Tenant, window: str, scope: str, is_summed: bool
+    still_tenant: Tenant, window: str, scope: str
 ) -> None:
-    """Whether the sums by time have come to it yet, or not."""
     tenant = still_tenant
-    answer(tenant, ask(tenant, workflow_id="w", user="u").json(), input_tokens=30, output_tokens=5)
-    answer(tenant, ask(tenant, workflow_id="x", user="v").json(), input_tokens=100)
-    if is_summed:
-        sum_events(tenant)
-    scope_id = {"organisation": "", "workflow": "w", "user": "u"}[scope]
-    before = 35 if scope_id else 135
+    own: dict[str, Any] = {"workflow_id": "w", "user": "u", "tags": {"team": "a"}}
+    reply = ask(tenant, **own).json()
+    answer(tenant, reply, tags=own["tags"], input_tokens=30, output_tokens=5)
+    other: dict[str, Any] = {"workflow_id": "x", "user": "v", "tags": {"team": "b"}}
+    answer(tenant, ask(tenant, **other).json(), tags=other["tags"], input_tokens=100)
+    scope_id = {"organisation": "", "workflow": "w", "user": "u", "model": "gpt-4o",
+                "tag": "team=a"}[scope]  # fmt: skip
+    before = 135 if scope in ("organisation", "model") else 35
     budget = {"scope_kind": scope, "scope_id": scope_id, "window": window}
     tenant.admin.set_budget(limit_tokens=before + 160, **budget)
     if scope == "workflow":  # before any call has opened its balance
         reply = tenant.http.get("/api/v1/spend", params={"workflow": "w"}).json()
         assert reply["counted"][0]["used"] == before
-    reply = ask(tenant, workflow_id="w", user="u").json()
+    reply = ask(tenant, **own).json()
     assert counted(tenant.balance(unit="tokens")) == (before, 150)
     problem = tenant.refused(402, "GD-B004", **GPT_4O, max_input_tokens=11, max_output_tokens=0,
-                             workflow_id="w", user="u")  # fmt: skip
+                             **own)  # fmt: skip
     assert f"{before:,} of {before + 160:,} tokens used" in problem["reason"]
     answer(tenant, reply, input_tokens=7)
     assert counted(tenant.balance(unit="tokens")) == (before + 7, 0)

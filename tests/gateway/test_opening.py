@@ -1,4 +1,4 @@
-"""What a window has already cost: the right sum, from one row."""
+"""What a window has already cost: the right sum, from a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from guard.core import wire
 from guard.gateway.domain import windows
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.ledger.state import SCOPE_KINDS
-from guard.gateway.storage.sql.scope_totals import ScopeTotals
 from guard.gateway.storage.sql.tables import Tables
+from guard.gateway.storage.sql.usage import UsageTable
 from guard.gateway.storage.sqlite import schema as sqlite_schema
 
 NOW = 1_800_000_000_000
@@ -41,12 +41,12 @@ def insert(connection: sqlite3.Connection, number: int, row: dict[str, Any]) -> 
     )
 
 
-def count(totals: ScopeTotals, row: dict[str, Any]) -> None:
+def count(table: UsageTable, row: dict[str, Any]) -> None:
     event = wire.Event(event_id="e", type="llm", at_ms=1)
     keys = (row["workflow_id"], row["agent"], row["chain_id"], row["user_id"], row["key_id"],
             (), (row["model"],) if row["model"] else ())  # fmt: skip
-    totals.count(row["organisation_id"], keys, row["charged_at_ms"],
-                 PricedEvent(event, b"{}", cost=row["cost_nanousd"]))  # fmt: skip
+    priced = PricedEvent(event, b"{}", cost=row["cost_nanousd"], model=row["model"])
+    table.count(row["organisation_id"], keys, row["charged_at_ms"], priced)
 
 
 ids = st.sampled_from(["a", "b"])
@@ -56,7 +56,7 @@ events = st.lists(
         "workflow_id": ids | st.none(), "agent": ids | st.none(), "chain_id": ids | st.none(),
         "user_id": ids | st.none(),
         "model": ids | st.none(), "cost_nanousd": st.integers(0, 9),
-        "age": st.integers(-40, 70 * 24), "fate": st.sampled_from(["stays", "flushed", "undone"]),
+        "age": st.integers(-20, 70 * 24), "fate": st.sampled_from(["stays", "flushed", "undone"]),
     }), max_size=30,
 )  # fmt: skip
 kinds = st.sampled_from(["organisation", *SCOPE_KINDS, "model"])
@@ -67,13 +67,14 @@ every_window = st.sampled_from(["hour", "day", "week", "month", "total"])
 def test_the_sum_is_that_of_the_windows_events(
     connection: sqlite3.Connection, found: list[dict[str, Any]], kind: str, window: Any
 ) -> None:
-    """In whatever order they come, written or not yet, and with a clock that was ahead."""
+    """In whatever order they come, written or not yet, and by a clock that was ahead by hours."""
     column = {"workflow": "workflow_id", "chain": "chain_id", "user": "user_id",
               "key": "key_id"}.get(kind, kind)  # fmt: skip
     start_ms, end_ms = windows.period_of(window, NOW)
     scope_id = "" if kind == "organisation" else "a"
     tables = Tables(connection)
-    totals = ScopeTotals(tables)
+    tables.now_ms = NOW
+    table = UsageTable(tables)
     expected = 0
     connection.execute("BEGIN")
     try:
@@ -81,21 +82,60 @@ def test_the_sum_is_that_of_the_windows_events(
             row = {key: value for key, value in drawn.items() if key not in ("age", "fate")}
             row["charged_at_ms"] = NOW - drawn["age"] * HOUR
             tables.savepoint()
-            count(totals, row)
+            count(table, row)
             if drawn["fate"] == "undone":
                 tables.undo()
                 continue
             insert(connection, number, row)
             if drawn["fate"] == "flushed":
-                totals.flush()
+                table.flush()
             if (
                 row["organisation_id"] == "o"
                 and start_ms <= row["charged_at_ms"] < (end_ms or 2**62)
                 and (kind == "organisation" or row[column] == "a")
             ):
                 expected += row["cost_nanousd"]
-        assert totals.spent("o", kind, scope_id, start_ms, end_ms) == expected
-        totals.flush()
-        assert totals.spent("o", kind, scope_id, start_ms, end_ms) == expected
+        assert table.used("o", kind, scope_id, start_ms, end_ms)[0] == expected
+        table.flush()
+        assert table.used("o", kind, scope_id, start_ms, end_ms)[0] == expected
+    finally:
+        connection.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("kind", ["user", "workflow", "organisation", "model", "tag"])
+def test_a_month_is_opened_from_a_bounded_number_of_rows(
+    connection: sqlite3.Connection, kind: str
+) -> None:
+    """However many others were in use, and however many events there were."""
+    tables = Tables(connection)
+    start_ms, end_ms = windows.period_of("month", NOW)
+    tables.now_ms = NOW
+    table = UsageTable(tables)
+
+    def steps() -> int:
+        count = [0]
+        connection.set_progress_handler(lambda: count.__setitem__(0, count[0] + 1) or 0, 10)
+        try:
+            table.used("o", kind, {"model": "m", "tag": "team=a"}.get(kind, "a"), start_ms, end_ms)
+        finally:
+            connection.set_progress_handler(None, 0)
+        return count[0]
+
+    def use(scopes: int, events: int) -> None:
+        for at in range(start_ms, NOW, 6 * HOUR):
+            for number in range(scopes):
+                name = f"other{number}" if number else "a"
+                event = wire.Event("e", "llm", at, tags={"team": name})
+                keys = (name, None, None, name, "k", (), ())
+                for _ in range(events):
+                    table.count("o", keys, at, PricedEvent(event, b"{}", cost=1, model="m"))
+        table.flush()
+
+    connection.execute("BEGIN")
+    try:
+        use(1, 1)
+        few = steps()
+        use(30, 10)
+        assert steps() <= few * 1.1 + 10
     finally:
         connection.execute("ROLLBACK")

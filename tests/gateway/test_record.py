@@ -116,18 +116,15 @@ def test_one_row_and_many_are_written_alike(connection: Any) -> None:
 
 
 def test_an_upsert_sets_keeps_and_adds(connection: Any) -> None:
-    workflows = Table("workflows")
-    change = workflows.upsert(
-        keep=("first_seen_ms",), add=("spent_nanousd", "calls"), sets={"events": "excluded.events"}
+    paces = Table("channel_pace")
+    change = paces.upsert(
+        keep=("digest_id",), add=("pace_told", "pace_from_ms"), sets={"digest_due_ms": "7"}
     )
-    row = ("o", "w", 1, 1, 5, 1, 1)
-    connection.change(change, [row, ("o", "other", 1, 1, 5, 1, 1)])
-    connection.change(change, [("o", "w", 9, 9, NANOUSD_MAX, 2, 7)])
-    found = connection.execute(f"{workflows.select()} WHERE workflow_id = ?", ("w",)).fetchone()
+    connection.change(change, [("c", 1, 2, "first", 3), ("other", 1, 2, "first", 3)])
+    connection.change(change, [("c", NANOUSD_MAX, 5, "second", 4)])
+    found = connection.execute(f"{paces.select()} WHERE channel_id = ?", ("c",)).fetchone()
     # No sum passes the largest amount.
-    assert tuple(found) == ("o", "w", 1, 9, NANOUSD_MAX, 3, 7), (
-        "and no sum passes the largest amount"
-    )
+    assert tuple(found) == ("c", NANOUSD_MAX, 7, "first", 7)
 
 
 def test_rows_that_are_there_can_be_ignored(connection: Any) -> None:

@@ -39,8 +39,7 @@ ASKED_S = 600.0
 """How long the recall stays under way of which the tests look after nobody answers it."""
 COSTS = {"kind": "llm", "function": "openai", "model": "gpt-4o", "max_input_tokens": 0,
          "max_output_tokens": 1}  # fmt: skip
-_COUNTED = ("events", "scope_totals", "scope_days", "organisation_rollups", "usage_rollups",
-            "uncertain_hours", "workflows", "runs", "estimates")  # fmt: skip
+_COUNTED = ("events", "usage", "estimates")
 """Tables in which an event counts for whoever has sent it."""
 _REFUSED_AS = {
     "a proxy of another organisation": "GD-A004",

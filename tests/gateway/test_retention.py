@@ -19,7 +19,7 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.embedded import run_gateway
 from guard.gateway.ledger import control, directory, webhooks
-from guard.gateway.ledger.state import ANYTHING, NOTHING, within
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import retention as sqlite_retention
 from guard.gateway.storage.sql.engine import SqlEngine
@@ -29,6 +29,9 @@ from tests.support.store import ACTOR, DAY, Clock, Store, decide, release
 from tests.support.waiting import until
 
 HOUR = 3_600_000
+QUARTER_MS = 900_000
+LISTED = "size_ms = 0 AND start_ms = 0 AND first_ms IS NOT NULL"
+"""Which rows of usage have when a workflow or a run was seen."""
 KEEP_DAYS = 40
 MID_MONTH = 1_800_000_000_000 - 1_800_000_000_000 % DAY  # 2027-01-15T00:00Z
 
@@ -104,10 +107,10 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
         await free(store, held)
         store.clock.now += DAY
     await prune(store)
-    await store.storage.write(ANYTHING, lambda unit: [each.step() for each in unit.scope_sums])  # type: ignore[attr-defined]
-    # Day by day in six kinds of scope.
-    assert counts(tmp_path, "scope_days", "scope_hours") == [120, 120]
-    tables = ("events", "reservations", "runs", "workflows", "estimates")
+    # Day by day: the organisation, the workflow and the key have quarter hours, two have minutes.
+    assert counts(tmp_path, f"usage WHERE size_ms = {QUARTER_MS}") == [60]
+    tables = ("events", "reservations", f"usage WHERE scope_kind = 'run' AND {LISTED}",
+              f"usage WHERE scope_kind = 'workflow' AND {LISTED}", "estimates")  # fmt: skip
     assert counts(tmp_path, *tables) == [20, 20, 20, 2, 4]
     before = await committed(store)
     store.clock.now += 30 * DAY  # the first ten days are older than the retention now
@@ -121,7 +124,8 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
     store.clock.now += 100 * DAY
     await prune(store)
     assert counts(tmp_path, *tables) == [1, 0, 0, 0, 2]  # the newest event stays
-    assert counts(tmp_path, "scope_days", "scope_hours") == [0, 0]
+    of_keys = f"usage WHERE size_ms = {QUARTER_MS} AND scope_kind = 'key'"
+    assert counts(tmp_path, of_keys) == [0]
     assert await committed(store) == before
     await store.reopen()
     assert (await store.storage.verify_ledger()).problems == []
@@ -133,11 +137,10 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
 async def test_what_was_in_doubt_stays_as_long_as_the_spend(store: Store, tmp_path: Path) -> None:
     await store.charge("e1", 30, workflow_id="w", run_id="r", flags="estimated in_doubt")
     await store.charge("e2", 12, workflow_id="w", run_id="r")
-    assert counts(tmp_path, "uncertain_hours") == [9]
     store.clock.now += 100 * DAY
     await store.charge("e3", 1, workflow_id="other")
     await prune(store)
-    assert counts(tmp_path, "events", "uncertain_hours") == [1, 8]  # without that of its run
+    assert counts(tmp_path, "events", "usage WHERE scope_kind = 'run' AND scope_id > ''") == [1, 0]
     rows = await store.storage.usage(store.org, "key", 0, 2**53, 10)
     assert [(row.cost_nanousd, row.uncertain_nanousd) for row in rows] == [(43, 30)]
 
@@ -404,7 +407,7 @@ async def test_a_step_is_small_and_a_long_backlog_keeps_no_table_out(
         await store.charge(f"e{number}", 1, reservation_id=held, run_id=f"r{number}")
         await free(store, held)
     store.clock.now += 100 * DAY
-    tables = ("events", "reservations", "runs")
+    tables = ("events", "reservations", f"usage WHERE scope_kind = 'run' AND {LISTED}")
     seen = [counts(tmp_path, *tables)]
     for _ in range(40):
         await asyncio.gather(store.storage.sweep(), store.gate(1))

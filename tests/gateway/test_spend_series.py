@@ -15,10 +15,9 @@ from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent
 from guard.gateway.domain.spend_series import GROUPS
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS
-from guard.gateway.ledger.state import ANYTHING
 from guard.gateway.storage.port import Storage
-from guard.gateway.storage.sql import finding, spend_series
-from guard.gateway.storage.sql.scope_totals import COLUMNS
+from guard.gateway.storage.sql import finding
+from guard.gateway.storage.sql.usage_report import COLUMNS
 from tests.support.store import Store, ingest, opened_store
 
 NOON = 1_800_000_000_000 - 1_800_000_000_000 % DAY_MS + 5 * DAY_MS + 12 * HOUR_MS
@@ -69,11 +68,6 @@ TAGS: list[dict[str, str]] = [
 ]  # fmt: skip
 
 
-async def sum_all(store: Store) -> None:
-    unit = store.storage._unit  # type: ignore[attr-defined]
-    await store.storage.write(ANYTHING, lambda _: [each.step(10**6) for each in unit.scope_sums])
-
-
 def scope_of(event: wire.Event, priced: PricedEvent, group_by: str) -> str | None:
     if group_by.startswith("tag:"):
         return event.tags.get(group_by.removeprefix("tag:"))
@@ -90,73 +84,49 @@ def scope_of(event: wire.Event, priced: PricedEvent, group_by: str) -> str | Non
     ids=["local", "utc", "hours", "late", "morning"],
 )
 async def test_every_division_agrees_with_the_events(store: Store, edges: list[int]) -> None:
-    """Before they are summed, while half of them are, and afterwards."""
     made = await fill(store, 400)
     groups = [*GROUPS, "tag:team", "tag:tier", f"tag:{HOSTILE}", "tag:none"]
-    for summing in ("nothing", "half", "all"):
-        if summing == "half":
-            unit = store.storage._unit  # type: ignore[attr-defined]
-            await store.storage.write(
-                ANYTHING, lambda _, unit=unit: [each.step(210) for each in unit.scope_sums]
-            )
-        elif summing == "all":
-            await sum_all(store)
-        for group_by in groups:
-            expected: dict[str | None, list[int]] = {}
-            calls: dict[str | None, int] = {}
-            for event, priced, at_ms in made:
-                step = next((n for n, end in enumerate(edges[1:]) if edges[0] <= at_ms < end), None)
-                if step is not None:
-                    name = scope_of(event, priced, group_by)
-                    expected.setdefault(name, [0] * (len(edges) - 1))[step] += priced.cost
-                    calls[name] = calls.get(name, 0) + (event.type == "llm")
-            nobody = expected.pop(None, None)
-            ranked = sorted(expected, key=lambda name: (-sum(expected[name]), name or ""))
-            ranked = [name for name in ranked if sum(expected[name])]
-            for limit in (2, 30):
-                found = await store.storage.spend_by(store.org, group_by, edges, limit)
-                named = [each for each in found.series if each.scope_id is not None]
-                assert [each.scope_id for each in named] == ranked[:limit], (group_by, summing)
-                for each in named:
-                    assert each.costs_nanousd == expected[each.scope_id]
-                    assert sum(each.llm_calls) == calls[each.scope_id]
-                left = [each for each in found.series if each.scope_id is None]
-                others = [expected[name] for name in ranked[limit:]]
-                others += [nobody] if nobody else []
-                sums = [sum(step) for step in zip(*others, strict=True)]
-                assert [each.costs_nanousd for each in left] == ([sums] if sum(sums) else [])
-                assert found.waiting_events == 0
-            for name in [*ranked[:3], "unknown"]:
-                one = await store.storage.spend_of(store.org, group_by, str(name), edges)
-                assert one.total.costs_nanousd == expected.get(name, [0] * (len(edges) - 1))
+    for group_by in groups:
+        expected: dict[str | None, list[int]] = {}
+        calls: dict[str | None, int] = {}
+        for event, priced, at_ms in made:
+            step = next((n for n, end in enumerate(edges[1:]) if edges[0] <= at_ms < end), None)
+            if step is not None:
+                name = scope_of(event, priced, group_by)
+                expected.setdefault(name, [0] * (len(edges) - 1))[step] += priced.cost
+                calls[name] = calls.get(name, 0) + (event.type == "llm")
+        nobody = expected.pop(None, None)
+        ranked = sorted(expected, key=lambda name: (-sum(expected[name]), name or ""))
+        ranked = [name for name in ranked if sum(expected[name])]
+        for limit in (2, 30):
+            found = await store.storage.spend_by(store.org, group_by, edges, limit)
+            named = [each for each in found.series if each.scope_id is not None]
+            assert [each.scope_id for each in named] == ranked[:limit], group_by
+            for each in named:
+                assert each.costs_nanousd == expected[each.scope_id]
+                assert sum(each.llm_calls) == calls[each.scope_id]
+            left = [each for each in found.series if each.scope_id is None]
+            others = [expected[name] for name in ranked[limit:]]
+            others += [nobody] if nobody else []
+            sums = [sum(step) for step in zip(*others, strict=True)]
+            assert [each.costs_nanousd for each in left] == ([sums] if sum(sums) else [])
+        for name in [*ranked[:3], "unknown"]:
+            one = await store.storage.spend_of(store.org, group_by, str(name), edges)
+            assert one.total.costs_nanousd == expected.get(name, [0] * (len(edges) - 1))
 
 
 @pytest.mark.asyncio
-async def test_the_names_of_tags_are_known_before_and_after_they_are_summed(store: Store) -> None:
+async def test_the_names_of_tags_are_known(store: Store) -> None:
     await fill(store, 100)
-    assert await store.storage.tag_names(store.org, 10) == sorted({HOSTILE, "team", "tier"})
-    await sum_all(store)
     assert await store.storage.tag_names(store.org, 10) == sorted({HOSTILE, "team", "tier"})
     assert await store.storage.tag_names(store.org, 1) == [HOSTILE]
     assert await store.storage.tag_names("another", 10) == []
 
 
 @pytest.mark.asyncio
-async def test_too_many_events_that_wait_are_said_and_not_read(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await fill(store, 100)
-    monkeypatch.setattr(spend_series, "BACKLOG_MAX", 99)
-    found = await store.storage.spend_by(store.org, "user", UTC_DAYS, 5)
-    assert found.waiting_events == 100
-    assert [each.scope_id for each in found.series] == [None]
-    assert found.series[0].cost_nanousd == found.total.cost_nanousd > 0
-
-
-@pytest.mark.asyncio
-async def test_steps_that_are_no_hours_are_refused(store: Store) -> None:
+async def test_steps_that_are_no_quarter_hours_are_refused(store: Store) -> None:
     for edges in ([0], [0, 5], [at * HOUR_MS for at in range(500)]):
-        with pytest.raises(ValueError, match="whole hours"):
+        with pytest.raises(ValueError, match="whole quarter hours"):
             await store.storage.spend_by(store.org, "model", edges, 5)
 
 

@@ -183,9 +183,14 @@ class Machine:
             assert unit.chains == {key: fresh.chain(*key) for key in unit.chains}
             assert unit.estimates == {key: fresh.estimate(*key) for key in unit.estimates}
             if fresh.row("SELECT min(event_seq) FROM events")[0] in (None, 1):  # none was deleted
-                doubts = "SELECT coalesce(sum(cost_nanousd), 0) FROM"
-                in_all = fresh.row(f"{doubts} uncertain_hours WHERE scope_kind = 'organisation'")
-                assert in_all == fresh.row(f"{doubts} events WHERE flags LIKE '%in_doubt%'")
+                in_all = fresh.row(
+                    "SELECT coalesce(sum(doubt_nanousd), 0) FROM usage"
+                    " WHERE scope_kind = 'organisation' AND size_ms = 0"
+                )
+                assert in_all == fresh.row(
+                    "SELECT coalesce(sum(cost_nanousd), 0) FROM events"
+                    " WHERE flags LIKE '%in_doubt%'"
+                )
             assert unit.orgs.keys() == fresh.orgs.keys()
             for own, org in unit.orgs.items():
                 assert org.settings == fresh.orgs[own].settings
@@ -415,12 +420,11 @@ def _check_runs(machine: Machine) -> None:
 
     def writes(spent: int = 0, ending: str = "commit") -> int:
         statements.clear()
-        machine.run([lambda unit: unit.count_run("o", "r", None, spent=spent)], ending)
-        return sum(each.startswith("INSERT INTO runs") for each in statements)
+        machine.run([lambda unit: unit.see_run("o", "r", None, spent=spent)], ending)
+        return sum(each.startswith("INSERT INTO usage") for each in statements)
 
     assert writes(ending="flush") == 1  # and rolled back
     assert [writes(), writes(), writes(spent=3), writes()] == [1, 0, 1, 0]
     machine.clock.now += 1000
     assert writes() == 1
-    found = unit.row("SELECT last_seen_ms - first_seen_ms, spent_nanousd FROM runs")
-    assert found == (1000, 3)
+    assert unit.row("SELECT last_ms - first_ms FROM usage") == (1000,)

@@ -37,8 +37,10 @@ _FILL: Final = (
     "  || (SELECT balance_id FROM balances WHERE budget_id = 'b' || n) || ']',"
     " 1000, 1000, {now}, {now} + 3600000, 0, 'open', 'lease', 'w' || n, NULL, NULL, NULL, NULL,"
     " 'f', NULL, 0, 0, 0, NULL FROM n"),
-    "INSERT INTO workflows {numbers} '{own}', 'w' || n, 1, 1, 0, 0, 0 FROM n",
-    "INSERT INTO runs {numbers} '{own}', 'r' || n, 'w' || n, 1, 1, 0 FROM n",
+    ("INSERT INTO usage {numbers} '{own}', 'workflow', 0, 0, 'w' || n, '', '', '', 0, 0, 0, 0, 0,"
+    " 0, 0, 0, 0, 0, 1, 1, NULL FROM n"),
+    ("INSERT INTO usage {numbers} '{own}', 'run', 0, 0, 'r' || n, '', '', '', 0, 0, 0, 0, 0,"
+    " 0, 0, 0, 0, 0, 1, 1, 'w' || n FROM n"),
     # Approvals that wait, and as many that were used.
     ("INSERT INTO approvals {numbers} 'a' || n, '{own}', 'k', 'ac' || n, 's', 'pending', 't', 'f',"
     " 'w' || n, NULL, NULL, 1, {far}, NULL, NULL, '', '{{}}', NULL, NULL, NULL FROM n"),

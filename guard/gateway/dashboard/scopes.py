@@ -77,7 +77,6 @@ class ScopePages:
             shown=shown,
             presets=PRESETS,
             chart=stacked(spend, shown, "", only=scope_id),
-            waiting_events=spend.waiting_events,
             events=events,
             workflows=_summed(events, "workflow_id"),
             models=[] if group_by == "model" else _summed(events, "model"),

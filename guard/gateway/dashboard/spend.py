@@ -101,7 +101,6 @@ class SpendPages:
             groups=GROUPS,
             tags=tags,
             chart=stacked(found, wanted.shown, others(wanted.group_by)),
-            waiting_events=found.waiting_events,
             scope_link=lambda scope_id: scope_link(
                 context, wanted.group_by, scope_id, **wanted.shown.query()
             ),

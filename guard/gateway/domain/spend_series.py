@@ -41,13 +41,10 @@ class SpendOverTime(Struct, kw_only=True):
     Attributes:
         series: the scopes with the highest cost first, all others last.
         total: of the organisation.
-        waiting_events: how many events are not in the sums of scopes yet, as there are too many to
-            read at once, such as after an update. Their cost is in the total and in the others.
     """
 
     series: list[SpendSeries]
     total: SpendSeries
-    waiting_events: int = 0
 
 
 def rest(total: SpendSeries, named: Iterable[SpendSeries]) -> SpendSeries:

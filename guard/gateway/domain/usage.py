@@ -9,14 +9,11 @@ from msgspec import Struct
 from guard.gateway.domain.records import BalanceView, StoredEvent
 
 MINUTE_MS: Final = 60_000
+QUARTER_MS: Final = 900_000
+"""The widest step of which the days of every time zone consist."""
+
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
-ROLLUP_SIZES_MS: Final = (MINUTE_MS, HOUR_MS)
-"""Bucket widths of a workflow's rollups. Minutes are kept for two days, hours for four hundred.
-
-An organisation has days as well, which are kept forever.
-"""
-
 WorkflowSort = Literal["seen", "spend", "name"]
 
 

@@ -258,18 +258,14 @@ def balance_of(
     found = unit.find_balance(budget.budget_id, scope_id, start_ms)
     if found is not None:
         return found
-    # A budget that is set in the middle of a period counts what was spent in it before. For tokens
-    # the sums cost more, so they are only read in the period in which the budget was made: in later
-    # ones nothing was used before the balance. Calls, and the cost under a tag, are stored nowhere
-    # else; they count from the first call under their budget.
+    # A budget that is set in the middle of a period counts what was used in it before. Tokens are
+    # read in the period in which the budget was made only: in later ones nothing was used before
+    # the balance. Calls are stored nowhere else; they count from the first one under their budget.
     opening = 0
-    if budget.scope_kind != "tag":
-        scope: tuple[str, records.ScopeKind, str]
+    if budget.unit == "usd" or budget.opens_with_tokens(start_ms):
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
-        if budget.unit == "usd":
-            opening = unit.spent_before(*scope, start_ms, end_ms)
-        elif budget.opens_with_tokens(start_ms):
-            opening = unit.tokens_before(*scope, start_ms, end_ms)
+        cost, tokens = unit.used_before(*scope, start_ms, end_ms)
+        opening = cost if budget.unit == "usd" else tokens
     return unit.add_balance(
         Balance(
             balance_id=0,

@@ -195,7 +195,7 @@ def _overflows(unit: UnitOfWork, org: OrganisationState, cost: int) -> bool:
 
     Sums are stored as 64-bit integers.
     """
-    spent = unit.spent_before(org.organisation_id, "organisation", "", 0, None)
+    spent, _ = unit.used_before(org.organisation_id, "organisation", "", 0, None)
     return spent + cost > wire.NANOUSD_MAX
 
 
@@ -244,9 +244,9 @@ def _record(
     if not unit.add_event(own, request.key_id, priced, charged_at_ms, flags, balance_ids):
         return None
     if event.workflow_id is not None:
-        unit.count_workflow(own, event.workflow_id, spent=cost, calls=0, events=1)
+        unit.see_workflow(own, event.workflow_id)
     if event.run_id is not None:
-        unit.count_run(own, event.run_id, event.workflow_id, spent=cost)
+        unit.see_run(own, event.run_id, event.workflow_id, spent=cost)
     unit.count_usage(own, keys, charged_at_ms, priced)
     if reservation is not None:
         # Also for an event without cost: it prolongs or ends the reservation.

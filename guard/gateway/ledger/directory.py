@@ -25,7 +25,7 @@ def announce_workflow(unit: UnitOfWork, _: Actor, organisation_id: str, workflow
     """
     wire.require_name("a workflow's name", workflow_id)
     own = organisation(unit, organisation_id).organisation_id
-    unit.count_workflow(own, workflow_id, spent=0, calls=0, events=0)
+    unit.see_workflow(own, workflow_id)
 
 
 def create_organisation(unit: UnitOfWork, actor: Actor, name: str) -> records.Organisation:

@@ -130,9 +130,9 @@ def _answer(
         # workflow is known from the first question on, so that it can be seen and killed.
         waits = isinstance(decided, wire.GateReply) and decided.decision == "pending"
         calls = 0 if waits else 1
-        unit.count_workflow(own, call.workflow_id, spent=0, calls=calls, events=0)
+        unit.see_workflow(own, call.workflow_id, calls)
     if call.run_id is not None:
-        unit.count_run(own, call.run_id, call.workflow_id, spent=0)
+        unit.see_run(own, call.run_id, call.workflow_id)
     return answer
 
 

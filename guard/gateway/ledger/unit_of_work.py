@@ -109,17 +109,14 @@ class MoneyStore(Protocol):
     def ended_exhausted(self) -> list[tuple[Balance, str]]:
         """Return exhausted balances whose period has ended, with their organisations."""
 
-    def spent_before(
+    def used_before(
         self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
         end_ms: int | None,
-    ) -> int:  # fmt: skip
-        """Return what a scope has cost in the current period, or in the one without an end."""
+    ) -> tuple[int, int]:  # fmt: skip
+        """Return what a scope has cost in the current period, and its tokens.
 
-    def tokens_before(
-        self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
-        end_ms: int | None,
-    ) -> int:  # fmt: skip
-        """Return how many tokens a scope has used in a period."""
+        Without an end, in all.
+        """
 
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""
@@ -185,20 +182,18 @@ class MoneyStore(Protocol):
     def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
         """Write an estimate."""
 
-    def count_workflow(
-        self, organisation_id: str, workflow_id: str, *, spent: int, calls: int, events: int
-    ) -> None:
-        """Add to the totals of a workflow."""
+    def see_workflow(self, organisation_id: str, workflow_id: str, calls: int = 0) -> None:
+        """Note that a workflow is in use, and how many calls it makes."""
 
-    def count_run(
-        self, organisation_id: str, run_id: str, workflow_id: str | None, *, spent: int
+    def see_run(
+        self, organisation_id: str, run_id: str, workflow_id: str | None, *, spent: int = 0
     ) -> None:
-        """Add to the totals of a run."""
+        """Note that a run is in use."""
 
     def count_usage(
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
     ) -> None:
-        """Add an event to the totals of its scopes and to the usage rollups."""
+        """Add an event to the usage of its scopes."""
 
     def count_doubtful_tokens(
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent, tokens: int

@@ -171,7 +171,7 @@ def tables_of(connection: sqlite3.Connection) -> list[str]:
 
 
 def _copy_table(reading: SqliteReadConnection, target: psycopg.Connection[Any], table: str) -> int:
-    rows = reading.sqlite.execute(f"SELECT * FROM {table}")  # noqa: S608 (a name of the schema)
+    rows = reading.sqlite.execute(f"SELECT * FROM {table}")
     columns = sql.SQL(", ").join(sql.Identifier(column[0]) for column in rows.description)
     name = sql.Identifier(table)
     if table == "facts":  # the new schema has some
@@ -211,7 +211,7 @@ def compare(source: Connection, copied: Connection, rows: dict[str, int]) -> Non
         RuntimeError: something has not arrived, or is another.
     """
     for table, count in rows.items():
-        ((found,),) = copied.rows(f"SELECT count(*) FROM {table}")  # noqa: S608 (a name of the schema)
+        ((found,),) = copied.rows(f"SELECT count(*) FROM {table}")
         if found != count and table != "facts":
             raise RuntimeError(f"not all rows of {table} have arrived")
     for one, other in zip(source.stream(_BALANCES), copied.stream(_BALANCES), strict=True):

@@ -107,7 +107,7 @@ def _copy_table(source: psycopg.Connection[Any], writing: sqlite3.Connection, ta
         facts = [row for row in source.execute(query) if row[0] not in _OWN_FACTS]
         writing.executemany(_SET_FACT, facts)
         return len(facts)
-    insert = f"INSERT INTO {table} VALUES ({','.join('?' * len(names))})"  # noqa: S608 (a name of the schema)
+    insert = f"INSERT INTO {table} VALUES ({','.join('?' * len(names))})"
     count = 0
     with source.cursor(name="copying") as cursor:
         cursor.execute(query)

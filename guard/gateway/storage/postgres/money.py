@@ -38,7 +38,7 @@ If that replica dies, another one sends the message afterwards: it is sent at le
 """
 
 _CLAIM_DELIVERIES: Final = (
-    f"WITH RECURSIVE {WAITING_OWNERS},"  # noqa: S608 (constant text)
+    f"WITH RECURSIVE {WAITING_OWNERS},"
     " ranked AS (SELECT x.*, ROW_NUMBER() OVER"
     "  (PARTITION BY organisation_id ORDER BY next_attempt_ms) AS place"
     "  FROM owners CROSS JOIN LATERAL (SELECT delivery_id, organisation_id, next_attempt_ms"
@@ -63,7 +63,7 @@ _LEASE_HOLDS: Final = (
     " ORDER BY b.reservation_id LIMIT %s"
 )
 _BALANCES: Final = (
-    f"SELECT {BALANCES.names('b')}, u.organisation_id"  # noqa: S608 (constant text)
+    f"SELECT {BALANCES.names('b')}, u.organisation_id"
     " FROM balances b LEFT JOIN budgets u USING (budget_id)"
 )
 
@@ -127,8 +127,6 @@ class PostgresMoney(MoneyTables):
         self.lease_index.clear()
         self.chains.clear()
         self.estimates.clear()
-        self.totals.forget()
-        self.uncertain.forget()
 
     def forget_transient(self) -> None:
         """Drop the balances of deleted budgets.
@@ -169,7 +167,6 @@ class PostgresMoney(MoneyTables):
         for chain_id in known.chains:
             self.chains.pop((own, chain_id), None)
         known.chains.clear()
-        self.totals.forget_organisation(own)
         # 2. Read again in one query, or dropped.
         if len(known.balances) > READ_AGAIN_MAX:
             self.forget_accounts(own)
@@ -441,7 +438,7 @@ class PostgresMoney(MoneyTables):
         """Return pending approvals past their deadline, or without a caller who renews them."""
         pending = f"{APPROVALS.select()} WHERE status = 'pending'"
         rows = self.connection.psycopg.execute(
-            f"SELECT * FROM (({pending} AND deadline_ms <= %s ORDER BY deadline_ms LIMIT %s) UNION"  # noqa: S608 (constant text)
+            f"SELECT * FROM (({pending} AND deadline_ms <= %s ORDER BY deadline_ms LIMIT %s) UNION"
             f" ({pending} AND present_until_ms <= %s ORDER BY present_until_ms LIMIT %s)) overdue"
             " WHERE organisation_id = ANY(%s)",
             (self.now_ms, limit, self.now_ms, limit, self.locked),

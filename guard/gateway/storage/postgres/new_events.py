@@ -35,7 +35,7 @@ _OF_RESPONSE: Final = (
     " AND e.provider = v.p AND e.response_id = v.r"
 )
 _RESPONSES: Final = (
-    "SELECT v.n, f.event_seq, f.request_id"  # noqa: S608 (constant text)
+    "SELECT v.n, f.event_seq, f.request_id"
     " FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[]) AS v(n, o, p, r, q)"
     f" CROSS JOIN LATERAL ((({_OF_RESPONSE} AND (v.q IS NULL OR e.request_id = v.q)) LIMIT 1)"
     f" UNION ALL (({_OF_RESPONSE} AND v.q IS NOT NULL AND e.request_id IS NULL) LIMIT 1)) f"

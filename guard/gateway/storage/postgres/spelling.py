@@ -18,6 +18,7 @@ _PAIRS: Final = (
     ("INDEXED BY events_response ", ""),
     ("INDEXED BY events_flagged ", ""),
     ("INDEXED BY deliveries_due ", ""),
+    ("INDEXED BY usage_doubt ", ""),
     ("INDEXED BY directives_runs ", ""),
     ("NOT INDEXED ", ""),
     ("CROSS JOIN ", "JOIN "),

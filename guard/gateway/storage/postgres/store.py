@@ -60,7 +60,6 @@ class PostgresStorage(PostgresEngine, Storage):
             self._rates_cleaned_ms = now_ms
             await self.rates.delete_old()
         await self.turn_answers()
-        await self.sum_scopes()
         await self.retain()
         await self.sample()
         return expired

@@ -409,9 +409,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
 
     def housekeep(self) -> None:
         """Drop old nonces and rollups; store the clock."""
-        self.rollups.prune(self.locked)
-        for sums in self.scope_sums:
-            sums.look()
+        self.prune(self.locked)
         self.write("DELETE FROM nonces WHERE expires_at_ms < ?", (self.now_ms,))
         self.save_fact("clock_ms", str(self.now_ms))
 

@@ -6,16 +6,16 @@ import json
 from typing import Final
 
 from guard.core import wire
-from guard.gateway.domain import alerts, records, usage
+from guard.gateway.domain import alerts, records
+from guard.gateway.domain.usage import HOUR_MS, QUARTER_MS
 from guard.gateway.ledger.webhooks import WEBHOOKS_MAX
 from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.dashboard import unpriced_models
 from guard.gateway.storage.sql.rows import NAMED
 from guard.gateway.storage.sql.views import SELECT_BALANCE_VIEWS, balance_view_from_row
 
 FORECASTS_MAX: Final = 100
 UNSEEN_MAX: Final = 100
-_RECENT_MS: Final = usage.HOUR_MS
+_RECENT_MS: Final = HOUR_MS
 
 
 def heading_for(
@@ -54,7 +54,13 @@ def newest_refusals(
 def fallback_models(reading: Connection, now_ms: int, organisation_id: str) -> list[str]:
     """Return the models that were charged at fallback prices in this hour or the one before."""
     since_ms = now_ms - _RECENT_MS
-    return sorted(unpriced_models(reading, organisation_id, since_ms, now_ms + 1) - {""})
+    rows = reading.rows(
+        "SELECT DISTINCT model FROM usage WHERE organisation_id = ?"
+        f" AND scope_kind = 'organisation' AND size_ms = {QUARTER_MS} AND start_ms >= ?"
+        " AND start_ms <= ? AND unpriced > 0 AND model <> ''",
+        organisation_id, since_ms - since_ms % HOUR_MS, now_ms,
+    )  # fmt: skip
+    return sorted(row[0] for row in rows)
 
 
 def unseen_traffic(

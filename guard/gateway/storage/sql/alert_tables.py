@@ -15,7 +15,7 @@ from guard.gateway.storage.sql.rows import IS_NAMED, NAMED, WEBHOOKS, channel_fr
 
 _WAITING: Final = "delivered_at_ms IS NULL AND failed = 0"
 WAITING_OWNERS: Final = (
-    "owners (owner) AS (SELECT * FROM (SELECT organisation_id FROM deliveries"  # noqa: S608 (constant text)
+    "owners (owner) AS (SELECT * FROM (SELECT organisation_id FROM deliveries"
     f" WHERE {_WAITING} ORDER BY organisation_id LIMIT 1) f UNION ALL SELECT (SELECT"
     f" organisation_id FROM deliveries WHERE {_WAITING} AND organisation_id > owner"
     " ORDER BY organisation_id LIMIT 1) FROM owners WHERE owner IS NOT NULL)"
@@ -23,7 +23,7 @@ WAITING_OWNERS: Final = (
 """The organisations with waiting messages: each is found by the index, after the one before it."""
 
 _DUE: Final = (
-    f"WITH RECURSIVE {WAITING_OWNERS} SELECT delivery_id, organisation_id, url, secret, type,"  # noqa: S608 (constant text)
+    f"WITH RECURSIVE {WAITING_OWNERS} SELECT delivery_id, organisation_id, url, secret, type,"
     " body, created_at_ms, attempts, webhook_id, channel_kind, channel_options"
     " FROM (SELECT d.*, w.url, w.secret, w.channel_kind, w.channel_options, ROW_NUMBER() OVER"
     " (PARTITION BY d.organisation_id ORDER BY d.next_attempt_ms) AS place"
@@ -192,7 +192,7 @@ class AlertTables(ControlTables):
     def waiting_body(self, delivery_id: str) -> str | None:
         """Return the body of a delivery that was never tried."""
         row = self.row(
-            f"SELECT body FROM deliveries WHERE delivery_id = ? AND attempts = 0 AND {_WAITING}",  # noqa: S608 (constant text)
+            f"SELECT body FROM deliveries WHERE delivery_id = ? AND attempts = 0 AND {_WAITING}",
             delivery_id,
         )
         return None if row is None else str(row[0])

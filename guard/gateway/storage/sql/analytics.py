@@ -9,17 +9,16 @@ from guard.core import globs, wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.sql.connection import Connection, equals
 from guard.gateway.storage.sql.rows import APPROVALS, AUDIT, EVENTS, NAMED, approval_from_row
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
-    SELECT_WORKFLOWS,
     balance_view_from_row,
     run_record,
     workflow_record,
+    workflows_where,
 )
 
 RUNS_WITHIN_MS: Final = 600_000
@@ -44,8 +43,7 @@ def workflows(
     seen = {
         row[0]: workflow_record(row, directives.state_of(row[0], None, now_ms))
         for row in reading.rows(
-            f"{SELECT_WORKFLOWS} WHERE organisation_id = ? AND workflow_id > ?"
-            " ORDER BY workflow_id LIMIT ?",
+            f"{workflows_where(' AND scope_id > ?')} ORDER BY scope_id LIMIT ?",
             organisation_id, after, limit,
         )
     }  # fmt: skip
@@ -81,10 +79,10 @@ def known(
     """Return whether a target names anything: a workflow, those of a glob, or one run."""
     if run_id is not None:
         rows = reading.rows(
-            "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
+            f"{SELECT_RUNS} AND scope_id = ?",
             organisation_id, run_id,
         )  # fmt: skip
-        return records.Known(known=any(_matches(target, name) for (name,) in rows))
+        return records.Known(known=any(_matches(target, row[1]) for row in rows))
     found = (
         target == "*"
         or _is_seen(reading, organisation_id, target)
@@ -95,9 +93,9 @@ def known(
 
 
 def _is_seen(reading: Connection, organisation_id: str, target: str) -> bool:
-    where, arguments = _naming(target)
-    sql = f"SELECT workflow_id FROM workflows WHERE organisation_id = ?{where}"  # noqa: S608 (constant text)
-    return any(_matches(target, name) for (name,) in reading.rows(sql, organisation_id, *arguments))
+    where, arguments = _naming("scope_id", target)
+    rows = reading.rows(workflows_where(where), organisation_id, *arguments)
+    return any(_matches(target, row[0]) for row in rows)
 
 
 def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
@@ -113,34 +111,29 @@ def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
 
 
 def named(reading: Connection, now_ms: int, organisation_id: str, target: str) -> records.Named:
-    """Count the runs and workflows that a directive's target names."""
+    """Count the workflows that a directive's target names, and their runs of lately."""
+    where, arguments = _naming("scope_id", target)
+    workflows = reading.rows(workflows_where(where), organisation_id, *arguments)
+    where, arguments = _naming("owner", target)
+    runs = reading.rows(
+        "SELECT owner, count(*) FROM usage WHERE organisation_id = ? AND scope_kind = 'run'"
+        f" AND size_ms = 0 AND start_ms = 0 AND last_ms >= ?{where} GROUP BY owner",
+        organisation_id, now_ms - RUNS_WITHIN_MS, *arguments,
+    )  # fmt: skip
     return records.Named(
-        workflows=_count(reading, "workflows", organisation_id, target, 0),
-        runs=_count(reading, "runs", organisation_id, target, now_ms - RUNS_WITHIN_MS),
+        workflows=sum(_matches(target, row[0]) for row in workflows),
+        runs=sum(count for name, count in runs if _matches(target, name)),
         within_ms=RUNS_WITHIN_MS,
     )
 
 
-def _count(
-    reading: Connection, table: str, organisation_id: str, target: str, since_ms: int
-) -> int:
-    """Count the workflows, or their runs, that match a target and were seen since a moment."""
-    where, arguments = _naming(target)
-    sql = (
-        f"SELECT workflow_id, COUNT(*) FROM {table} WHERE organisation_id = ? AND last_seen_ms >= ?"  # noqa: S608 (constant text)
-        f"{where} GROUP BY workflow_id"
-    )
-    rows = reading.rows(sql, organisation_id, since_ms, *arguments)
-    return sum(count for name, count in rows if _matches(target, name))
-
-
-def _naming(target: str) -> tuple[str, list[str]]:
+def _naming(column: str, target: str) -> tuple[str, list[str]]:
     """Return a condition that selects the rows that a target names, and perhaps more."""
     if target == "*":
         return "", []
     if globs.is_pattern(target):
-        return " AND workflow_id LIKE ? ESCAPE '!'", [_like(target)]
-    return " AND workflow_id = ?", [target]
+        return f" AND {column} LIKE ? ESCAPE '!'", [_like(target)]
+    return f" AND {column} = ?", [target]
 
 
 def _matches(target: str, name: str | None) -> bool:
@@ -157,10 +150,7 @@ def _like(glob: str) -> str:
 def _workflow_row(
     reading: Connection, organisation_id: str, workflow_id: str
 ) -> tuple[Any, ...] | None:
-    rows = reading.rows(
-        f"{SELECT_WORKFLOWS} WHERE organisation_id = ? AND workflow_id = ?",
-        organisation_id, workflow_id,
-    )  # fmt: skip
+    rows = reading.rows(workflows_where(" AND scope_id = ?"), organisation_id, workflow_id)
     return rows[0] if rows else None
 
 
@@ -174,12 +164,12 @@ def runs(
 ) -> list[records.Run]:
     """Return runs by id, of one workflow or of all."""
     directives = directives_of(reading, organisation_id)
-    where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
+    where, arguments = equals(owner=workflow_id)
     return [
         run_record(row, directives, now_ms)
         for row in reading.rows(
-            f"{SELECT_RUNS} WHERE {where} AND run_id > ? ORDER BY run_id LIMIT ?",
-            *arguments, after, limit,
+            f"{SELECT_RUNS} AND {where or 'true'} AND scope_id > ? ORDER BY scope_id LIMIT ?",
+            organisation_id, *arguments, after, limit,
         )
     ]  # fmt: skip
 
@@ -187,9 +177,9 @@ def runs(
 def _has_type(reading: Connection, organisation_id: str, event_type: str) -> bool:
     return bool(
         reading.rows(
-            "SELECT 1 FROM organisation_rollups WHERE organisation_id = ? AND size_ms = ?"
-            " AND type = ? LIMIT 1",
-            organisation_id, DAY_MS, event_type,
+            "SELECT 1 FROM usage WHERE organisation_id = ? AND scope_kind = 'organisation'"
+            " AND size_ms = 0 AND type = ? LIMIT 1",
+            organisation_id, event_type,
         )
     )  # fmt: skip
 
@@ -215,7 +205,7 @@ def events(
     return [
         EVENTS.read(row)
         for row in reading.rows(
-            f"SELECT {EVENTS.names()} FROM {source} WHERE {where} AND event_seq > ?"  # noqa: S608 (constant text)
+            f"SELECT {EVENTS.names()} FROM {source} WHERE {where} AND event_seq > ?"
             " ORDER BY event_seq LIMIT ?",
             *arguments, after, limit,
         )

@@ -223,68 +223,19 @@ CREATE TABLE idempotency_1 (
   body BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE workflows (
-  organisation_id TEXT NOT NULL, workflow_id TEXT NOT NULL, first_seen_ms INTEGER NOT NULL,
-  last_seen_ms INTEGER NOT NULL, spent_nanousd INTEGER NOT NULL, calls INTEGER NOT NULL,
-  events INTEGER NOT NULL,
-  PRIMARY KEY (organisation_id, workflow_id)
-) STRICT, WITHOUT ROWID;
-
-CREATE TABLE runs (
-  organisation_id TEXT NOT NULL, run_id TEXT NOT NULL, workflow_id TEXT,
-  first_seen_ms INTEGER NOT NULL, last_seen_ms INTEGER NOT NULL, spent_nanousd INTEGER NOT NULL,
-  PRIMARY KEY (organisation_id, run_id)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX runs_workflow ON runs (organisation_id, workflow_id);
-
-CREATE TABLE scope_totals (
-  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL,
-  cost_nanousd INTEGER NOT NULL, hour_ms INTEGER NOT NULL, hour_nanousd INTEGER NOT NULL,
-  day_ms INTEGER NOT NULL, day_nanousd INTEGER NOT NULL, month_ms INTEGER NOT NULL,
-  month_nanousd INTEGER NOT NULL, events INTEGER NOT NULL, llm_calls INTEGER NOT NULL,
-  tool_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
-  unpriced INTEGER NOT NULL, week_ms INTEGER NOT NULL DEFAULT 0,
-  week_nanousd INTEGER NOT NULL DEFAULT 0,
-  PRIMARY KEY (organisation_id, scope_kind, scope_id)
-) STRICT, WITHOUT ROWID;
-
-CREATE TABLE scope_days (
-  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL,
-  day_ms INTEGER NOT NULL, cost_nanousd INTEGER NOT NULL, events INTEGER NOT NULL,
+CREATE TABLE usage (
+  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, size_ms INTEGER NOT NULL,
+  start_ms INTEGER NOT NULL, scope_id TEXT NOT NULL, model TEXT NOT NULL, provider TEXT NOT NULL,
+  type TEXT NOT NULL, cost_nanousd INTEGER NOT NULL, events INTEGER NOT NULL,
   llm_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL,
-  output_tokens INTEGER NOT NULL, unpriced INTEGER NOT NULL,
-  PRIMARY KEY (organisation_id, scope_kind, scope_id, day_ms)
+  output_tokens INTEGER NOT NULL, unpriced INTEGER NOT NULL, doubt_nanousd INTEGER NOT NULL,
+  doubt_tokens INTEGER NOT NULL, calls INTEGER NOT NULL, first_ms INTEGER, last_ms INTEGER,
+  owner TEXT,
+  PRIMARY KEY (organisation_id, scope_kind, size_ms, start_ms, scope_id, model, provider, type)
 ) STRICT, WITHOUT ROWID;
-
-CREATE TABLE scope_hours (
-  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, hour_ms INTEGER NOT NULL,
-  scope_id TEXT NOT NULL, cost_nanousd INTEGER NOT NULL, events INTEGER NOT NULL,
-  llm_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL,
-  output_tokens INTEGER NOT NULL, unpriced INTEGER NOT NULL,
-  PRIMARY KEY (organisation_id, scope_kind, hour_ms, scope_id)
-) STRICT, WITHOUT ROWID;
-
-CREATE TABLE usage_rollups (
-  organisation_id TEXT NOT NULL, size_ms INTEGER NOT NULL, bucket_ms INTEGER NOT NULL,
-  workflow_id TEXT NOT NULL, model TEXT NOT NULL, cost_nanousd INTEGER NOT NULL,
-  llm_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL,
-  output_tokens INTEGER NOT NULL,
-  PRIMARY KEY (organisation_id, size_ms, bucket_ms, workflow_id, model)
-) STRICT, WITHOUT ROWID;
-
-CREATE TABLE organisation_rollups (
-  organisation_id TEXT NOT NULL, size_ms INTEGER NOT NULL, bucket_ms INTEGER NOT NULL,
-  type TEXT NOT NULL, provider TEXT NOT NULL, model TEXT NOT NULL, events INTEGER NOT NULL,
-  cost_nanousd INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
-  unpriced INTEGER NOT NULL,
-  PRIMARY KEY (organisation_id, size_ms, bucket_ms, type, provider, model)
-) STRICT, WITHOUT ROWID;
-
-CREATE TABLE uncertain_hours (
-  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL,
-  hour_ms INTEGER NOT NULL, cost_nanousd INTEGER NOT NULL,
-  PRIMARY KEY (organisation_id, scope_kind, scope_id, hour_ms)
-) STRICT, WITHOUT ROWID;
+CREATE INDEX usage_owner ON usage (organisation_id, owner, scope_id) WHERE owner IS NOT NULL;
+CREATE INDEX usage_doubt ON usage (organisation_id, scope_kind, scope_id, size_ms, start_ms)
+  WHERE doubt_nanousd <> 0 OR doubt_tokens <> 0;
 
 CREATE TABLE webhooks (
   webhook_id TEXT PRIMARY KEY, organisation_id TEXT NOT NULL, url TEXT NOT NULL,
@@ -323,6 +274,3 @@ CREATE TABLE alert_facts (
   PRIMARY KEY (organisation_id, fact)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX alert_facts_told ON alert_facts (told_ms);
-
-INSERT INTO facts VALUES
-  ('summed_event_seq', '0'), ('summed_hours_seq', '0'), ('summed_tags_seq', '0');

@@ -28,7 +28,7 @@ def event_details(reading: Connection, organisation_id: str, event_seq: int) -> 
         NotFoundError: the organisation has no such event.
     """
     rows = reading.rows(
-        f"SELECT {EVENTS.names()}, charged_at_ms, provider, response_id, request_id, balance_ids,"  # noqa: S608 (constant text)
+        f"SELECT {EVENTS.names()}, charged_at_ms, provider, response_id, request_id, balance_ids,"
         " input_tokens, output_tokens FROM events WHERE organisation_id = ? AND event_seq = ?",
         organisation_id, event_seq,
     )  # fmt: skip
@@ -55,7 +55,7 @@ def refusal(reading: Connection, organisation_id: str, refusal_seq: int) -> usag
         NotFoundError: the organisation has no such refusal, or it is too old.
     """
     rows = reading.rows(
-        f"SELECT {REFUSALS.names()} FROM refusals WHERE organisation_id = ? AND refusal_seq = ?",  # noqa: S608 (constant text)
+        f"SELECT {REFUSALS.names()} FROM refusals WHERE organisation_id = ? AND refusal_seq = ?",
         organisation_id, refusal_seq,
     )  # fmt: skip
     if not rows:
@@ -68,7 +68,7 @@ def refusals_of_call(
 ) -> list[usage.Refused]:
     """Return how often and why a call was refused, newest first."""
     rows = reading.rows(
-        f"SELECT {REFUSALS.names()} FROM refusals WHERE organisation_id = ? AND call_id = ?"  # noqa: S608 (constant text)
+        f"SELECT {REFUSALS.names()} FROM refusals WHERE organisation_id = ? AND call_id = ?"
         " ORDER BY refusal_seq DESC LIMIT ?",
         organisation_id, call_id, REFUSALS_MAX,
     )  # fmt: skip

@@ -163,7 +163,7 @@ class ControlTables(Tables):
         """Return pending approvals past their deadline, or without a caller who renews them."""
         pending = f"{_SELECT_APPROVALS} WHERE status = 'pending' AND"
         rows = self.rows(
-            f"SELECT * FROM (SELECT * FROM ({pending} deadline_ms <= ? LIMIT ?) late"  # noqa: S608 (constant text)
+            f"SELECT * FROM (SELECT * FROM ({pending} deadline_ms <= ? LIMIT ?) late"
             f" UNION SELECT * FROM ({pending} present_until_ms <= ? LIMIT ?) gone) overdue LIMIT ?",
             self.now_ms, limit, self.now_ms, limit, limit,
         )  # fmt: skip

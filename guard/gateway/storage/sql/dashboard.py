@@ -13,14 +13,13 @@ from guard.gateway.domain.control import end_of, is_timed, newest
 from guard.gateway.storage.sql.analytics import directives_of
 from guard.gateway.storage.sql.connection import Connection, equals
 from guard.gateway.storage.sql.rows import AUDIT, EVENTS, REFUSALS
-from guard.gateway.storage.sql.uncertain import MODEL_USAGE, of_one, of_scopes
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
-    SELECT_WORKFLOWS,
     balance_view_from_row,
     run_record,
     workflow_record,
+    workflows_where,
 )
 
 SCAN_MAX: Final = 20_000
@@ -30,42 +29,41 @@ LAST_ID: Final = "\U0010ffff"
 """Sorts after every id."""
 
 _SORTS: Final = {
-    "seen": "last_seen_ms DESC, workflow_id",
-    "spend": "spent_nanousd DESC, workflow_id",
-    "name": "workflow_id",
+    "seen": "last_seen_ms DESC, scope_id",
+    "spend": "spent_nanousd DESC, scope_id",
+    "name": "scope_id",
 }
 _SCOPE_COLUMNS: Final = {"organisation": "''", "workflow": "workflow_id", "agent": "agent",
                          "chain": "chain_id", "user": "user_id", "key": "key_id",
                          "model": "model"}  # fmt: skip
-_WORKFLOW_SUMS: Final = (
-    "sum(cost_nanousd) AS cost, sum(llm_calls), sum(tool_calls), sum(input_tokens),"
-    " sum(output_tokens)"
+_SUMS: Final = (
+    "CAST(sum(u.cost_nanousd) AS BIGINT) AS cost, CAST(sum(u.llm_calls) AS BIGINT),"
+    " CAST(sum(u.tool_calls) AS BIGINT), CAST(sum(u.input_tokens) AS BIGINT),"
+    " CAST(sum(u.output_tokens) AS BIGINT)"
 )
-_ORGANISATION_SUMS: Final = (
-    "sum(cost_nanousd) AS cost, sum(CASE type WHEN 'llm' THEN events ELSE 0 END),"
-    " sum(CASE type WHEN 'tool' THEN events ELSE 0 END), sum(input_tokens), sum(output_tokens)"
-)
-_WITHIN: Final = "WHERE organisation_id = ? AND size_ms = ? AND bucket_ms >= ? AND bucket_ms < ?"
-# Buckets hold all workflows, so one workflow's rows are looked up bucket by bucket.
-_WORKFLOW_ROLLUPS: Final = (
-    "(WITH RECURSIVE times (at_ms) AS (SELECT ?3 UNION ALL SELECT at_ms + ?2 FROM times"
-    " WHERE at_ms + ?2 < ?4) SELECT u.* FROM times CROSS JOIN usage_rollups u"
-    " ON u.organisation_id = ?1 AND u.size_ms = ?2 AND u.bucket_ms = at_ms"
-    " AND u.workflow_id = ?5) rollups"
-)
+_DOUBT: Final = "CAST(coalesce(sum(u.doubt_nanousd), 0) AS BIGINT)"
 
 
-def _rollups(
+def _within(
     organisation_id: str, size_ms: int, since_ms: int, until_ms: int, workflow_id: str | None
-) -> tuple[str, str, list[Any]]:
-    """Return the columns, the source and the arguments of sums over rollups."""
-    since_ms = -(-since_ms // size_ms) * size_ms
-    arguments = [organisation_id, size_ms, since_ms, until_ms]
-    if workflow_id is None and size_ms == usage.MINUTE_MS:  # kept for two days, so they are few
-        return _WORKFLOW_SUMS, f"usage_rollups {_WITHIN}", arguments
+) -> tuple[str, list[Any]]:
+    """Return the rows of an organisation or a workflow in a time, and the arguments."""
+    width_ms = size_ms if size_ms == usage.MINUTE_MS else usage.QUARTER_MS
+    since_ms, until_ms = (-(-at_ms // size_ms) * size_ms for at_ms in (since_ms, until_ms))
     if workflow_id is None:
-        return _ORGANISATION_SUMS, f"organisation_rollups {_WITHIN}", arguments
-    return _WORKFLOW_SUMS, _WORKFLOW_ROLLUPS, [*arguments, workflow_id]
+        source = (
+            "FROM usage u WHERE u.organisation_id = ? AND u.scope_kind = 'organisation'"
+            " AND u.size_ms = ? AND u.start_ms >= ? AND u.start_ms < ?"
+        )
+        return source, [organisation_id, width_ms, since_ms, until_ms]
+    # Rows of a time hold all workflows, so one workflow's are looked up one by one.
+    source = (
+        "FROM (WITH RECURSIVE times (at_ms) AS (SELECT ?3 UNION ALL SELECT at_ms + ?2 FROM times"
+        " WHERE at_ms + ?2 < ?4) SELECT r.* FROM times CROSS JOIN usage r ON"
+        " r.organisation_id = ?1 AND r.scope_kind = 'workflow' AND r.size_ms = ?2"
+        " AND r.start_ms = at_ms AND r.scope_id = ?5) u"
+    )
+    return source, [organisation_id, width_ms, since_ms, until_ms, workflow_id]
 
 
 def spend_over_time(
@@ -73,10 +71,11 @@ def spend_over_time(
     step_ms: int, workflow_id: str | None,
 ) -> list[usage.UsagePoint]:  # fmt: skip
     """Return usage in steps of time, oldest first; steps without usage are left out."""
-    sums, source, arguments = _rollups(organisation_id, size_ms, since_ms, until_ms, workflow_id)
+    source, arguments = _within(organisation_id, size_ms, since_ms, until_ms, workflow_id)
     rows = reading.rows(
-        f"SELECT bucket_ms - bucket_ms % {int(step_ms)} AS start, {sums} FROM {source}"  # noqa: S608 (constant text and a number)
-        " GROUP BY start ORDER BY start",
+        f"SELECT u.start_ms - u.start_ms % {int(step_ms)} AS start, {_SUMS} {source}"
+        " GROUP BY start HAVING sum(u.cost_nanousd) <> 0 OR sum(u.llm_calls + u.tool_calls) > 0"
+        " ORDER BY start",
         *arguments,
     )
     names = usage.UsagePoint.__struct_fields__
@@ -87,9 +86,10 @@ def uncertain_spend(
     reading: Connection, organisation_id: str, since_ms: int, until_ms: int,
     workflow_id: str | None,
 ) -> int:  # fmt: skip
-    """Return the charges in doubt in the hours of a time, in all or of one workflow."""
-    kind = "organisation" if workflow_id is None else "workflow"
-    return of_one(reading, organisation_id, kind, workflow_id or "", since_ms, until_ms)
+    """Return the charges in doubt of a time, in all or of one workflow."""
+    since_ms -= since_ms % usage.QUARTER_MS
+    source, arguments = _within(organisation_id, usage.QUARTER_MS, since_ms, until_ms, workflow_id)
+    return int(reading.rows(f"SELECT {_DOUBT} {source}", *arguments)[0][0])
 
 
 def usage_by_model(
@@ -98,35 +98,18 @@ def usage_by_model(
 ) -> list[usage.ModelUsage]:  # fmt: skip
     """Return usage by model, most expensive first."""
     until_ms = now_ms + size_ms
-    sums, source, arguments = _rollups(organisation_id, size_ms, since_ms, until_ms, workflow_id)
+    source, arguments = _within(organisation_id, size_ms, since_ms, until_ms, workflow_id)
     rows = reading.rows(
-        f"SELECT model, {sums} FROM {source} GROUP BY model HAVING model <> ''"  # noqa: S608 (constant text)
-        f" ORDER BY cost DESC, model LIMIT {int(limit)}",
+        f"SELECT u.model, {_SUMS}, sum(u.unpriced), {_DOUBT} {source} GROUP BY u.model"
+        f" HAVING u.model <> '' ORDER BY cost DESC, u.model LIMIT {int(limit)}",
         *arguments,
     )
-    unpriced = unpriced_models(reading, organisation_id, since_ms, until_ms) if rows else set()
-    doubts: dict[str, int] = {}  # of a workflow they are known in all, and not by model
-    if workflow_id is None:
-        names = [row[0] for row in rows]
-        doubts = of_scopes(reading, organisation_id, MODEL_USAGE, names, since_ms, until_ms)
     return [
         usage.ModelUsage(model=model, cost_nanousd=cost, llm_calls=llm_calls,
                          input_tokens=input_tokens, output_tokens=output_tokens,
-                         unpriced=model in unpriced,
-                         uncertain_nanousd=min(cost, doubts.get(model, 0)))
-        for model, cost, llm_calls, _, input_tokens, output_tokens in rows
+                         unpriced=unpriced > 0, uncertain_nanousd=max(0, min(cost, doubt)))
+        for model, cost, llm_calls, _, input_tokens, output_tokens, unpriced, doubt in rows
     ]  # fmt: skip
-
-
-def unpriced_models(
-    reading: Connection, organisation_id: str, since_ms: int, until_ms: int
-) -> set[str]:
-    """Return the models of which something was charged at fallback prices, by the hour."""
-    rows = reading.rows(
-        f"SELECT DISTINCT model FROM organisation_rollups {_WITHIN} AND unpriced > 0",  # noqa: S608 (constant text)
-        organisation_id, usage.HOUR_MS, since_ms - since_ms % usage.HOUR_MS, until_ms,
-    )  # fmt: skip
-    return {row[0] for row in rows}
 
 
 def newest_events(
@@ -147,10 +130,10 @@ def newest_events(
     ]
     source = "events"
     if filters:
-        source = f"(SELECT * FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?) newest"  # noqa: S608 (constant text)
+        source = f"(SELECT * FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?) newest"
         where = " AND ".join(f"{column} = ?" for column, _ in filters)
         arguments += [SCAN_MAX, *(value for _, value in filters)]
-    sql = f"SELECT {EVENTS.names()} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"  # noqa: S608 (constant text)
+    sql = f"SELECT {EVENTS.names()} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"
     return [EVENTS.read(row) for row in reading.rows(sql, *arguments, limit)]
 
 
@@ -191,11 +174,8 @@ def workflow_page(
 ) -> list[records.Workflow]:  # fmt: skip
     """Return one page of the workflows seen."""
     directives = directives_of(reading, organisation_id)
-    found = " AND instr(lower(workflow_id), ?) > 0" if search else ""
-    sql = (
-        f"{SELECT_WORKFLOWS} WHERE organisation_id = ?{found}"
-        f" ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
-    )
+    found = " AND instr(lower(scope_id), ?) > 0" if search else ""
+    sql = f"{workflows_where(found)} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
     needles = [search.lower()] if search else []
     return [
         workflow_record(row, directives.state_of(row[0], None, now_ms))
@@ -212,7 +192,7 @@ def refusals(
         organisation_id=organisation_id, workflow_id=workflow_id, call_id=call_id
     )
     rows = reading.rows(
-        f"SELECT {REFUSALS.names()} FROM refusals WHERE {where}"  # noqa: S608 (constant text)
+        f"SELECT {REFUSALS.names()} FROM refusals WHERE {where}"
         " AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",
         *arguments, before, limit,
     )  # fmt: skip
@@ -228,8 +208,7 @@ def newest_runs(
     return [
         run_record(row, directives, now_ms)
         for row in reading.rows(
-            f"{SELECT_RUNS} WHERE organisation_id = ? AND workflow_id = ? AND run_id < ?"
-            " ORDER BY run_id DESC LIMIT ?",
+            f"{SELECT_RUNS} AND owner = ? AND scope_id < ? ORDER BY scope_id DESC LIMIT ?",
             organisation_id, workflow_id, before or LAST_ID, limit,
         )
     ]  # fmt: skip
@@ -260,7 +239,7 @@ def newest_charges(
     found = [
         usage.ChargedEvent(*row)
         for row in reading.rows(
-            f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM (SELECT *"  # noqa: S608 (constant text)
+            f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM (SELECT *"
             " FROM events INDEXED BY events_charged WHERE organisation_id = ?"
             " ORDER BY charged_at_ms DESC, event_seq DESC LIMIT ?) newest"
             " WHERE cost_nanousd > 0 LIMIT ?",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import functools
 import logging
 from collections.abc import Callable
 from typing import ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
@@ -20,7 +19,6 @@ from guard.gateway.storage.sql.connection import ReadingStore
 from guard.gateway.storage.sql.failures import store_error, summary
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
-from guard.gateway.storage.sql.scope_days import EventSums
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 logger = logging.getLogger(__name__)
@@ -39,19 +37,11 @@ REPORT_WAIT_S: Final = 900.0
 SAMPLE_WAIT_S: Final = 30.0
 """The same for the queries of the metrics, which run on the reports' connections."""
 
-SUM_STEPS_MAX: Final = 8
-"""Steps of one sweep that sum events by scope, for days, hours and tags: up to a third of the
-writer's time."""
-
 _ROOM_BYTES: Final = 65_536
 """Bytes that are written to see whether a disk that was full has room again."""
 
 _LONG: Final = Scopes(weight=INLINE_WEIGHT_MAX + 1)
 """The scopes of a long step: any organisation, and too heavy to run on the loop."""
-
-
-def _sum(sums: EventSums, _: SqlUnitOfWork) -> None:
-    sums.step()
 
 
 class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
@@ -184,15 +174,6 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
     @abc.abstractmethod
     async def turn_answers(self) -> None:
         """Empty the older table of stored answers and use it, if its turn is due."""
-
-    async def sum_scopes(self) -> None:
-        """Sum events by scope, tag, day and hour, in short steps like retention."""
-        for _ in range(SUM_STEPS_MAX):
-            due = [] if self._unit is None else [s for s in self._unit.scope_sums if s.is_due]
-            if not due:
-                break
-            for sums in due:
-                await self._step(functools.partial(_sum, sums))
 
     async def _step(self, work: Callable[[UnitT], object]) -> None:
         await self.write(_LONG, work)

@@ -21,7 +21,7 @@ _RESPONSE_SQL: Final = (
     " WHERE organisation_id = ?1 AND provider = ?2 AND response_id = ?3"
 )
 _REPEATED_SQL: Final = (
-    f"SELECT * FROM ({_RESPONSE_SQL} AND request_id = ?4 LIMIT 1) same"  # noqa: S608 (constant text)
+    f"SELECT * FROM ({_RESPONSE_SQL} AND request_id = ?4 LIMIT 1) same"
     f" UNION ALL SELECT * FROM ({_RESPONSE_SQL} AND request_id IS NULL LIMIT 1) unnamed"
 )
 

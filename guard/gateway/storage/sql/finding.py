@@ -12,10 +12,12 @@ from guard.gateway.domain.spend_series import TAG
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.dashboard import LAST_ID, SCAN_MAX
 from guard.gateway.storage.sql.rows import EVENTS
-from guard.gateway.storage.sql.scope_totals import COLUMNS
+from guard.gateway.storage.sql.usage_report import COLUMNS
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
+    SELECT_RUNS,
     balance_view_from_row,
+    workflows_where,
 )
 
 USES_MAX: Final = 5000
@@ -41,31 +43,32 @@ def find(reading: Connection, organisation_id: str, text: str, limit: int) -> li
         return []
     within = organisation_id, text, text + LAST_ID
     found = [
-        Found(kind="workflow", id=row[0], seen_ms=row[1], cost_nanousd=row[2])
+        Found(kind="workflow", id=row[0], seen_ms=row[2], cost_nanousd=row[3])
         for row in reading.rows(
-            "SELECT workflow_id, last_seen_ms, spent_nanousd FROM workflows"
-            " WHERE organisation_id = ? AND workflow_id >= ? AND workflow_id < ?"
-            " ORDER BY workflow_id LIMIT ?",
+            f"{workflows_where(' AND scope_id >= ? AND scope_id < ?')} ORDER BY scope_id LIMIT ?",
             *within, limit,
         )
     ]  # fmt: skip
     found += [
-        Found(kind="run", id=row[0], workflow_id=row[1], seen_ms=row[2], cost_nanousd=row[3])
+        Found(kind="run", id=row[0], workflow_id=row[1], seen_ms=row[3], cost_nanousd=row[4])
         for row in reading.rows(
-            "SELECT run_id, workflow_id, last_seen_ms, spent_nanousd FROM runs"
-            " WHERE organisation_id = ? AND run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?",
+            f"{SELECT_RUNS} AND scope_id >= ? AND scope_id < ? ORDER BY scope_id LIMIT ?",
             *within, limit,
         )
     ]  # fmt: skip
     found += _calls(reading, within, limit)
-    kinds: tuple[Any, ...] = ("user", "agent", "model")
-    for kind in kinds:
+    kinds: tuple[tuple[Any, str, str], ...] = (
+        ("user", "user", "scope_id"), ("agent", "agent", "scope_id"),
+        ("model", "organisation", "model"),
+    )  # fmt: skip
+    for kind, stored, column in kinds:
         found += [
             Found(kind=kind, id=scope_id, cost_nanousd=cost)
             for scope_id, cost in reading.rows(
-                "SELECT scope_id, cost_nanousd FROM scope_totals WHERE organisation_id = ?"
-                " AND scope_kind = ? AND scope_id >= ? AND scope_id < ? ORDER BY scope_id LIMIT ?",
-                organisation_id, kind, *within[1:], limit,
+                f"SELECT {column} AS id, CAST(sum(cost_nanousd) AS BIGINT) FROM usage"
+                " WHERE organisation_id = ? AND scope_kind = ? AND size_ms = 0 AND start_ms = 0"
+                f" AND {column} >= ? AND {column} < ? GROUP BY id ORDER BY id LIMIT ?",
+                organisation_id, stored, *within[1:], limit,
             )
         ]  # fmt: skip
     return found
@@ -102,7 +105,7 @@ def events_of_scope(
     """
     where, arguments = _where(organisation_id, group_by, scope_id)
     groups = reading.rows(
-        "SELECT workflow_id, model, sum(cost_nanousd) AS cost,"  # noqa: S608 (constants of this module)
+        "SELECT workflow_id, model, sum(cost_nanousd) AS cost,"
         " sum(CASE type WHEN 'llm' THEN 1 ELSE 0 END), count(*), min(received_at_ms)"
         " FROM (SELECT workflow_id, model, cost_nanousd, type, received_at_ms"
         f" FROM {where} {_NEWEST}) newest"
@@ -110,7 +113,7 @@ def events_of_scope(
         *arguments, USES_MAX,
     )  # fmt: skip
     counted = sum(row[4] for row in groups)
-    rows = reading.rows(f"SELECT {EVENTS.names()} FROM {where} {_NEWEST}", *arguments, limit)  # noqa: S608 (constants of this module)
+    rows = reading.rows(f"SELECT {EVENTS.names()} FROM {where} {_NEWEST}", *arguments, limit)
     scanned = group_by != "user" and _has_more(reading, organisation_id)
     return ScopeEvents(
         events=[*map(EVENTS.read, rows)], uses=[Use(*row[:4]) for row in groups],
@@ -123,7 +126,7 @@ def _where(organisation_id: str, group_by: str, scope_id: str) -> tuple[str, lis
     """Return the events of a scope as a source for a query, and its arguments."""
     if group_by == "user":
         return "events WHERE organisation_id = ? AND user_id = ?", [organisation_id, scope_id]
-    newest = f"(SELECT * FROM events WHERE organisation_id = ? {_NEWEST}) newest"  # noqa: S608 (constant text)
+    newest = f"(SELECT * FROM events WHERE organisation_id = ? {_NEWEST}) newest"
     if not group_by.startswith(TAG):
         return (
             f"{newest} WHERE {COLUMNS[group_by]} = ?",

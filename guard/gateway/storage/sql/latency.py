@@ -19,11 +19,11 @@ def latency(reading: Connection, organisation_id: str) -> LatencyReport:
     )
     with reading.snapshot():
         looked_at, since_ms = reading.rows(
-            f"SELECT count(*), min(received_at_ms) FROM {newest}",  # noqa: S608 (constant text)
+            f"SELECT count(*), min(received_at_ms) FROM {newest}",
             organisation_id, LOOKED_AT_MAX,
         )[0]  # fmt: skip
         rows = reading.rows(
-            "SELECT type, model, flags, run_id, span_id, data"  # noqa: S608 (constant text)
+            "SELECT type, model, flags, run_id, span_id, data"
             f" FROM {newest} WHERE type IN ('llm', 'span')",
             organisation_id, LOOKED_AT_MAX,
         )  # fmt: skip

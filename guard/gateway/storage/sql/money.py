@@ -28,18 +28,15 @@ from guard.gateway.ledger.state import (
     ScopeKeys,
     StoredAnswer,
 )
-from guard.gateway.storage.sql import token_sums
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.event_table import add_event
 from guard.gateway.storage.sql.lease_index import LeaseIndex
+from guard.gateway.storage.sql.refusals import Refusals
 from guard.gateway.storage.sql.replay import ReplayTable
 from guard.gateway.storage.sql.reservation_counts import ReservationCounts
 from guard.gateway.storage.sql.rows import BALANCES, CHAINS, ESTIMATES, RESERVATIONS
-from guard.gateway.storage.sql.scope_totals import ScopeTotals
-from guard.gateway.storage.sql.seen_totals import SeenTotals
 from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room, restore_fields
-from guard.gateway.storage.sql.uncertain import UncertainHours, charged_hours
-from guard.gateway.storage.sql.usage_rollups import UsageRollups
+from guard.gateway.storage.sql.usage import UsageTable
 
 _BALANCE: Final = (
     "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
@@ -103,17 +100,15 @@ class MoneyTables(Tables):
         self._dirty_estimates: dict[tuple[str, str], None] = {}
         # -- sums and rows that are collected in a unit and written by ``flush`` -------------------
         self.answers = ReplayTable(self)
-        self.rollups = UsageRollups(self)
-        self.totals = ScopeTotals(self)
-        self.uncertain = UncertainHours(self)
-        self.seen = SeenTotals(self)
+        self.usage = UsageTable(self)
+        self.refusals = Refusals(self)
 
     def load_open(self) -> None:
         """Cache every open reservation and every exhausted balance, when the store is opened."""
         # Ids begin with their time, so those below the oldest open one are skipped by the index:
         # the table holds far more closed reservations than open ones.
         for row in self.rows(
-            f"{SELECT_RESERVATIONS} WHERE reservation_id >= coalesce((SELECT value FROM facts"  # noqa: S608 (constant text)
+            f"{SELECT_RESERVATIONS} WHERE reservation_id >= coalesce((SELECT value FROM facts"
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
         ):
             self._adopt(RESERVATIONS.read(row))
@@ -212,25 +207,12 @@ class MoneyTables(Tables):
             if balance.ends_ms is not None and balance.ends_ms <= self.now_ms
         ]
 
-    def spent_before(
+    def used_before(
         self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
         end_ms: int | None,
-    ) -> int:  # fmt: skip
-        """Return the cost of a scope in a period; if it never ends, with deleted events."""
-        return self.totals.spent(organisation_id, kind, scope_id, start_ms, end_ms)
-
-    def tokens_before(
-        self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
-        end_ms: int | None,
-    ) -> int:  # fmt: skip
-        """Return how many tokens a scope has used in a period; of models by period 0."""
-        scope = (organisation_id, kind, scope_id, start_ms, end_ms)
-        # 1. From sums that a flush adds to: the unit's own events are not in them yet.
-        if end_ms is None or kind == "organisation":
-            return token_sums.used(self.rows, *scope) + self.totals.new_tokens(*scope)
-        # 2. From the events themselves, which are written first.
-        self.write_events()
-        return token_sums.used(self.rows, *scope)
+    ) -> tuple[int, int]:  # fmt: skip
+        """Return what a scope has cost in a period, and its tokens; without an end, in all."""
+        return self.usage.used(organisation_id, kind, scope_id, start_ms, end_ms)
 
     # -- reservations --------------------------------------------------------------------------
 
@@ -370,47 +352,43 @@ class MoneyTables(Tables):
         own, numbers = organisation_id, tuple(balance_ids)
         return add_event(self, own, key_id, priced, charged_at_ms, " ".join(flags), numbers)
 
-    def count_workflow(
-        self, organisation_id: str, workflow_id: str, *, spent: int, calls: int, events: int
-    ) -> None:
-        """Add to the totals of a workflow."""
-        self.seen.count_workflow(organisation_id, workflow_id, spent, calls, events)
+    def see_workflow(self, organisation_id: str, workflow_id: str, calls: int = 0) -> None:
+        """Note that a workflow is in use, and how many calls it makes."""
+        self.usage.see(organisation_id, "workflow", workflow_id, calls=calls)
 
-    def count_run(
-        self, organisation_id: str, run_id: str, workflow_id: str | None, *, spent: int
+    def see_run(
+        self, organisation_id: str, run_id: str, workflow_id: str | None, *, spent: int = 0
     ) -> None:
-        """Add to the totals of a run."""
-        self.seen.count_run(organisation_id, run_id, workflow_id, spent)
+        """Note that a run is in use."""
+        self.usage.see(organisation_id, "run", run_id, spent=spent != 0, owner=workflow_id)
 
     def count_usage(
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
     ) -> None:
-        """Add an event to the totals of its scopes and to the usage rollups."""
-        self.totals.count(organisation_id, keys, at_ms, priced)
-        self.uncertain.count(organisation_id, keys, at_ms, priced)
-        self.rollups.count(organisation_id, at_ms, priced)
+        """Add an event to the usage of its scopes."""
+        self.usage.count(organisation_id, keys, at_ms, priced)
 
     def count_doubtful_tokens(
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent, tokens: int
     ) -> None:
         """Add an event's tokens to the charges in doubt, if it was charged in doubt."""
-        self.uncertain.count_tokens(organisation_id, keys, at_ms, priced, tokens)
+        self.usage.count_doubtful_tokens(organisation_id, keys, at_ms, priced, tokens)
 
     def charged_hours(
         self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
     ) -> list[ChargedHour]:
         """Return the charges of LLM requests, by hour, provider and model."""
-        return charged_hours(self, organisation_id, since_ms, until_ms, provider)
+        return self.usage.charged_hours(organisation_id, since_ms, until_ms, provider)
 
     def resolve_doubt(self, organisation_id: str, hour: ChargedHour) -> None:
-        """Subtract a resolved doubt from the sums of the organisation, model and provider."""
-        self.uncertain.resolve(organisation_id, hour)
+        """Take a resolved doubt out of the usage of the organisation and the model."""
+        self.usage.resolve(organisation_id, hour)
 
     def add_refusal(
         self, request: RequestOrigin, call: wire.GateRequest, refusal: CallRefusal
     ) -> None:
         """Record a refused call."""
-        self.rollups.refuse(request, call, refusal)
+        self.refusals.add(request, call, refusal)
 
     # -- answers, chains, estimates ------------------------------------------------------------
 
@@ -472,11 +450,9 @@ class MoneyTables(Tables):
         # Before ``_forget_changes``: the cache still has those that were open until now.
         for changed in (self._new_reservations, self._dirty_reservations):
             self.counts.written(changed, self.reservations)
-        self.seen.flush()
         self.answers.flush()
-        self.rollups.flush()
-        self.totals.flush()
-        self.uncertain.flush()
+        self.usage.flush()
+        self.refusals.flush()
         if self._dirty_chains:
             found = ((key, self.chains.get(key)) for key in self._dirty_chains)
             change(_SAVE_CHAIN, [CHAINS.row(c, *key) for key, c in found if c is not None])

@@ -13,8 +13,8 @@ from guard.gateway.domain.statistics import MoneySample, OrganisationSpend
 from guard.gateway.domain.waiting import LAPSE_MS
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
-from guard.gateway.storage.sql.uncertain import FOREVER, OF_BALANCE
-from guard.gateway.storage.sql.views import balance_view_from_row
+from guard.gateway.storage.sql.usage import FOREVER
+from guard.gateway.storage.sql.views import OF_BALANCE, balance_view_from_row
 
 BUDGETS_MAX: Final = 100
 """How many budgets are shown, the fullest first."""
@@ -28,7 +28,7 @@ PAUSES: Final = 50
 
 _USED: Final = "CAST(b.committed + b.reserved AS DOUBLE PRECISION) / max(u.limit_nanousd, 1)"
 _FULLEST: Final = (
-    f"SELECT {BALANCES.names('b')}, {BUDGETS.names('u')}, {OF_BALANCE}, u.organisation_id FROM"  # noqa: S608 (constants of this package)
+    f"SELECT {BALANCES.names('b')}, {BUDGETS.names('u')}, {OF_BALANCE}, u.organisation_id FROM"
     " (SELECT balance_id, used FROM (SELECT b.balance_id, b.used, row_number() OVER"
     " (PARTITION BY b.budget_id ORDER BY b.used DESC, b.balance_id) AS place FROM"
     f" (SELECT b.balance_id, b.budget_id, {_USED} AS used FROM budgets u"
@@ -38,10 +38,12 @@ _FULLEST: Final = (
     " JOIN budgets u ON u.budget_id = b.budget_id ORDER BY chosen.used DESC, b.balance_id"
 )
 _ORGANISATIONS: Final = (
-    "SELECT o.organisation_id, coalesce(t.cost_nanousd, 0),"
-    " coalesce(t.input_tokens + t.output_tokens, 0), coalesce(t.llm_calls, 0)"
-    " FROM organisations o LEFT JOIN scope_totals t ON t.organisation_id = o.organisation_id"
-    " AND t.scope_kind = 'organisation' AND t.scope_id = '' ORDER BY o.organisation_id"
+    "SELECT o.organisation_id, CAST(coalesce(sum(t.cost_nanousd), 0) AS BIGINT),"
+    " CAST(coalesce(sum(t.input_tokens + t.output_tokens), 0) AS BIGINT),"
+    " CAST(coalesce(sum(t.llm_calls), 0) AS BIGINT)"
+    " FROM organisations o LEFT JOIN usage t ON t.organisation_id = o.organisation_id"
+    " AND t.scope_kind = 'organisation' AND t.size_ms = 0 AND t.start_ms = 0"
+    " GROUP BY o.organisation_id ORDER BY o.organisation_id"
 )
 
 

@@ -147,7 +147,7 @@ class SqlQueries(ReadingStore):
         """
         where, arguments = equals(organisation_id=organisation_id)
         rows = await self._rows(
-            "SELECT s.token_hash, o.name, o.organisation_id, s.created_at_ms, s.seen_at_ms,"  # noqa: S608 (constant text)
+            "SELECT s.token_hash, o.name, o.organisation_id, s.created_at_ms, s.seen_at_ms,"
             " s.expires_at_ms, s.signed_in_by, s.signed_in_from"
             " FROM sessions s JOIN operators o USING (operator_id)"
             f" WHERE {where or 'true'} ORDER BY s.created_at_ms DESC, s.token_hash",
@@ -162,7 +162,7 @@ class SqlQueries(ReadingStore):
     async def find_session(self, token_hash: bytes) -> OperatorSession | None:
         """Return a session in any state, or ``None``."""
         rows = await self._rows(
-            f"SELECT {OPERATORS.names('o')}, s.created_at_ms, s.seen_at_ms,"  # noqa: S608 (constant text)
+            f"SELECT {OPERATORS.names('o')}, s.created_at_ms, s.seen_at_ms,"
             " s.expires_at_ms FROM sessions s JOIN operators o USING (operator_id)"
             " WHERE token_hash = ?",
             token_hash,
@@ -326,7 +326,7 @@ def _snapshot(
 ) -> list[wire.ControlMessage]:
     own = "organisation_id = ? AND (key_id IS NULL OR key_id = ?)"
     rows = reading.rows(
-        f"SELECT message FROM directives WHERE {own} AND target > '' AND slot <> 'budget'"  # noqa: S608 (constant text)
+        f"SELECT message FROM directives WHERE {own} AND target > '' AND slot <> 'budget'"
         " UNION ALL SELECT message FROM directives INDEXED BY directives_runs"
         f" WHERE {own} AND run_id <> '' AND at_ms >= ? UNION ALL"
         f" SELECT * FROM (SELECT message FROM directives WHERE {own} AND slot = 'budget'"
@@ -353,7 +353,7 @@ def _watermark(reading: Connection, organisation_id: str, seen: usage.Watermark)
     """Return the organisation's watermark. Reads only rows newer than ``seen``."""
 
     def newest(table: str, column: str, known: Any) -> Any:
-        sql = f"SELECT max({column}) FROM {table} WHERE organisation_id = ? AND {column} > ?"  # noqa: S608 (constant text)
+        sql = f"SELECT max({column}) FROM {table} WHERE organisation_id = ? AND {column} > ?"
         value = reading.rows(sql, organisation_id, known)[0][0]
         return known if value is None else value
 
@@ -380,7 +380,7 @@ def _first_watermark(reading: Connection) -> usage.Watermark:
     """Return a watermark at the newest rows of all organisations."""
 
     def newest(table: str, column: str, nothing: Any) -> Any:
-        sql = f"SELECT max({column}) FROM {table}"  # noqa: S608 (constant text)
+        sql = f"SELECT max({column}) FROM {table}"
         return reading.rows(sql)[0][0] or nothing
 
     return usage.Watermark(

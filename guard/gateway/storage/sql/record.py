@@ -95,7 +95,7 @@ class Table:
         places = ", ".join("?" * len(columns))
         return Change(
             f"{head} VALUES ({places}){then}",
-            f"{head} SELECT * FROM unnest({arrays}){then}",  # noqa: S608 (names of the schema)
+            f"{head} SELECT * FROM unnest({arrays}){then}",
             types,
         )
 
@@ -155,7 +155,7 @@ class Table:
             ]
             where = " AND ".join(f"{self.name}.{quoted(each)} = {next(values)}" for each in by)
             source = f" FROM {_values(types)}" if of is places else ""
-            return f"UPDATE {self.name} SET {', '.join(sets)}{source} WHERE {where}"  # noqa: S608 (names of the schema)
+            return f"UPDATE {self.name} SET {', '.join(sets)}{source} WHERE {where}"
 
         types = self._arrays(names)
         return Change(text("?" * len(names)), text(places), types)
@@ -166,7 +166,7 @@ class Table:
         types = self._arrays(by)
         one = " AND ".join(f"{quoted(each)} = ?" for each in by)
         many = " AND ".join(f"{self.name}.{quoted(n)} = v.c{at}" for at, n in enumerate(by, 1))
-        head = f"DELETE FROM {self.name}"  # noqa: S608 (names of the schema)
+        head = f"DELETE FROM {self.name}"
         return Change(f"{head} WHERE {one}", f"{head} USING {_values(types)} WHERE {many}", types)
 
     def names(self, alias: LiteralString = "") -> LiteralString:
@@ -176,7 +176,7 @@ class Table:
 
     def select(self) -> LiteralString:
         """Return the beginning of a query of whole rows."""
-        return f"SELECT {self.names()} FROM {self.name}"  # noqa: S608 (names of the schema)
+        return f"SELECT {self.names()} FROM {self.name}"
 
 
 class Record(Table, Generic[T]):

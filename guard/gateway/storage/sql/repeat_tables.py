@@ -39,7 +39,8 @@ class RepeatTables(Tables):
     def is_foreign_run(self, place: RepeatPlace) -> bool:
         """Return whether a run is recorded as another workflow's."""
         row = self.row(
-            "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
+            "SELECT owner FROM usage WHERE organisation_id = ? AND scope_kind = 'run'"
+            " AND size_ms = 0 AND start_ms = 0 AND scope_id = ? AND first_ms IS NOT NULL",
             place.organisation_id, place.run_id,
         )  # fmt: skip
         return row is not None and row[0] != place.workflow_id
@@ -55,7 +56,7 @@ class RepeatTables(Tables):
             ("noticed_ms IS NOT NULL", noticed_ms),
         ):
             rows = self.rows(
-                "SELECT organisation_id, run_id, loop_kind, digest FROM repeats"  # noqa: S608 (constant text)
+                "SELECT organisation_id, run_id, loop_kind, digest FROM repeats"
                 f" WHERE {where} AND counted_ms < ? ORDER BY counted_ms LIMIT ?",
                 before_ms, _DROPPED_MAX,
             )  # fmt: skip
@@ -113,7 +114,7 @@ def _spend(
     reading: Connection, when: str, organisation_id: str, since_ms: int, until_ms: int
 ) -> list[SpendOfRun]:
     rows = reading.rows(
-        f"SELECT run_id, workflow_id, agent, key_id, {when} AS at, sum(cost_nanousd)"  # noqa: S608 (numbers and constants)
+        f"SELECT run_id, workflow_id, agent, key_id, {when} AS at, sum(cost_nanousd)"
         " FROM (SELECT run_id, workflow_id, agent, key_id, charged_at_ms, cost_nanousd FROM events"
         " INDEXED BY events_charged WHERE organisation_id = ? AND charged_at_ms > ?"
         " AND charged_at_ms <= ? ORDER BY charged_at_ms DESC LIMIT ?) newest"

@@ -39,7 +39,7 @@ EMPTY_ROWS: Final = 2000
 
 _EMPTY: Final = (
     *(
-        f"DELETE FROM idempotency_{number} WHERE request IN"  # noqa: S608 (constant text)
+        f"DELETE FROM idempotency_{number} WHERE request IN"
         f" (SELECT request FROM idempotency_{number} LIMIT ?)"
         for number in (0, 1)
     ),

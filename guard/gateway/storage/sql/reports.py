@@ -22,7 +22,6 @@ from guard.gateway.storage.sql import (
     repeat_tables,
     spend,
     spend_series,
-    tag_sums,
     usage_report,
     verify,
 )
@@ -93,9 +92,9 @@ class SqlReports(ReadingStore):
     newest_audit = _report(dashboard.newest_audit)
     newest_charges = _report(dashboard.newest_charges)
     fullest_balances = _report_at(dashboard.fullest_balances)
-    spend_by = _report_at(spend_series.spend_by)
+    spend_by = _report(spend_series.spend_by)
     spend_of = _report(spend_series.spend_of)
-    tag_names = _report(tag_sums.tag_names)
+    tag_names = _report(spend_series.tag_names)
     find = _report(finding.find)
     events_of_scope = _report(finding.events_of_scope)
     balances_of = _report_at(finding.balances_of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, LiteralString
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ STEP_ROWS: Final = 500
 READS_PER_CHANGE: Final = 8
 """Rows that are only read, for the cost of one deleted row."""
 
+WORKFLOWS_KEPT_MS: Final = 400 * DAY_MS
 STEPS_MAX: Final = 100
 """Steps of one sweep; waiting requests run between them."""
 
@@ -40,7 +41,9 @@ _UNNAMED: Final = (
     " AND r.chain_id = c.chain_id) AND NOT EXISTS (SELECT 1 FROM events e"
     " WHERE e.organisation_id = c.organisation_id AND e.chain_id = c.chain_id)"
 )
-_FORGET_TOTALS: Final = Table("scope_totals").delete()
+_USAGE: Final = Table("usage")
+_DELETE_USAGE: Final = _USAGE.delete()
+_UNSEE: Final = _USAGE.update(("calls", "first_ms", "last_ms"))
 _OPEN_WITH: Final = BALANCES.update((), add=("opening",))
 
 
@@ -53,8 +56,9 @@ class _Part(Struct):
 
     work: Callable[[SqlUnitOfWork, int, int, _Part], int]
     pace_ms: int
-    cursor: tuple[str, ...] = ()
+    cursor: tuple[Any, ...] = ()
     next_ms: int = 0
+    walked: int = 0
 
 
 class Retention:
@@ -78,9 +82,7 @@ class Retention:
             _Part(_estimates, _ROUND_PACE_MS),
             _Part(_directives, _ROUND_PACE_MS),
             _Part(_totals, _ROUND_PACE_MS),
-            _Part(_scope_days, DAY_MS),
-            _Part(_scope_hours, DAY_MS),
-            _Part(_uncertain_hours, DAY_MS),
+            _Part(_quarters, DAY_MS),
             _Part(_balances, _ROUND_PACE_MS),
         ]
         self.keep_ms = keep_days * DAY_MS
@@ -209,37 +211,45 @@ def _by_id(
 
 
 def _runs(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    return _unseen(unit, cutoff, limit, part, "runs", "run_id")
+    """Delete runs that were not seen for long."""
+    _forget_totals(unit, "run", _unseen(unit, cutoff, limit, part, "run"))
+    return part.walked
 
 
 def _workflows(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    return _unseen(unit, cutoff, limit, part, "workflows", "workflow_id")
+    """Take workflows that were not seen for long from the lists; their totals stay."""
+    old = _unseen(unit, cutoff, limit, part, "workflow")
+    unit.usage.flush()
+    unit.write_many(_UNSEE, [(0, None, None, *_total_of("workflow", *each)) for each in old])
+    return part.walked
 
 
 def _unseen(
-    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, table: LiteralString, column: str
-) -> int:
+    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, kind: str
+) -> list[tuple[str, str]]:
+    """Walk the workflows or runs that are listed, and return those that were not seen for long."""
     rows = unit.connection.execute(
-        f"SELECT organisation_id, {column}, last_seen_ms FROM {table}"  # noqa: S608 (constants of this module)
-        f" WHERE (organisation_id, {column}) > (?, ?) ORDER BY organisation_id, {column} LIMIT ?",
-        (*(part.cursor or ("", "")), limit),
+        "SELECT organisation_id, scope_id, last_ms FROM usage WHERE scope_kind = ? AND size_ms = 0"
+        " AND start_ms = 0 AND last_ms IS NOT NULL AND (organisation_id, scope_id) > (?, ?)"
+        " ORDER BY organisation_id, scope_id LIMIT ?",
+        (kind, *(part.cursor or ("", "")), limit),
     ).fetchall()
-    unit.write_many(Table(table).delete(), [row[:2] for row in rows if row[2] < cutoff])
     if rows:
         part.cursor = rows[-1][:2]
-    return len(rows)
+    part.walked = len(rows)
+    return [row[:2] for row in rows if row[2] < cutoff]
 
 
 def _chains(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete chains that no stored event or reservation refers to any more."""
     rows = unit.connection.execute(
-        f"SELECT organisation_id, chain_id, expires_at_ms < ? AND {_UNNAMED} FROM chains c"  # noqa: S608 (constants of this module)
+        f"SELECT organisation_id, chain_id, expires_at_ms < ? AND {_UNNAMED} FROM chains c"
         " WHERE (organisation_id, chain_id) > (?, ?) ORDER BY organisation_id, chain_id LIMIT ?",
         (cutoff, *(part.cursor or ("", "")), limit),
     ).fetchall()
     over = [row[:2] for row in rows if row[2]]
     unit.write_many(CHAINS.delete(), over)
-    unit.write_many(_FORGET_TOTALS, [(own, "chain", chain_id) for own, chain_id in over])
+    _forget_totals(unit, "chain", over)
     for key in over:
         unit.chains.pop(key, None)
     if rows:
@@ -273,8 +283,9 @@ def _known_workflows(unit: SqlUnitOfWork, named: set[tuple[str, str]]) -> set[tu
         return set()
     places = ", ".join(["(?, ?)"] * len(named))
     rows = unit.connection.execute(
-        "SELECT organisation_id, workflow_id FROM workflows"  # noqa: S608 (constant text)
-        f" WHERE (organisation_id, workflow_id) IN (VALUES {places})",
+        "SELECT organisation_id, scope_id FROM usage WHERE scope_kind = 'workflow'"
+        " AND size_ms = 0 AND start_ms = 0 AND last_ms IS NOT NULL"
+        f" AND (organisation_id, scope_id) IN (VALUES {places})",
         tuple(value for each in named for value in each),
     ).fetchall()
     return {(own, name) for own, name in rows}
@@ -284,8 +295,9 @@ def _directives(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> in
     """Delete the directives of runs that have been deleted."""
     rows = unit.connection.execute(
         "SELECT organisation_id, run_id, slot, at_ms < ? AND NOT EXISTS"
-        " (SELECT 1 FROM runs r WHERE r.organisation_id = d.organisation_id"
-        " AND r.run_id = d.run_id) FROM directives d WHERE target = '' AND run_id <> ''"
+        " (SELECT 1 FROM usage r WHERE r.organisation_id = d.organisation_id"
+        " AND r.scope_kind = 'run' AND r.size_ms = 0 AND r.start_ms = 0"
+        " AND r.scope_id = d.run_id) FROM directives d WHERE target = '' AND run_id <> ''"
         " AND (organisation_id, target, run_id, slot) > (?, '', ?, ?)"
         " ORDER BY organisation_id, target, run_id, slot LIMIT ?",
         (cutoff, *(part.cursor or ("", "", "")), limit),
@@ -300,70 +312,54 @@ def _directives(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> in
 
 
 def _totals(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
-    """Delete the totals of deleted runs, and of chains that nothing refers to any more."""
+    """Delete the totals of chains that nothing refers to any more."""
     rows = unit.connection.execute(
-        "SELECT organisation_id, scope_kind, chain_id, CASE scope_kind WHEN 'run' THEN NOT EXISTS"  # noqa: S608 (constants of this module)
-        " (SELECT 1 FROM runs r WHERE r.organisation_id = c.organisation_id"
-        " AND r.run_id = c.chain_id) WHEN 'chain' THEN NOT EXISTS (SELECT 1 FROM chains n"
+        "SELECT organisation_id, chain_id, chain_id > '' AND NOT EXISTS (SELECT 1 FROM chains n"
         f" WHERE n.organisation_id = c.organisation_id AND n.chain_id = c.chain_id) AND {_UNNAMED}"
-        " END FROM (SELECT organisation_id, scope_kind, scope_id AS chain_id FROM scope_totals"
-        " WHERE (organisation_id, scope_kind, scope_id) > (?, ?, ?)"
-        " ORDER BY organisation_id, scope_kind, scope_id LIMIT ?) c",
-        (*(part.cursor or ("", "", "")), limit),
+        " FROM (SELECT organisation_id, scope_id AS chain_id FROM usage"
+        " WHERE scope_kind = 'chain' AND size_ms = 0 AND start_ms = 0"
+        " AND (organisation_id, scope_id) > (?, ?) ORDER BY organisation_id, scope_id LIMIT ?) c",
+        (*(part.cursor or ("", "")), limit),
     ).fetchall()
-    unit.write_many(_FORGET_TOTALS, [row[:3] for row in rows if row[3]])
+    _forget_totals(unit, "chain", [row[:2] for row in rows if row[2]])
     if rows:
-        part.cursor = rows[-1][:3]
+        part.cursor = rows[-1][:2]
     return len(rows)
 
 
-def _scope_days(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    """Delete the days of scopes whose events are deleted."""
-    key = ("organisation_id", "scope_kind", "scope_id", "day_ms")
-    return _periods(unit, part, limit, "scope_days", key, lambda row: row[3] + DAY_MS <= cutoff)
+def _forget_totals(unit: SqlUnitOfWork, kind: str, scopes: Iterable[tuple[str, str]]) -> None:
+    unit.usage.flush()
+    unit.write_many(_DELETE_USAGE, [_total_of(kind, *scope) for scope in scopes])
 
 
-def _scope_hours(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    """Delete the hours of scopes whose events are deleted."""
-    key = ("organisation_id", "scope_kind", "hour_ms", "scope_id")
-    return _periods(unit, part, limit, "scope_hours", key, lambda row: row[2] + HOUR_MS <= cutoff)
+def _total_of(kind: str, organisation_id: str, scope_id: str) -> tuple[Any, ...]:
+    """Return the key of the row of all time of a scope."""
+    return organisation_id, kind, 0, 0, scope_id, "", "", ""
 
 
-def _uncertain_hours(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    """Delete the hours of old runs and chains; those of other scopes stay, as their totals do."""
-    return _periods(
-        unit,
-        part,
-        limit,
-        "uncertain_hours",
-        ("organisation_id", "scope_kind", "scope_id", "hour_ms"),
-        lambda row: row[1] in ("run", "chain") and row[3] + HOUR_MS <= cutoff,
-    )
+def _quarters(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    """Delete the quarter hours of scopes whose events are deleted.
 
-
-def _periods(
-    unit: SqlUnitOfWork,
-    part: _Part,
-    limit: int,
-    table: LiteralString,
-    columns: tuple[str, ...],
-    is_old: Callable[[Any], bool],
-) -> int:
-    """Delete the old ones of the next rows of a table with a row for each scope and period.
-
-    Columns are those of its key, in their order; times end in ``_ms``.
+    Those of workflows are shown for longer, and an organisation's own stay.
     """
-    key = ", ".join(columns)
-    is_time = [each.endswith("_ms") for each in columns]
-    last = part.cursor or tuple("0" if each else "" for each in is_time)
-    after = [int(each) if number else each for each, number in zip(last, is_time, strict=True)]
+    key = ", ".join(_USAGE.key)
+    places = ", ".join("?" * len(_USAGE.key))
+    ends = {"workflow": min(cutoff, unit.now_ms - WORKFLOWS_KEPT_MS)}
+    after: tuple[Any, ...] = part.cursor or ("", "", 0, 0, "", "", "", "")
     rows = unit.connection.execute(
-        f"SELECT {key} FROM {table} WHERE ({key}) > (?, ?, ?, ?) ORDER BY {key} LIMIT ?",  # noqa: S608 (constants of this module)
+        f"SELECT {key} FROM usage WHERE ({key}) > ({places}) ORDER BY {key} LIMIT ?",
         (*after, limit),
     ).fetchall()
-    unit.write_many(Table(table).delete(columns), [row for row in rows if is_old(row)])
+    unit.write_many(
+        _DELETE_USAGE,
+        [
+            row
+            for row in rows
+            if row[1] != "organisation" and 0 < row[2] <= ends.get(row[1], cutoff) - row[3]
+        ],
+    )
     if rows:
-        part.cursor = tuple(map(str, rows[-1]))
+        part.cursor = tuple(rows[-1])
     return len(rows)
 
 
@@ -388,7 +384,7 @@ def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     (after,) = part.cursor or ("0",)
     # The newest balance stays, because the next number follows from it.
     rows = execute(
-        "SELECT balance_id, reserved = 0 AND CASE WHEN ends_ms IS NOT NULL"  # noqa: S608 (constants of this module)
+        "SELECT balance_id, reserved = 0 AND CASE WHEN ends_ms IS NOT NULL"
         " THEN ends_ms <= ? AND exhausted = 0"
         " ELSE scope_kind = 'chain' AND NOT EXISTS (SELECT 1"
         " FROM chains n WHERE n.organisation_id = c.organisation_id AND n.chain_id = c.chain_id)"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records, windows
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Balance, BudgetAccount
+from guard.gateway.domain.usage import DAY_MS, QUARTER_MS
 from guard.gateway.ledger.accounts import applying, index_of, metered_index
 from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.ledger.winding import run_of
-from guard.gateway.storage.sql import token_sums
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
-from guard.gateway.storage.sql.uncertain import FOREVER, of_one, stored_kind
+from guard.gateway.storage.sql.usage import DOUBT, FOREVER, used
+from guard.gateway.storage.sql.views import SELECT_RUNS
 
 
 def spend(
@@ -37,18 +36,16 @@ def spend(
     workflow_id = keys[0]
     assert workflow_id is not None
     total = _total(reading, organisation_id, "workflow", workflow_id)
-    reply = wire.SpendReply(workflow_id, total is not None, 0 if total is None else total[0])
-    reply.uncertain_nanousd = of_one(reading, organisation_id, "workflow", workflow_id)
+    reply = wire.SpendReply(workflow_id, total is not None)
+    if total is not None:
+        reply.spent_nanousd, reply.uncertain_nanousd = total
     if run_id is not None:
-        owners = reading.rows(
-            "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
-            organisation_id, run_id,
-        )  # fmt: skip
-        if owners and owners[0][0] != workflow_id:
+        owners = reading.rows(f"{SELECT_RUNS} AND scope_id = ?", organisation_id, run_id)
+        if owners and owners[0][1] != workflow_id:
             raise NotFoundError("no such run of this workflow")
         run = _total(reading, organisation_id, "run", run_id)
-        reply.run_id, reply.run_spent_nanousd = run_id, 0 if run is None else run[0]
-        reply.run_uncertain_nanousd = of_one(reading, organisation_id, "run", run_id)
+        reply.run_id = run_id
+        reply.run_spent_nanousd, reply.run_uncertain_nanousd = run or (0, 0)
     rows = reading.rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
     budgets = [*map(BUDGETS.read, rows)]
     for index in metered_index(budgets).values():
@@ -88,25 +85,30 @@ def _winds_down(
 
 def _total(
     reading: Connection, organisation_id: str, kind: str, scope_id: str
-) -> tuple[Any, ...] | None:
-    """Return the running totals of a scope: in all, and of its newest hour, day, month and week."""
-    rows = reading.rows(
-        "SELECT cost_nanousd, hour_ms, hour_nanousd, day_ms, day_nanousd, month_ms, month_nanousd,"
-        " week_ms, week_nanousd"
-        " FROM scope_totals WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?",
+) -> tuple[int, int] | None:
+    """Return what a workflow or a run has cost, and what of it was charged in doubt."""
+    ((events, cost, doubt),) = reading.rows(
+        "SELECT coalesce(sum(events), 0), CAST(coalesce(sum(cost_nanousd), 0) AS BIGINT),"
+        " CAST(coalesce(sum(doubt_nanousd), 0) AS BIGINT) FROM usage WHERE organisation_id = ?"
+        " AND scope_kind = ? AND size_ms = 0 AND start_ms = 0 AND scope_id = ?",
         organisation_id, kind, scope_id,
     )  # fmt: skip
-    return tuple(rows[0]) if rows else None
+    return (cost, doubt) if events else None
 
 
 def _uncertain(reading: Connection, budget: records.BudgetRule, scope_id: str, now_ms: int) -> int:
+    """Return what a budget's balance of now was charged in doubt."""
     start_ms, end_ms = windows.period_of(budget.window, now_ms)
-    ends_ms = FOREVER if end_ms is None else end_ms
-    own, kind = budget.organisation_id, stored_kind(budget.unit, budget.scope_kind)
-    found = of_one(reading, own, kind, scope_id, start_ms, ends_ms)
-    if budget.scope_kind == "key":
-        found += of_one(reading, own, f"below {kind}", scope_id, start_ms, ends_ms)
-    return found
+    rows = reading.rows(
+        "SELECT coalesce(sum(doubt_nanousd), 0), coalesce(sum(doubt_tokens), 0) FROM usage"
+        " INDEXED BY usage_doubt"
+        " WHERE organisation_id = ? AND scope_kind IN (?, ?) AND scope_id = ? AND size_ms = ?"
+        " AND start_ms >= ? AND start_ms < ? AND (doubt_nanousd <> 0 OR doubt_tokens <> 0)",
+        budget.organisation_id, budget.scope_kind, DOUBT + budget.scope_kind, scope_id,
+        0 if end_ms is None else QUARTER_MS, start_ms, FOREVER if end_ms is None else end_ms,
+    )  # fmt: skip
+    money, tokens = rows[0]
+    return int({"usd": money, "tokens": tokens}.get(budget.unit, 0))
 
 
 def _account(
@@ -120,15 +122,11 @@ def _account(
     )  # fmt: skip
     if rows:
         return BudgetAccount(budget, BALANCES.read(rows[0]))
-    total = None
-    if budget.unit == "usd" and budget.scope_kind != "tag":
-        total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
-    at = {"total": 0, "hour": 1, "day": 3, "month": 5, "week": 7}[budget.window]
     spent = 0
-    if budget.opens_with_tokens(start_ms):
+    if budget.unit == "usd" or budget.opens_with_tokens(start_ms):
+        until_ms = end_ms if end_ms is None else min(end_ms, now_ms + DAY_MS)
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
-        spent = token_sums.used(reading.rows, *scope, start_ms, end_ms)
-    if total is not None and (at == 0 or total[at] == start_ms):
-        spent = total[at + (at > 0)]
+        cost, tokens = used(reading.rows, *scope, start_ms, until_ms)
+        spent = cost if budget.unit == "usd" else tokens
     balance = Balance(0, budget.budget_id, scope_id, start_ms, end_ms, spent, spent)
     return BudgetAccount(budget, balance)

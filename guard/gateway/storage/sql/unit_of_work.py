@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import PostCommitEvent
@@ -15,8 +16,8 @@ from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.directory_tables import DirectoryTables
 from guard.gateway.storage.sql.money import MoneyTables
 from guard.gateway.storage.sql.repeat_tables import RepeatTables
-from guard.gateway.storage.sql.scope_days import DAYS, HOURS, EventSums, ScopeSums
-from guard.gateway.storage.sql.tag_sums import TagSums
+
+_PRUNED_MS: Final = 60_000
 
 
 class SqlUnitOfWork(
@@ -35,10 +36,8 @@ class SqlUnitOfWork(
         # A random id of this opening of the store, the ``epoch`` of the control messages numbered
         # in it: a client notices by it that its record is not this store's.
         self.incarnation = secrets.token_hex(8)
-        # Sums of events by day, hour and tag. The sweep fills them in, in short steps.
-        self.scope_sums: list[EventSums] = [
-            ScopeSums(self, DAYS), ScopeSums(self, HOURS), TagSums(self),
-        ]  # fmt: skip
+        # When rows that are kept for a short time were last deleted.
+        self._pruned_at_ms = 0
         # Announced by the commands of this unit, in order; delivered only after the commit.
         self.events: list[PostCommitEvent] = []
 
@@ -57,6 +56,15 @@ class SqlUnitOfWork(
     @abc.abstractmethod
     def housekeep(self) -> None:
         """Do the store's own maintenance."""
+
+    def prune(self, organisation_ids: Sequence[str]) -> None:
+        """Delete some of the rows that are kept for a short time, once a minute."""
+        if self.now_ms - self._pruned_at_ms < _PRUNED_MS:
+            return
+        self._pruned_at_ms = self.now_ms
+        self.usage.prune(organisation_ids)
+        self.refusals.prune()
+        self.write("DELETE FROM sessions WHERE expires_at_ms <= ?", (self.now_ms,))
 
     def announce(self, event: PostCommitEvent) -> None:
         """Deliver an event once the unit has committed."""
@@ -89,9 +97,7 @@ class SqlUnitOfWork(
         # ``_forget_changes`` has written to the log, and nothing may be undone twice.
         self.undo_log.clear()
         self.answers.forget()
-        self.rollups.forget()
-        self.totals.forget()
-        self.uncertain.forget()
-        self.seen.forget()
+        self.usage.forget()
+        self.refusals.forget()
         self.tally.forget()
         self.events.clear()

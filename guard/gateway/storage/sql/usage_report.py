@@ -1,4 +1,4 @@
-"""Usage summed by group: from running totals and rollups, and from events only where necessary."""
+"""Usage summed by group: from the rows of quarter hours, and from events where a time cuts one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.usage import DAY_MS, HOUR_MS, pieces
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS, QUARTER_MS, pieces
+from guard.gateway.ledger.requests import IN_DOUBT
 from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.scope_days import usage_between
-from guard.gateway.storage.sql.uncertain import of_groups
+from guard.gateway.storage.sql.usage import BY_EVENT
+
+COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
+                  "user": "user_id", "key": "key_id", "model": "model",
+                  "run": "run_id"}  # fmt: skip
+"""The column of an event that names its scope, by kind."""
 
 _BY_TIME: Final = {
     "model": "nullif(model, '')",
@@ -20,28 +25,33 @@ _BY_TIME: Final = {
     "day": f"at_ms - at_ms % {DAY_MS}",
     "total": "NULL",
 }
-"""Groups that an organisation's rollups know, and the expression for each."""
+"""Groups by which an organisation's rows are divided, and the expression for each."""
 
 _TIMES: Final = {"hour": "%Y-%m-%dT%H:00Z", "day": "%Y-%m-%d"}
+_NUMBERS: Final = (
+    "events, llm_calls, tool_calls, input_tokens, output_tokens, cost_nanousd, unpriced,"
+    " doubt_nanousd"
+)
+SUMS: Final = ", ".join(
+    f"CAST(coalesce(sum({name}), 0) AS BIGINT)" for name in _NUMBERS.split(", ")
+)
+_COST: Final = 5
+OF_EVENTS: Final = (
+    "1 AS events, CASE type WHEN 'llm' THEN 1 ELSE 0 END AS llm_calls,"
+    " CASE type WHEN 'tool' THEN 1 ELSE 0 END AS tool_calls, input_tokens, output_tokens,"
+    " cost_nanousd, CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END AS unpriced,"
+    f" CASE WHEN flags LIKE '%{IN_DOUBT}%' THEN cost_nanousd ELSE 0 END AS doubt_nanousd"
+)
+"""The numbers of an event as those of a row."""
 
-_SUMS: Final = (
-    "coalesce(sum(events), 0), coalesce(sum(CASE type WHEN 'llm' THEN events ELSE 0 END), 0),"
-    " coalesce(sum(CASE type WHEN 'tool' THEN events ELSE 0 END), 0),"
-    " coalesce(sum(input_tokens), 0),"
-    " coalesce(sum(output_tokens), 0), coalesce(sum(cost_nanousd), 0) AS cost,"
-    " coalesce(sum(unpriced), 0)"
+_PARTS: Final = "coalesce(model, '') AS model, coalesce(provider, '') AS provider, type"
+_CHARGED: Final = (
+    "events INDEXED BY events_charged WHERE organisation_id = ? AND charged_at_ms >= ?"
+    " AND charged_at_ms < ?"
 )
-_ROLLUPS: Final = (
-    "SELECT bucket_ms AS at_ms, type, provider, model, events, cost_nanousd, input_tokens,"
-    " output_tokens, unpriced FROM organisation_rollups WHERE organisation_id = ? AND size_ms = ?"
-    " AND bucket_ms >= ? AND bucket_ms < ?"
-)
-_EVENTS: Final = (
-    "SELECT charged_at_ms AS at_ms, type, coalesce(provider, '') AS provider,"
-    " coalesce(model, '') AS model, 1 AS events, cost_nanousd, input_tokens, output_tokens,"
-    " CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END AS unpriced FROM events"
-    " INDEXED BY events_charged WHERE organisation_id = ?"
-    " AND charged_at_ms >= ? AND charged_at_ms < ?"
+_WITHIN: Final = (
+    "usage WHERE organisation_id = ? AND scope_kind = ? AND size_ms = ? AND start_ms >= ?"
+    " AND start_ms < ?"
 )
 
 
@@ -55,27 +65,23 @@ def usage(
 ) -> list[records.UsageRow]:
     """Return usage summed by group, most expensive first.
 
-    Time, type, model and provider come from the organisation's rollups, plus the events of the
-    partial hours at both ends. Workflows, runs, agents, chains, users and keys come from their
-    running totals where the whole history is asked for, else from their days, plus the events of
-    the partial days at both ends.
+    Runs and chains have no quarter hours, so those of a time are read from its events.
     """
-    if group_by in _BY_TIME:
-        rows = _by_time(reading, organisation_id, group_by, since_ms, until_ms, limit)
-    elif since_ms == 0 and until_ms >= 2**53:
-        rows = _in_all(reading, organisation_id, group_by, limit)
-    else:
-        rows = usage_between(reading, organisation_id, group_by, since_ms, until_ms, limit)
-    groups = [row[0] for row in rows]
-    doubts = of_groups(reading, organisation_id, group_by, groups, since_ms, until_ms)
-    return [_row(group_by, row, max(0, min(doubts.get(row[0], 0), row[6]))) for row in rows]
+    with reading.snapshot():  # all queries see the same rows and the same events
+        if group_by in _BY_TIME:
+            rows = _divided(reading, organisation_id, group_by, since_ms, until_ms, limit)
+        else:
+            rows = _scopes(reading, organisation_id, group_by, since_ms, until_ms, limit)
+    return [_row(group_by, row) for row in rows]
 
 
-def _row(group_by: str, row: Any, uncertain: int) -> records.UsageRow:
+def _row(group_by: str, row: Any) -> records.UsageRow:
+    group, events, llm_calls, tool_calls, input_tokens, output_tokens, cost, unpriced, doubt = row
+    uncertain = max(0, min(doubt, cost))
     return records.UsageRow(
-        group=_shown(group_by, row[0]), events=row[1], llm_calls=row[2], tool_calls=row[3],
-        input_tokens=row[4], output_tokens=row[5], cost_nanousd=row[6],
-        cost_cents=wire.cents(row[6]), unpriced=row[7], uncertain_nanousd=uncertain,
+        group=_shown(group_by, group), events=events, llm_calls=llm_calls, tool_calls=tool_calls,
+        input_tokens=input_tokens, output_tokens=output_tokens, cost_nanousd=cost,
+        cost_cents=wire.cents(cost), unpriced=unpriced, uncertain_nanousd=uncertain,
         uncertain_cents=wire.cents(uncertain),
     )  # fmt: skip
 
@@ -87,29 +93,97 @@ def _shown(group_by: str, group: Any) -> Any:
     return dt.datetime.fromtimestamp(group / 1000, dt.UTC).strftime(_TIMES[group_by])
 
 
-def _by_time(
+def _is_all(since_ms: int, until_ms: int) -> bool:
+    return since_ms == 0 and until_ms >= 2**53
+
+
+def _source(
+    organisation_id: str, kind: str, columns: str, of_event: str, since_ms: int, until_ms: int
+) -> tuple[str, list[Any]]:
+    """Return the rows of a kind in a time as a source for a query, and its arguments.
+
+    Args:
+        organisation_id: whose rows.
+        kind: of the scopes.
+        columns: of the table, besides the numbers.
+        of_event: the same of an event.
+        since_ms, until_ms: the time.
+    """
+    parts, arguments = [], []
+    for size_ms, start_ms, end_ms in pieces(since_ms, until_ms, (QUARTER_MS,)):
+        if size_ms:
+            parts.append(f"SELECT {columns}, start_ms AS at_ms, {_NUMBERS} FROM {_WITHIN}")
+            arguments += [organisation_id, kind, size_ms, start_ms, end_ms]
+        else:
+            parts.append(f"SELECT {of_event}, charged_at_ms AS at_ms, {OF_EVENTS} FROM {_CHARGED}")
+            arguments += [organisation_id, start_ms, end_ms]
+    return f"({' UNION ALL '.join(parts)}) parts", arguments
+
+
+def _divided(
     reading: Connection, organisation_id: str, group_by: str, since_ms: int, until_ms: int,
     limit: int,
 ) -> list[Any]:  # fmt: skip
-    sizes = (HOUR_MS,) if group_by == "hour" else (DAY_MS, HOUR_MS)
-    parts, arguments = [], []
-    for size_ms, start_ms, end_ms in pieces(since_ms, until_ms, sizes):
-        parts.append(_ROLLUPS if size_ms else _EVENTS)
-        arguments += [organisation_id, *([size_ms] if size_ms else []), start_ms, end_ms]
-    if not parts:
+    if since_ms >= until_ms:
         return []
+    columns = "model, provider, type"
+    if _is_all(since_ms, until_ms) and group_by not in _TIMES:
+        source = f"(SELECT {columns}, 0 AS at_ms, {_NUMBERS} FROM {_WITHIN}) parts"
+        arguments: list[Any] = [organisation_id, "organisation", 0, 0, 1]
+    else:
+        source, arguments = _source(
+            organisation_id, "organisation", columns, _PARTS, since_ms, until_ms
+        )
     return reading.rows(
-        f"SELECT {_BY_TIME[group_by]} AS grp, {_SUMS} FROM ({' UNION ALL '.join(parts)}) parts"  # noqa: S608 (constant text)
-        " GROUP BY grp ORDER BY cost DESC, grp NULLS FIRST LIMIT ?",
+        f"SELECT {_BY_TIME[group_by]} AS grp, {SUMS} FROM {source}"
+        f" GROUP BY grp ORDER BY {_COST + 2} DESC, grp NULLS FIRST LIMIT ?",
         *arguments, limit,
     )  # fmt: skip
 
 
-def _in_all(reading: Connection, organisation_id: str, kind: str, limit: int) -> list[Any]:
-    return reading.rows(
-        "SELECT CASE scope_kind WHEN ? THEN scope_id END AS grp, events, llm_calls, tool_calls,"
-        " input_tokens, output_tokens, cost_nanousd, unpriced FROM scope_totals"
-        " WHERE organisation_id = ? AND scope_kind IN (?, ?) AND events > 0"
-        " ORDER BY cost_nanousd DESC, grp NULLS FIRST LIMIT ?",
-        kind, organisation_id, kind, f"no {kind}", limit,
+def _scopes(
+    reading: Connection, organisation_id: str, kind: str, since_ms: int, until_ms: int, limit: int
+) -> list[Any]:
+    """Return the dearest scopes of a kind; what belongs to none of them is a group as well."""
+    if since_ms >= until_ms:
+        return []
+    nobody = f"nullif({COLUMNS[kind]}, '') AS scope_id"
+    if _is_all(since_ms, until_ms):
+        source = f"(SELECT nullif(scope_id, '') AS scope_id, {_NUMBERS} FROM {_WITHIN}) parts"
+        arguments: list[Any] = [organisation_id, kind, 0, 0, 1]
+    elif kind in BY_EVENT:
+        source = f"(SELECT {nobody}, {OF_EVENTS} FROM {_CHARGED}) parts"
+        arguments = [organisation_id, since_ms, until_ms]
+    else:
+        source, arguments = _source(organisation_id, kind, "scope_id", nobody, since_ms, until_ms)
+    named = reading.rows(
+        f"SELECT scope_id AS grp, {SUMS} FROM {source} WHERE scope_id IS NOT NULL GROUP BY grp"
+        f" HAVING sum(events) > 0 ORDER BY {_COST + 2} DESC, grp LIMIT ?",
+        *arguments, limit,
     )  # fmt: skip
+    sql = f"SELECT {SUMS} FROM {source} WHERE scope_id IS {{}}"
+    if kind in BY_EVENT:
+        (rest,) = reading.rows(sql.format("NULL"), *arguments)
+    else:
+        (of_named,) = reading.rows(sql.format("NOT NULL"), *arguments)
+        if not _is_all(since_ms, until_ms):
+            since_ms = max(since_ms, _kept_since_ms(reading, organisation_id, kind))
+        total = _divided(reading, organisation_id, "total", since_ms, until_ms, 1)
+        of_all = total[0][1:] if total else of_named
+        rest = [each - own for each, own in zip(of_all, of_named, strict=True)]
+    found = [*map(tuple, named)]
+    if rest[0]:
+        found.append((None, *rest))
+    found.sort(key=lambda row: (-row[_COST + 1], row[0] is not None, row[0] or ""))
+    return found[:limit]
+
+
+def _kept_since_ms(reading: Connection, organisation_id: str, kind: str) -> int:
+    """Return when the oldest quarter hour began that retention has left of the rows of a kind."""
+    # Every event has a key, so the rows of keys reach as far back as those of any other kind.
+    rows = reading.rows(
+        "SELECT coalesce(min(start_ms), 0) FROM usage WHERE organisation_id = ?"
+        f" AND scope_kind = ? AND size_ms = {QUARTER_MS}",
+        organisation_id, "workflow" if kind == "workflow" else "key",
+    )  # fmt: skip
+    return int(rows[0][0])

@@ -8,20 +8,27 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, TargetState
 from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.usage import QUARTER_MS
 from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
-from guard.gateway.storage.sql.uncertain import OF_BALANCE, of_scope
-
-SELECT_WORKFLOWS: Final = (
-    "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events,"  # noqa: S608 (constant text)
-    f" {of_scope('w.organisation_id', 'workflow', 'w.workflow_id')} FROM workflows w"
-)
-"""The beginning of a query of workflows, in the order of :func:`workflow_record`."""
+from guard.gateway.storage.sql.usage import DOUBT, FOREVER
 
 SELECT_RUNS: Final = (
-    "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd,"  # noqa: S608 (constant text)
-    f" {of_scope('r.organisation_id', 'run', 'r.run_id')} FROM runs r"
+    "SELECT scope_id, owner, first_ms, last_ms, cost_nanousd, doubt_nanousd FROM usage"
+    " WHERE organisation_id = ? AND scope_kind = 'run' AND size_ms = 0 AND start_ms = 0"
+    " AND first_ms IS NOT NULL"
 )
-"""The same of runs, in the order of :func:`run_record`."""
+"""The beginning of a query of an organisation's runs, in the order of :func:`run_record`."""
+
+OF_BALANCE: Final = (
+    "(SELECT CAST(coalesce(sum(CASE u.unit WHEN 'usd' THEN d.doubt_nanousd WHEN 'tokens' THEN"
+    " d.doubt_tokens ELSE 0 END), 0) AS BIGINT) FROM usage d INDEXED BY usage_doubt"
+    " WHERE d.organisation_id = u.organisation_id AND (d.doubt_nanousd <> 0 OR d.doubt_tokens <> 0)"
+    f" AND d.scope_kind IN (u.scope_kind, '{DOUBT}' || u.scope_kind) AND d.scope_id = b.scope_id"
+    f" AND d.size_ms = CASE WHEN b.ends_ms IS NULL THEN 0 ELSE {QUARTER_MS} END"
+    " AND d.start_ms >= CASE WHEN b.ends_ms IS NULL THEN 0 ELSE b.period_start_ms END"
+    f" AND d.start_ms < coalesce(b.ends_ms, {FOREVER}))"
+)
+"""What a balance ``b`` of a budget ``u`` was charged in doubt, in the balance's period."""
 
 SELECT_BALANCE_VIEWS: Final = (
     f"SELECT {BALANCES.names('b')}, {BUDGETS.names('u')}, {OF_BALANCE} FROM"
@@ -66,8 +73,23 @@ def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView
     )
 
 
+def workflows_where(condition: str = "") -> str:
+    """Return a query of an organisation's workflows, in the order of :func:`workflow_record`.
+
+    Args:
+        condition: SQL that is added to the conditions; ``scope_id`` is a workflow's id.
+    """
+    return (
+        "SELECT scope_id, min(first_ms), max(last_ms) AS last_seen_ms,"
+        " CAST(sum(cost_nanousd) AS BIGINT) AS spent_nanousd, CAST(sum(calls) AS BIGINT),"
+        " CAST(sum(events) AS BIGINT), CAST(sum(doubt_nanousd) AS BIGINT) FROM usage"
+        " WHERE organisation_id = ? AND scope_kind = 'workflow' AND size_ms = 0 AND start_ms = 0"
+        f"{condition} GROUP BY scope_id HAVING max(last_ms) IS NOT NULL"
+    )
+
+
 def workflow_record(row: tuple[Any, ...], control: TargetState) -> records.Workflow:
-    """Build a workflow from its row of ``SELECT_WORKFLOWS`` and its control state."""
+    """Build a workflow from its row of :func:`workflows_where` and its control state."""
     return records.Workflow(
         workflow_id=row[0],
         state=control.state,

@@ -1,7 +1,6 @@
 """Writes the contents of a file of release 0.7 into a new file of the first schema.
 
-Rows are copied as they are. The sums that 0.7 did not keep, by scope and by organisation, are made
-from its events, all of which it kept.
+Rows are copied as they are. Usage is summed from the events, all of which 0.7 kept.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 BATCH_EVENTS: Final = 1000
 """Events whose sums are written together."""
 
-_TABLES: Final = {"orders": "directives", "figures": "usage_rollups"}
+_TABLES: Final = {"orders": "directives"}
 _COLUMNS: Final = {
     "epoch_ms": "period_start_ms",
     "overshoot": "overspend",
@@ -27,6 +26,7 @@ _COLUMNS: Final = {
 
 _OLD_TABLES: Final = (
     "SELECT name FROM old.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    " AND name NOT IN ('figures', 'workflows', 'runs')"
 )
 _EVENTS: Final = (
     "SELECT organisation_id, charged_at_ms, workflow_id, agent, chain_id, key_id, model, type,"
@@ -41,8 +41,19 @@ INSERT OR REPLACE INTO directives SELECT organisation_id,
 DELETE FROM directives WHERE slot = 'budget'
   AND NOT coalesce(json_extract(message, '$.exhausted'), 0);
 UPDATE directives SET at_ms = coalesce(json_extract(message, '$.at_ms'), 0);
+INSERT INTO usage SELECT organisation_id, 'workflow', 0, 0, workflow_id, '', '', '', 0, 0, 0, 0, 0,
+  0, 0, 0, 0, calls, first_seen_ms, last_seen_ms, NULL FROM old.workflows WHERE true
+  ON CONFLICT DO UPDATE SET calls = excluded.calls, first_ms = excluded.first_ms,
+  last_ms = excluded.last_ms;
+INSERT INTO usage SELECT organisation_id, 'run', 0, 0, run_id, '', '', '', 0, 0, 0, 0, 0, 0, 0, 0,
+  0, 0, first_seen_ms, last_seen_ms, workflow_id FROM old.runs WHERE true
+  ON CONFLICT DO UPDATE SET first_ms = excluded.first_ms, last_ms = excluded.last_ms,
+  owner = excluded.owner;
+DELETE FROM usage WHERE size_ms = 60000
+  AND start_ms < (SELECT max(charged_at_ms) FROM events) - 172800000;
 """
-"""What 0.7 looked up elsewhere: exhausted budgets among the control messages, for one."""
+"""What 0.7 looked up elsewhere, such as exhausted budgets among the control messages; when
+workflows and runs were seen; and no minutes but those of the last two days."""
 
 
 def convert(old: str, connection: SqliteWriteConnection) -> None:
@@ -59,13 +70,11 @@ def convert(old: str, connection: SqliteWriteConnection) -> None:
     connection.execute("PRAGMA foreign_keys = OFF")  # tables come in any order
     connection.execute("BEGIN")
     _sum_events(connection)
-    # The sums of workflows are those that 0.7 kept, which has dropped old minutes.
-    connection.execute("DELETE FROM usage_rollups")
     for (table,) in connection.execute(_OLD_TABLES).fetchall():
         columns = [row[1] for row in connection.execute(f"PRAGMA old.table_info({table})")]
         names = ", ".join(f'"{_COLUMNS.get(each, each)}"' for each in columns)
         target = _TABLES.get(table, table)
-        connection.execute(f"INSERT INTO {target} ({names}) SELECT * FROM old.{table}")  # noqa: S608 (names of 0.7's own)
+        connection.execute(f"INSERT INTO {target} ({names}) SELECT * FROM old.{table}")
     for statement in _DERIVED.split(";"):
         connection.execute(statement)
     connection.execute("COMMIT")
@@ -97,6 +106,5 @@ def _count(
 
 
 def _write(tables: MoneyTables) -> None:
-    tables.totals.flush()
-    tables.rollups.flush()
+    tables.usage.flush()
     tables.undo_log.clear()

@@ -23,7 +23,6 @@ class SqliteStorage(SqliteEngine, Storage):
         """Run the periodic work, delete old rows, copy the log at intervals, sample figures."""
         expired = await self.write(ANYTHING, lapse.sweep)
         await self.turn_answers()
-        await self.sum_scopes()
         await self.retain()
         await self.checkpoint()
         await self.sample()

@@ -108,9 +108,7 @@ class SqliteUnitOfWork(SqlUnitOfWork):
 
     def housekeep(self) -> None:
         """Drop old nonces and rollups; store the clock and the oldest open reservation."""
-        self.rollups.prune(list(self.orgs))
-        for sums in self.scope_sums:
-            sums.look()
+        self.prune([*self.orgs])
         self.write("DELETE FROM nonces WHERE expires_at_ms < ?", (self.now_ms,))
         self._save_oldest(min(self.reservations, default=None) or self.ids.uuid7(self.now_ms))
         self.save_fact("clock_ms", str(self.now_ms))
