@@ -258,7 +258,8 @@ class UsageTable:
             " AND start_ms < ? AND model = ? AND provider = ? AND doubt_nanousd <> 0",
             organisation_id, hour.hour_ms, hour.hour_ms + HOUR_MS, hour.model, hour.provider,
         )  # fmt: skip
-        scopes = [("organisation", ""), *((f"{DOUBT}model", name) for name in models.names(hour.model))]
+        scopes = [("organisation", "")]
+        scopes += [(f"{DOUBT}model", name) for name in models.names(hour.model)]
         for start_ms, kind, doubt in rows:
             numbers = *(0,) * (len(NUMBERS) - 2), -doubt, 0
             parts = hour.model, hour.provider, kind
