@@ -58,7 +58,8 @@ _QUARTER: Final = 900_000
 _PARTS: Final = "coalesce(provider, ''), type"
 _DERIVED: Final = (
     *(_usage("organisation", size, "''", "model", _PARTS) for size in (0, _QUARTER, 60_000)),
-    *(_usage("workflow", size, "workflow_id", "model") for size in (0, _QUARTER, 60_000)),
+    *(_usage("workflow", size, "workflow_id", "model" if size else "''")
+      for size in (0, _QUARTER, 60_000)),
     (
         "UPDATE usage SET calls = llm_calls, first_ms = {start}, last_ms = {start} + start_ms"
         " WHERE scope_kind = 'workflow' AND size_ms = 0"

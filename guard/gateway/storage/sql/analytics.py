@@ -15,10 +15,10 @@ from guard.gateway.storage.sql.rows import APPROVALS, AUDIT, EVENTS, NAMED, appr
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
+    SELECT_WORKFLOWS,
     balance_view_from_row,
     run_record,
     workflow_record,
-    workflows_where,
 )
 
 RUNS_WITHIN_MS: Final = 600_000
@@ -43,7 +43,7 @@ def workflows(
     seen = {
         row[0]: workflow_record(row, directives.state_of(row[0], None, now_ms))
         for row in reading.rows(
-            f"{workflows_where(' AND scope_id > ?')} ORDER BY scope_id LIMIT ?",
+            f"{SELECT_WORKFLOWS} AND scope_id > ? ORDER BY scope_id LIMIT ?",
             organisation_id, after, limit,
         )
     }  # fmt: skip
@@ -94,7 +94,7 @@ def known(
 
 def _is_seen(reading: Connection, organisation_id: str, target: str) -> bool:
     where, arguments = _naming("scope_id", target)
-    rows = reading.rows(workflows_where(where), organisation_id, *arguments)
+    rows = reading.rows(f"{SELECT_WORKFLOWS}{where}", organisation_id, *arguments)
     return any(_matches(target, row[0]) for row in rows)
 
 
@@ -113,7 +113,7 @@ def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
 def named(reading: Connection, now_ms: int, organisation_id: str, target: str) -> records.Named:
     """Count the workflows that a directive's target names, and their runs of lately."""
     where, arguments = _naming("scope_id", target)
-    workflows = reading.rows(workflows_where(where), organisation_id, *arguments)
+    workflows = reading.rows(f"{SELECT_WORKFLOWS}{where}", organisation_id, *arguments)
     where, arguments = _naming("owner", target)
     runs = reading.rows(
         "SELECT owner, count(*) FROM usage WHERE organisation_id = ? AND scope_kind = 'run'"
@@ -150,7 +150,7 @@ def _like(glob: str) -> str:
 def _workflow_row(
     reading: Connection, organisation_id: str, workflow_id: str
 ) -> tuple[Any, ...] | None:
-    rows = reading.rows(workflows_where(" AND scope_id = ?"), organisation_id, workflow_id)
+    rows = reading.rows(f"{SELECT_WORKFLOWS} AND scope_id = ?", organisation_id, workflow_id)
     return rows[0] if rows else None
 
 

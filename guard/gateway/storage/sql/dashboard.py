@@ -16,10 +16,10 @@ from guard.gateway.storage.sql.rows import AUDIT, EVENTS, REFUSALS
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
+    SELECT_WORKFLOWS,
     balance_view_from_row,
     run_record,
     workflow_record,
-    workflows_where,
 )
 
 SCAN_MAX: Final = 20_000
@@ -29,8 +29,8 @@ LAST_ID: Final = "\U0010ffff"
 """Sorts after every id."""
 
 _SORTS: Final = {
-    "seen": "last_seen_ms DESC, scope_id",
-    "spend": "spent_nanousd DESC, scope_id",
+    "seen": "last_ms DESC, scope_id",
+    "spend": "cost_nanousd DESC, scope_id",
     "name": "scope_id",
 }
 _SCOPE_COLUMNS: Final = {"organisation": "''", "workflow": "workflow_id", "agent": "agent",
@@ -175,7 +175,7 @@ def workflow_page(
     """Return one page of the workflows seen."""
     directives = directives_of(reading, organisation_id)
     found = " AND instr(lower(scope_id), ?) > 0" if search else ""
-    sql = f"{workflows_where(found)} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
+    sql = f"{SELECT_WORKFLOWS}{found} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
     needles = [search.lower()] if search else []
     return [
         workflow_record(row, directives.state_of(row[0], None, now_ms))

@@ -16,8 +16,8 @@ from guard.gateway.storage.sql.usage_report import COLUMNS
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
+    SELECT_WORKFLOWS,
     balance_view_from_row,
-    workflows_where,
 )
 
 USES_MAX: Final = 5000
@@ -45,7 +45,7 @@ def find(reading: Connection, organisation_id: str, text: str, limit: int) -> li
     found = [
         Found(kind="workflow", id=row[0], seen_ms=row[2], cost_nanousd=row[3])
         for row in reading.rows(
-            f"{workflows_where(' AND scope_id >= ? AND scope_id < ?')} ORDER BY scope_id LIMIT ?",
+            f"{SELECT_WORKFLOWS} AND scope_id >= ? AND scope_id < ? ORDER BY scope_id LIMIT ?",
             *within, limit,
         )
     ]  # fmt: skip

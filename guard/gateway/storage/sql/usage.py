@@ -2,8 +2,9 @@
 
 One table has all of it. Its rows are collected in a unit of work and written with its commit, so
 they are exact at any moment. A kind of scope may have fewer rows than others: those of runs and
-chains, of which there are many, are kept in all only, and only the kinds that reports divide by
-model are divided. Quarter hours are the widest steps of which the days of every time zone consist.
+chains, of which there are many, are kept in all only, and only times of the kinds that reports
+divide by model are divided. Quarter hours are the widest steps of which the days of every time
+zone consist.
 
 What is in doubt is also kept as budgets count it, in kinds of their own: ``doubt of model`` under
 every name of a model, ``doubt of tag``, ``doubt of key`` for the keys above the one that was used,
@@ -308,7 +309,7 @@ def _keys(entry: _Entry) -> Iterator[tuple[Any, ...]]:
             start_ms = at_ms - at_ms % size_ms if size_ms else 0
             if kind == "organisation":
                 yield own, kind, size_ms, start_ms, scope_id, *entry.parts
-            elif kind == "workflow" or (size_ms and kind not in _UNDIVIDED):
+            elif size_ms and kind not in _UNDIVIDED:
                 yield own, kind, size_ms, start_ms, scope_id, model, "", ""
             else:
                 yield own, kind, size_ms, start_ms, scope_id, "", "", ""

@@ -12,6 +12,14 @@ from guard.gateway.domain.usage import QUARTER_MS
 from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
 from guard.gateway.storage.sql.usage import DOUBT, FOREVER
 
+SELECT_WORKFLOWS: Final = (
+    "SELECT scope_id, first_ms, last_ms, cost_nanousd, calls, events, doubt_nanousd FROM usage"
+    " WHERE organisation_id = ? AND scope_kind = 'workflow' AND size_ms = 0 AND start_ms = 0"
+    " AND last_ms IS NOT NULL"
+)
+"""The beginning of a query of an organisation's workflows, in the order of
+:func:`workflow_record`."""
+
 SELECT_RUNS: Final = (
     "SELECT scope_id, owner, first_ms, last_ms, cost_nanousd, doubt_nanousd FROM usage"
     " WHERE organisation_id = ? AND scope_kind = 'run' AND size_ms = 0 AND start_ms = 0"
@@ -73,23 +81,8 @@ def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView
     )
 
 
-def workflows_where(condition: str = "") -> str:
-    """Return a query of an organisation's workflows, in the order of :func:`workflow_record`.
-
-    Args:
-        condition: SQL that is added to the conditions; ``scope_id`` is a workflow's id.
-    """
-    return (
-        "SELECT scope_id, min(first_ms), max(last_ms) AS last_seen_ms,"
-        " CAST(sum(cost_nanousd) AS BIGINT) AS spent_nanousd, CAST(sum(calls) AS BIGINT),"
-        " CAST(sum(events) AS BIGINT), CAST(sum(doubt_nanousd) AS BIGINT) FROM usage"
-        " WHERE organisation_id = ? AND scope_kind = 'workflow' AND size_ms = 0 AND start_ms = 0"
-        f"{condition} GROUP BY scope_id HAVING max(last_ms) IS NOT NULL"
-    )
-
-
 def workflow_record(row: tuple[Any, ...], control: TargetState) -> records.Workflow:
-    """Build a workflow from its row of :func:`workflows_where` and its control state."""
+    """Build a workflow from its row of  and its control state."""
     return records.Workflow(
         workflow_id=row[0],
         state=control.state,
