@@ -87,7 +87,7 @@ async def _flood(
 
 @pytest.mark.fault
 def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path: Path) -> None:
-    served = serve("--max-pending-bytes", "16MiB", "--metrics-key", METRICS_KEY)
+    served = serve("--max-pending-bytes", "16MiB")
     process = psutil.Process(served.process.pid)
     headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
     bodies = [batch(number, BATCH, 2600) for number in range(120)]  # 100 MB

@@ -24,6 +24,7 @@ from guard.gateway.storage.sql.reports import SqlReports
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.gateway.test_loops import SEARCH, flags, limited, metric, span
 from tests.support import postgres
+from tests.support.prometheus import METRICS_KEY
 from tests.support.receivers import Receiver
 from tests.support.waiting import until
 
@@ -68,7 +69,7 @@ def team(
     database = postgres.url_of(tmp_path) if request.param == "postgres" else None
     with run_gateway(
         database, sweep_interval_ms=50, private_webhooks=True, public_url="https://guard.example",
-        clock_ms=clock,
+        clock_ms=clock, metrics_key=METRICS_KEY,
     ) as gateway:  # fmt: skip
         tenant = new_tenant(gateway)
         yield tenant

@@ -19,7 +19,7 @@ from guard.gateway.ledger.state import ChainState
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
 from guard.gateway.storage.postgres.watch import AnswerWatch
-from guard.gateway.storage.sql.record import Record, Table
+from guard.gateway.storage.sql.record import StructTable, Table
 from guard.gateway.storage.sql.rows import BALANCES, BUDGETS, CHAINS, ESTIMATES, RESERVATIONS
 from guard.gateway.storage.sqlite import schema
 from tests.support import postgres
@@ -100,7 +100,7 @@ def test_one_row_and_many_are_written_alike(connection: Any) -> None:
         (records.BudgetRule(budget_id="b", organisation_id="o", scope_kind="tag", scope_id="*",
                             window="day", limit_nanousd=9, unit="calls", counts=['a"b', "é"]), ()),
     ):  # fmt: skip
-        table: Record[Any] = {
+        table: StructTable[Any] = {
             Balance: BALANCES, ChainState: CHAINS, Estimate: ESTIMATES,
             records.BudgetRule: BUDGETS,
         }[type(record)]  # fmt: skip

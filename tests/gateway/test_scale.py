@@ -33,7 +33,7 @@ STEPS_MAX = 10_000
 OPENING_STEPS_MAX = 4_000_000
 """The same for the first call under budgets that are set in the middle of their periods."""
 
-PAGE_STEPS_MAX = 5_000_000
+PAGE_STEPS_MAX = 8_000_000
 DAYS_STEPS_MAX = 20_000_000
 """For 100,000 workflows of which nearly none comes twice a day: a million rows, 0.2 s."""
 

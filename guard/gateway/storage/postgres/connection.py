@@ -18,7 +18,7 @@ from psycopg.types.string import StrDumperUnknown as StrDumper
 from guard.gateway.storage.postgres.spelling import Spelled, spelled
 from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
 from guard.gateway.storage.sql.connection import Cursor
-from guard.gateway.storage.sql.record import Change
+from guard.gateway.storage.sql.record import RowChange
 
 CLOCK: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 """The database's time, in Unix milliseconds."""
@@ -251,7 +251,7 @@ class WriteConnection(_Connection):
         _run(cursor, spelled(sql), arguments)
         return cursor
 
-    def change(self, change: Change, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
+    def change(self, change: RowChange, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
         """Run a change for many rows at once: each column is sent as one array."""
         cursor = self.psycopg.cursor()
         found = list(rows)

@@ -28,7 +28,7 @@ from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import ANSWER_WAIT_S, CLOCK, WriteConnection
 from guard.gateway.storage.postgres.money import PostgresMoney
 from guard.gateway.storage.postgres.notices import notices_of
-from guard.gateway.storage.sql.record import Change
+from guard.gateway.storage.sql.record import RowChange
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 _SHARED: Final = "SELECT pg_advisory_xact_lock_shared(%s::int, hashtext(current_schema()))"
@@ -344,7 +344,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self.orgs.clear()
         self.forget_money()
 
-    def insert_numbered(self, column: str, change: Change, row: tuple[Any, ...]) -> int:
+    def insert_numbered(self, column: str, change: RowChange, row: tuple[Any, ...]) -> int:
         """Insert a row whose number the database chooses, and return the number."""
         return int(self.write(f"{change.one} RETURNING {column}", row).fetchone()[0])
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from guard.gateway.storage.sql.record import Change
+from guard.gateway.storage.sql.record import RowChange
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class WritingConnection(Protocol):
     def execute(self, sql: str, arguments: Sequence[Any] = (), /) -> Cursor:
         """Run a statement."""
 
-    def change(self, change: Change, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
+    def change(self, change: RowChange, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
         """Run a change for each of many rows.
 
         No two rows may have the same key: PostgreSQL gets all of them in one statement, which must

@@ -94,7 +94,7 @@ class SqlQueries(ReadingStore):
         if rows:
             return key_from_row(rows[0])
         rows = await self._rows(
-            f"SELECT {KEYS.names('k')}, o.hmac_secret, o.expires_at_ms"  # noqa: S608 (names of the schema)
+            f"SELECT {KEYS.names('k')}, o.hmac_secret, o.expires_at_ms"
             " FROM old_secrets o JOIN keys k ON k.key_id = o.key_id WHERE o.key_hash = ?",
             key_hash,
         )

@@ -1,8 +1,8 @@
 """Tables and their rows: the statements that read and write them follow from ``baseline.sql``.
 
-A :class:`Table` takes its columns, their types and its key from the schema. A :class:`Record` adds
-the struct whose fields the columns are, so that a field that is added to a struct needs a column in
-the schema and nothing else. Statements are written for one row, as SQLite runs them and PostgreSQL
+A :class:`Table` takes its columns, their types and its key from the schema. A :class:`StructTable`
+adds the struct whose fields the columns are, so that a field that is added to a struct needs a
+column in the schema and nothing else. Statements are written for one row, as SQLite runs them and PostgreSQL
 too, and for many rows, of which PostgreSQL takes each column as one array.
 """
 
@@ -56,7 +56,7 @@ class Column(NamedTuple):
     nullable: bool
 
 
-class Change(Struct, frozen=True):
+class RowChange(Struct, frozen=True):
     """A statement that changes rows.
 
     Attributes:
@@ -88,18 +88,18 @@ class Table:
     def _arrays(self, columns: Sequence[str]) -> tuple[str, ...]:
         return tuple(_ARRAYS[self.columns[each].kind] for each in columns)
 
-    def _insert(self, columns: Sequence[str], then: str) -> Change:
+    def _insert(self, columns: Sequence[str], then: str) -> RowChange:
         names = ", ".join(map(quoted, columns))
         types = self._arrays(columns)
         head, arrays = f"INSERT INTO {self.name} ({names})", ", ".join(f"%s::{t}" for t in types)
         places = ", ".join("?" * len(columns))
-        return Change(
+        return RowChange(
             f"{head} VALUES ({places}){then}",
             f"{head} SELECT * FROM unnest({arrays}){then}",
             types,
         )
 
-    def insert(self, columns: Sequence[str] = (), *, ignore: bool = False) -> Change:
+    def insert(self, columns: Sequence[str] = (), *, ignore: bool = False) -> RowChange:
         """Return the insertion of some or all columns of rows; ``ignore`` skips existing ones."""
         return self._insert(columns or [*self.columns], " ON CONFLICT DO NOTHING" if ignore else "")
 
@@ -110,7 +110,7 @@ class Table:
         keep: Sequence[str] = (),
         add: Sequence[str] = (),
         sets: Mapping[str, str] | None = None,
-    ) -> Change:
+    ) -> RowChange:
         """Return the insertion of rows that changes those whose key is there.
 
         Args:
@@ -135,7 +135,7 @@ class Table:
 
     def update(
         self, columns: Sequence[str], *, add: Sequence[str] = (), by: Sequence[str] = ()
-    ) -> Change:
+    ) -> RowChange:
         """Return the change of some columns of rows.
 
         Args:
@@ -158,16 +158,18 @@ class Table:
             return f"UPDATE {self.name} SET {', '.join(sets)}{source} WHERE {where}"
 
         types = self._arrays(names)
-        return Change(text("?" * len(names)), text(places), types)
+        return RowChange(text("?" * len(names)), text(places), types)
 
-    def delete(self, by: Sequence[str] = ()) -> Change:
+    def delete(self, by: Sequence[str] = ()) -> RowChange:
         """Return the deletion of rows that are found by some columns, or by their key."""
         by = by or self.key
         types = self._arrays(by)
         one = " AND ".join(f"{quoted(each)} = ?" for each in by)
         many = " AND ".join(f"{self.name}.{quoted(n)} = v.c{at}" for at, n in enumerate(by, 1))
         head = f"DELETE FROM {self.name}"
-        return Change(f"{head} WHERE {one}", f"{head} USING {_values(types)} WHERE {many}", types)
+        return RowChange(
+            f"{head} WHERE {one}", f"{head} USING {_values(types)} WHERE {many}", types
+        )
 
     def names(self, alias: LiteralString = "") -> LiteralString:
         """Return the columns of whole rows, for a query in which the table may have an alias."""
@@ -179,7 +181,7 @@ class Table:
         return f"SELECT {self.names()} FROM {self.name}"
 
 
-class Record(Table, Generic[T]):
+class StructTable(Table, Generic[T]):
     """A table whose rows are a struct.
 
     Fields that are collections or structs are stored as JSON; one that is empty is NULL where its

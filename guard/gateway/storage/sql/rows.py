@@ -15,7 +15,7 @@ from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
 from guard.gateway.domain.repeats import RepeatCount
 from guard.gateway.ledger.state import ChainState
-from guard.gateway.storage.sql.record import Record
+from guard.gateway.storage.sql.record import StructTable
 
 
 def _event_data(text: str) -> dict[str, Any]:
@@ -26,46 +26,46 @@ def _event_data(text: str) -> dict[str, Any]:
     return data
 
 
-ORGANISATIONS: Final = Record(records.Organisation, "organisations")
-KEYS: Final = Record(records.Key, "keys", apart=("key_hash", "hmac_secret"))
-OPERATORS: Final = Record(
+ORGANISATIONS: Final = StructTable(records.Organisation, "organisations")
+KEYS: Final = StructTable(records.Key, "keys", apart=("key_hash", "hmac_secret"))
+OPERATORS: Final = StructTable(
     Operator, "operators", columns={"role": "operator_role"}, apart=("password_hash",)
 )
-BUDGETS: Final = Record(records.BudgetRule, "budgets")
-RAISES: Final = Record(
+BUDGETS: Final = StructTable(records.BudgetRule, "budgets")
+RAISES: Final = StructTable(
     records.BudgetRaise,
     "budget_raises",
     columns={"limit_nanousd": "raised_to_nanousd", "unit": "raised_unit"},
 )
-BALANCES: Final = Record(Balance, "balances")
-RESERVATIONS: Final = Record(Reservation, "reservations", columns={"user": "user_id"})
-CHAINS: Final = Record(ChainState, "chains", apart=("organisation_id", "chain_id"))
-ESTIMATES: Final = Record(Estimate, "estimates", apart=("organisation_id", "subject"))
-REPEATS: Final = Record(
+BALANCES: Final = StructTable(Balance, "balances")
+RESERVATIONS: Final = StructTable(Reservation, "reservations", columns={"user": "user_id"})
+CHAINS: Final = StructTable(ChainState, "chains", apart=("organisation_id", "chain_id"))
+ESTIMATES: Final = StructTable(Estimate, "estimates", apart=("organisation_id", "subject"))
+REPEATS: Final = StructTable(
     RepeatCount,
     "repeats",
     columns={"kind": "loop_kind", "last_ms": "counted_ms", "action": "loop_action"},
     apart=("organisation_id", "digest"),
 )
-APPROVALS: Final = Record(
+APPROVALS: Final = StructTable(
     records.Approval,
     "approvals",
     columns={"user": "user_id", "arguments": "arguments_digest"},
     apart=("key_id", "subject", "note"),
 )
-WEBHOOKS: Final = Record(
+WEBHOOKS: Final = StructTable(
     records.Webhook, "webhooks", apart=("secret", "channel_kind", "channel_options")
 )
-EVENTS: Final = Record(
+EVENTS: Final = StructTable(
     records.StoredEvent,
     "events",
     columns={"user": "user_id"},
     codecs={"flags": (str.split, " ".join), "data": (_event_data, json.dumps)},
 )
-REFUSALS: Final = Record(
+REFUSALS: Final = StructTable(
     usage.Refused, "refusals", columns={"user": "user_id"}, apart=("organisation_id",)
 )
-AUDIT: Final = Record(records.AuditEntry, "audit")
+AUDIT: Final = StructTable(records.AuditEntry, "audit")
 
 
 def approval_from_row(row: tuple[Any, ...]) -> records.Approval:

@@ -97,19 +97,35 @@ def _cells(reading: Connection, organisation_id: str, steps: _Steps) -> list[Any
 def _series(
     reading: Connection, organisation_id: str, group_by: str, steps: _Steps, names: Sequence[str]
 ) -> list[SpendSeries]:
-    kind, column = _place(group_by)
     cells: dict[str, list[Any]] = defaultdict(list)
     for start in range(0, len(names), _NAMES_MAX):
         some = names[start : start + _NAMES_MAX]
-        rows = reading.rows(
-            f"SELECT {column} AS grp, start_ms, sum(cost_nanousd), sum(llm_calls),"
-            f" sum(doubt_nanousd) {_IN_TIME} AND {column} IN ({', '.join('?' * len(some))})"
-            " GROUP BY grp, start_ms",
-            organisation_id, kind, steps.since_ms, steps.until_ms, *some,
-        )  # fmt: skip
-        for name, *cell in rows:
+        for name, *cell in _cells_of(reading, organisation_id, group_by, steps, some):
             cells[name].append(cell)
     return [steps.series(name, cells[name]) for name in names]
+
+
+def _cells_of(
+    reading: Connection, organisation_id: str, group_by: str, steps: _Steps, names: Sequence[str]
+) -> list[Any]:
+    """Return the quarter hours of some scopes."""
+    sums = "start_ms, sum(cost_nanousd), sum(llm_calls), sum(doubt_nanousd)"
+    if group_by == "model":
+        return reading.rows(
+            f"SELECT model, {sums} {_IN_TIME} AND model IN ({', '.join('?' * len(names))})"
+            " GROUP BY model, start_ms",
+            organisation_id, "organisation", steps.since_ms, steps.until_ms, *names,
+        )  # fmt: skip
+    # Rows of a time hold all scopes, so those of a few are looked up one by one.
+    named = f"named(name) AS (VALUES {', '.join(['(?)'] * len(names))})"
+    return reading.rows(
+        "WITH RECURSIVE times(at_ms) AS (SELECT CAST(? AS BIGINT) UNION ALL"
+        f" SELECT at_ms + {QUARTER_MS} FROM times WHERE at_ms + {QUARTER_MS} < ?), {named}"
+        f" SELECT u.scope_id, {sums} FROM times CROSS JOIN named ON true CROSS JOIN usage u"
+        f" ON u.organisation_id = ? AND u.scope_kind = ? AND u.size_ms = {QUARTER_MS}"
+        " AND u.start_ms = times.at_ms AND u.scope_id = named.name GROUP BY u.scope_id, start_ms",
+        steps.since_ms, steps.until_ms, *names, organisation_id, group_by,
+    )  # fmt: skip
 
 
 def tag_names(reading: Connection, organisation_id: str, limit: int) -> list[str]:

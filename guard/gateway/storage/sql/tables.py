@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 from guard.gateway.storage.sql.connection import Cursor, WritingConnection
-from guard.gateway.storage.sql.record import Change, Table
+from guard.gateway.storage.sql.record import RowChange, Table
 from guard.gateway.storage.sql.tally import Tally
 
 K = TypeVar("K")
@@ -46,7 +46,7 @@ class Tables:
         # Decisions by kind, for metrics.
         self.tally = Tally(self.on_undo)
 
-    def write(self, statement: str | Change, arguments: tuple[Any, ...] = ()) -> Cursor:
+    def write(self, statement: str | RowChange, arguments: tuple[Any, ...] = ()) -> Cursor:
         """Run a statement that :meth:`undo` can undo."""
         if not self._has_savepoint:
             self._open_savepoint()
@@ -56,7 +56,7 @@ class Tables:
         self.changed_rows += max(0, cursor.rowcount)
         return cursor
 
-    def insert_numbered(self, column: str, change: Change, row: tuple[Any, ...]) -> int:
+    def insert_numbered(self, column: str, change: RowChange, row: tuple[Any, ...]) -> int:
         """Insert a row whose number the database chooses, and return the number."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Tables:
         """Write one of the store's own values."""
         self.write(_SAVE_FACT, (name, value))
 
-    def write_many(self, change: Change, rows: Iterable[tuple[Any, ...]]) -> None:
+    def write_many(self, change: RowChange, rows: Iterable[tuple[Any, ...]]) -> None:
         """Change each of many rows; :meth:`undo` can undo it."""
         if not self._has_savepoint:
             self._open_savepoint()

@@ -35,6 +35,9 @@ _NUMBERS: Final = (
 SUMS: Final = ", ".join(
     f"CAST(coalesce(sum({name}), 0) AS BIGINT)" for name in _NUMBERS.split(", ")
 )
+_SUMS_AS: Final = ", ".join(
+    f"CAST(coalesce(sum({name}), 0) AS BIGINT) AS {name}" for name in _NUMBERS.split(", ")
+)
 _COST: Final = 5
 OF_EVENTS: Final = (
     "1 AS events, CASE type WHEN 'llm' THEN 1 ELSE 0 END AS llm_calls,"
@@ -156,22 +159,23 @@ def _scopes(
         arguments = [organisation_id, since_ms, until_ms]
     else:
         source, arguments = _source(organisation_id, kind, "scope_id", nobody, since_ms, until_ms)
-    named = reading.rows(
-        f"SELECT scope_id AS grp, {SUMS} FROM {source} WHERE scope_id IS NOT NULL GROUP BY grp"
-        f" HAVING sum(events) > 0 ORDER BY {_COST + 2} DESC, grp LIMIT ?",
+    # One walk for both: the groups, and what they come to together.
+    nobody_is = "NULL" if kind in BY_EVENT else "NOT NULL"
+    rows = reading.rows(
+        f"WITH by_scope AS (SELECT scope_id AS grp, {_SUMS_AS} FROM {source} GROUP BY grp)"
+        " SELECT * FROM (SELECT 0 AS is_sum, g.* FROM by_scope g WHERE grp IS NOT NULL"
+        " AND events > 0 ORDER BY cost_nanousd DESC, grp LIMIT ?) dearest UNION ALL"
+        f" SELECT 1, NULL, {SUMS} FROM by_scope WHERE grp IS {nobody_is}",
         *arguments, limit,
     )  # fmt: skip
-    sql = f"SELECT {SUMS} FROM {source} WHERE scope_id IS {{}}"
-    if kind in BY_EVENT:
-        (rest,) = reading.rows(sql.format("NULL"), *arguments)
-    else:
-        (of_named,) = reading.rows(sql.format("NOT NULL"), *arguments)
+    found = [tuple(row[1:]) for row in rows if not row[0]]
+    (rest,) = (tuple(row[2:]) for row in rows if row[0])
+    if kind not in BY_EVENT:
         if not _is_all(since_ms, until_ms):
             since_ms = max(since_ms, _kept_since_ms(reading, organisation_id, kind))
         total = _divided(reading, organisation_id, "total", since_ms, until_ms, 1)
-        of_all = total[0][1:] if total else of_named
-        rest = [each - own for each, own in zip(of_all, of_named, strict=True)]
-    found = [*map(tuple, named)]
+        of_all = total[0][1:] if total else rest
+        rest = tuple(each - own for each, own in zip(of_all, rest, strict=True))
     if rest[0]:
         found.append((None, *rest))
     found.sort(key=lambda row: (-row[_COST + 1], row[0] is not None, row[0] or ""))

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guard.gateway.storage.sql.record import Change
+from guard.gateway.storage.sql.record import RowChange
 
 
 class SqliteWriteConnection(sqlite3.Connection):
     """Implements :class:`guard.gateway.storage.sql.connection.WritingConnection`."""
 
-    def change(self, change: Change, rows: Iterable[tuple[Any, ...]], /) -> sqlite3.Cursor:
+    def change(self, change: RowChange, rows: Iterable[tuple[Any, ...]], /) -> sqlite3.Cursor:
         """Run a change for each of many rows."""
         return self.executemany(change.one, rows)
 

@@ -11,7 +11,7 @@ from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreBusyError
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger.state import Scopes
-from guard.gateway.storage.sql.record import Change
+from guard.gateway.storage.sql.record import RowChange
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 
@@ -81,7 +81,7 @@ class SqliteUnitOfWork(SqlUnitOfWork):
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
-    def insert_numbered(self, column: str, change: Change, row: tuple[Any, ...]) -> int:
+    def insert_numbered(self, column: str, change: RowChange, row: tuple[Any, ...]) -> int:
         """Insert a row whose number the database chooses, and return the number."""
         self.write(change, row)
         (number,) = self.connection.execute("SELECT last_insert_rowid()").fetchone()
