@@ -2,8 +2,8 @@
 
 A :class:`Table` takes its columns, their types and its key from the schema. A :class:`StructTable`
 adds the struct whose fields the columns are, so that a field that is added to a struct needs a
-column in the schema and nothing else. Statements are written for one row, as SQLite runs them and PostgreSQL
-too, and for many rows, of which PostgreSQL takes each column as one array.
+column in the schema and nothing else. Statements are written for one row, as both engines run them,
+and for many rows, of which PostgreSQL takes each column as one array.
 """
 
 from __future__ import annotations
