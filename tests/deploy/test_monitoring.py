@@ -306,9 +306,12 @@ def promtool(*words: str | Path, cwd: Path) -> None:
 
 
 @needs_promtool
-def test_promtool_accepts_the_files() -> None:
-    promtool("check", "rules", RULES, cwd=ROOT)
-    promtool("check", "config", SCRAPES, cwd=ROOT)
+def test_promtool_accepts_the_files(tmp_path: Path) -> None:
+    for each in (RULES, SCRAPES):
+        shutil.copy(each, tmp_path)
+    (tmp_path / "metrics-key").write_text(METRICS_KEY)
+    promtool("check", "rules", RULES.name, cwd=tmp_path)
+    promtool("check", "config", SCRAPES.name, cwd=tmp_path)
 
 
 JUST_BELOW: Final[Mapping[str, str]] = {

@@ -21,7 +21,7 @@ def test_a_request_holds_its_worst_case_and_learns_the_rates(tenant: Tenant) -> 
     assert reply["reserved_nanousd"] == 100 * IN + 50 * OUT
     rows = reply["rates"].pop("rows")
     bucket = {"cache_read": 1250 * 10**6, "cache_write": IN * 10**6, "cache_write_1h": IN * 10**6}
-    standard = ["", -1, IN * 10**6, OUT * 10**6, *bucket.values(), OUT * 10**6, 0]
+    standard = ["", -1, IN * 10**6, OUT * 10**6, *bucket.values(), OUT * 10**6, 0, 0]
     assert rows[0] == standard
     assert {row[0] for row in rows} <= {"", "flex", "priority", "fast"}
     assert reply["rates"] == {
