@@ -13,7 +13,13 @@ from typing import Final
 import pytest
 
 from spamdetect.engine import Analysis, Engine
-from tests.spamdetect.engine import fifth_hundred, fourth_hundred, second_hundred, third_hundred
+from tests.spamdetect.engine import (
+    fifth_hundred,
+    fourth_hundred,
+    second_hundred,
+    sixth_hundred,
+    third_hundred,
+)
 from tests.spamdetect.engine.hundred import ORDINARY, SCAMS
 
 AIM: Final = {"ordinary": 48, "scams": 45}
@@ -23,6 +29,7 @@ JUDGES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
     "third": {"ordinary": third_hundred.ORDINARY, "scams": third_hundred.SCAMS},
     "fourth": {"ordinary": fourth_hundred.ORDINARY, "scams": fourth_hundred.SCAMS},
     "fifth": {"ordinary": fifth_hundred.ORDINARY, "scams": fifth_hundred.SCAMS},
+    "sixth": {"ordinary": sixth_hundred.ORDINARY, "scams": sixth_hundred.SCAMS},
 }
 REACHED: Final = {
     "first": {"ordinary": 50, "scams": 46},
