@@ -30,8 +30,8 @@ ORDINARY: Final[Mapping[str, tuple[str, ...]]] = {
             " schicken, an welche Adresse?"
         ),
         (
-            "Beim Depot nehmen sie jetzt Gebühren, ich bleibe trotzdem dort, das Umziehen ist mir zu"
-            " mühsam."
+            "Beim Depot nehmen sie jetzt Gebühren, ich bleibe trotzdem dort, das Umziehen ist"
+            " mir zu mühsam."
         ),
         "Ihr Bestätigungscode für das Bürgerportal lautet 640 118. Geben Sie ihn niemandem weiter.",
     ),
@@ -39,8 +39,8 @@ ORDINARY: Final[Mapping[str, tuple[str, ...]]] = {
         "il reste des croquettes pas chères chez Michel ?",
         "L'ordonnance est sur le frigo, pense à passer à la pharmacie",
         (
-            "Bonjour, c'est Claire, on s'est croisées à la randonnée dimanche. Tu avais retrouvé ton"
-            " bonnet ?"
+            "Bonjour, c'est Claire, on s'est croisées à la randonnée dimanche. Tu avais retrouvé"
+            " ton bonnet ?"
         ),
         "Le livret est passé à 2,4 %, ce n'est pas énorme mais au moins c'est garanti.",
         "Code de connexion à votre espace mutuelle : 205 963. Il expire dans 10 minutes.",
@@ -57,8 +57,8 @@ ORDINARY: Final[Mapping[str, tuple[str, ...]]] = {
         "O médico trocou a receita, o remédio agora é genérico",
         "Oi, aqui é a Lúcia do curso de cerâmica. Você esqueceu o avental, deixo na portaria?",
         (
-            "Tirei o dinheiro da poupança e pus no Tesouro Direto, quero ver se rende mais até o fim"
-            " do ano."
+            "Tirei o dinheiro da poupança e pus no Tesouro Direto, quero ver se rende mais até o"
+            " fim do ano."
         ),
         "Seu código de acesso ao portal do aluno é 48 20 15. Válido por 5 minutos.",
     ),
@@ -66,8 +66,8 @@ ORDINARY: Final[Mapping[str, tuple[str, ...]]] = {
         "где сейчас недорого купить зимнюю куртку?",
         "В аптеке без рецепта не дали, завтра пойду к врачу",
         (
-            "Здравствуйте, это Ольга из садоводства. Вы спрашивали про рассаду, осталось шесть кустов"
-            " помидоров."
+            "Здравствуйте, это Ольга из садоводства. Вы спрашивали про рассаду, осталось шесть"
+            " кустов помидоров."
         ),
         "Вклад закончился, переложил на год под меньший процент, рисковать не хочу.",
         "Код для входа в личный кабинет поликлиники: 5512. Никому его не сообщайте.",
@@ -76,8 +76,8 @@ ORDINARY: Final[Mapping[str, tuple[str, ...]]] = {
         "ucuz bir ütü lazım, bilen var mı?",
         "Eczane kapanmadan ilacı alır mısın",
         (
-            "Merhaba, ben Selin, dün kütüphanede yan masadaydım. Şarj aletin bende kalmış, nereye"
-            " bırakayım?"
+            "Merhaba, ben Selin, dün kütüphanede yan masadaydım. Şarj aletin bende kalmış,"
+            " nereye bırakayım?"
         ),
         "Altına girdim ama azıcık, yarısı da vadeli hesapta dursun dedim.",
         "Kütüphane hesabınız için giriş kodu 309 442. Kod 3 dakika geçerlidir.",
@@ -110,16 +110,16 @@ SCAMS: Final[Mapping[str, tuple[str, ...]]] = {
         "5000 REAL LIKES $9",
         "tramadol, oxy, xanax shipped overnight no rx",
         (
-            "Hello dear, I saw your profile and felt something I can't explain. I am a surgeon with the"
-            " UN in Yemen, widowed, looking for a serious woman. Do you have WhatsApp?"
+            "Hello dear, I saw your profile and felt something I can't explain. I am a surgeon"
+            " with the UN in Yemen, widowed, looking for a serious woman. Do you have WhatsApp?"
         ),
         (
-            "Hi, I'm Amelia, assistant to Professor Grant. He shares three stock picks a day in a free"
-            " VIP group, members made 38 % last month. Shall I add you?"
+            "Hi, I'm Amelia, assistant to Professor Grant. He shares three stock picks a day in"
+            " a free VIP group, members made 38 % last month. Shall I add you?"
         ),
         (
-            "hey it's me, I accidentally had my 6 digit code sent to your phone, can you send it to me"
-            " asap"
+            "hey it's me, I accidentally had my 6 digit code sent to your phone, can you send it"
+            " to me asap"
         ),
     ),
     "de": (
@@ -130,76 +130,76 @@ SCAMS: Final[Mapping[str, tuple[str, ...]]] = {
             " Bohrinsel und suche die Liebe fürs Leben, schreib mir bitte privat auf Telegram."
         ),
         (
-            "Guten Tag, ich begleite Privatanleger mit einem KI-Handelssystem, 250 € genügen zum Start,"
-            " im Schnitt 12 % am Tag. Darf ich Ihnen den Zugang schicken?"
+            "Guten Tag, ich begleite Privatanleger mit einem KI-Handelssystem, 250 € genügen zum"
+            " Start, im Schnitt 12 % am Tag. Darf ich Ihnen den Zugang schicken?"
         ),
         (
-            "Hier ist Ihre Sparkasse, Betrugsabteilung. Zum Stornieren der Abbuchung von 890 € nennen"
-            " Sie uns bitte die TAN, die Sie eben erhalten haben."
+            "Hier ist Ihre Sparkasse, Betrugsabteilung. Zum Stornieren der Abbuchung von 890 €"
+            " nennen Sie uns bitte die TAN, die Sie eben erhalten haben."
         ),
     ),
     "fr": (
         "ABONNÉS INSTAGRAM 1000 = 5€",
         "Permis de conduire enregistré sans examen, paiement après",
         (
-            "Bonjour mon ange, ta photo m'a touché en plein cœur. Je suis veuf, militaire en mission,"
-            " et je cherche une femme sincère. Donne-moi ton WhatsApp."
+            "Bonjour mon ange, ta photo m'a touché en plein cœur. Je suis veuf, militaire en"
+            " mission, et je cherche une femme sincère. Donne-moi ton WhatsApp."
         ),
         (
-            "Salut, je suis trader depuis 6 ans, je fais fructifier 200 € en 2 000 € en trois jours,"
-            " zéro risque. Écris-moi en privé si tu veux changer de vie."
+            "Salut, je suis trader depuis 6 ans, je fais fructifier 200 € en 2 000 € en trois"
+            " jours, zéro risque. Écris-moi en privé si tu veux changer de vie."
         ),
         (
-            "Service fraude de votre banque : un achat de 1 249 € est en cours. Donnez-nous le code"
-            " reçu par SMS pour l'annuler."
+            "Service fraude de votre banque : un achat de 1 249 € est en cours. Donnez-nous le"
+            " code reçu par SMS pour l'annuler."
         ),
     ),
     "es": (
         "SEGUIDORES BARATOS, ENTREGA YA",
         "Pastillas para adelgazar sin receta, 2x1",
         (
-            "Hola guapa, no suelo escribir a desconocidas pero tu foto me ha conquistado. Soy capitán"
-            " de barco, viudo, con una hija. ¿Hablamos por WhatsApp?"
+            "Hola guapa, no suelo escribir a desconocidas pero tu foto me ha conquistado. Soy"
+            " capitán de barco, viudo, con una hija. ¿Hablamos por WhatsApp?"
         ),
         (
-            "Buenas, te interesa ganar con cripto sin saber nada? Mi mentora convirtió mis 300 € en"
-            " 4.500 € en una semana, te paso su Telegram."
+            "Buenas, te interesa ganar con cripto sin saber nada? Mi mentora convirtió mis 300 €"
+            " en 4.500 € en una semana, te paso su Telegram."
         ),
         (
-            "Perdona, te ha llegado por error un código mío de WhatsApp de 6 cifras, ¿me lo reenvías"
-            " por favor? Es urgente"
+            "Perdona, te ha llegado por error un código mío de WhatsApp de 6 cifras, ¿me lo"
+            " reenvías por favor? Es urgente"
         ),
     ),
     "pt": (
         "CURTIDAS E SEGUIDORES A PARTIR DE R$ 3",
         "Diploma reconhecido sem estudar, entrega em 15 dias",
         (
-            "Oi linda, vi sua foto e meu coração disparou. Sou engenheiro americano, viúvo, quero"
-            " casar de novo e morar no Brasil. Me passa seu WhatsApp?"
+            "Oi linda, vi sua foto e meu coração disparou. Sou engenheiro americano, viúvo,"
+            " quero casar de novo e morar no Brasil. Me passa seu WhatsApp?"
         ),
         (
-            "Olá! Aqui é do grupo de sinais, robô que opera sozinho e rende 5% ao dia, a partir de R$"
-            " 100. Quer que eu te coloque na lista VIP?"
+            "Olá! Aqui é do grupo de sinais, robô que opera sozinho e rende 5% ao dia, a partir"
+            " de R$ 100. Quer que eu te coloque na lista VIP?"
         ),
         (
-            "Bom dia, para confirmar seu anúncio na OLX me informe o código de 6 números que chegou por"
-            " SMS no seu celular."
+            "Bom dia, para confirmar seu anúncio na OLX me informe o código de 6 números que"
+            " chegou por SMS no seu celular."
         ),
     ),
     "ru": (
         "накрутка подписчиков 100р",
         "Диплом с занесением в реестр, недорого",
         (
-            "Привет, красавица! Увидел твоё фото и пропал. Я вдовец, военный врач в миссии ООН, ищу"
-            " свою половинку, давай продолжим в Телеграм."
+            "Привет, красавица! Увидел твоё фото и пропал. Я вдовец, военный врач в миссии ООН,"
+            " ищу свою половинку, давай продолжим в Телеграм."
         ),
         (
-            "Добрый день! Меня зовут Алина, я куратор инвестпроекта. От 10 000 ₽ вы получаете до 40 %"
-            " в неделю, выводим на карту каждый день. Рассказать подробнее?"
+            "Добрый день! Меня зовут Алина, я куратор инвестпроекта. От 10 000 ₽ вы получаете до"
+            " 40 % в неделю, выводим на карту каждый день. Рассказать подробнее?"
         ),
         (
-            "Вам звонили из Госуслуг, чтобы отменить заявку на кредит, пришлите код из СМС ответным"
-            " сообщением."
+            "Вам звонили из Госуслуг, чтобы отменить заявку на кредит, пришлите код из СМС"
+            " ответным сообщением."
         ),
     ),
     "tr": (
@@ -210,8 +210,8 @@ SCAMS: Final[Mapping[str, tuple[str, ...]]] = {
             " kaybettim, ciddi bir ilişki arıyorum. WhatsApp'tan yazar mısın?"
         ),
         (
-            "Selam, evden yatırımla günde 3.000 TL kazanıyorum, hocam her işlemi söylüyor, kayıp yok."
-            " İstersen seni de gruba alayım."
+            "Selam, evden yatırımla günde 3.000 TL kazanıyorum, hocam her işlemi söylüyor, kayıp"
+            " yok. İstersen seni de gruba alayım."
         ),
         "Merhaba, yanlışlıkla senin numarana WhatsApp doğrulama kodum gelmiş, bana iletir misin?",
     ),
@@ -219,12 +219,12 @@ SCAMS: Final[Mapping[str, tuple[str, ...]]] = {
         "JUAL FOLLOWERS MURAH 10RB DAPAT 1000",
         "Obat kuat tanpa resep, bayar di tempat",
         (
-            "Halo sayang, saya lihat fotomu dan langsung jatuh hati. Saya dokter tentara di Suriah,"
-            " duda, ingin menikah di Indonesia. Boleh minta WhatsApp?"
+            "Halo sayang, saya lihat fotomu dan langsung jatuh hati. Saya dokter tentara di"
+            " Suriah, duda, ingin menikah di Indonesia. Boleh minta WhatsApp?"
         ),
         (
-            "Kak, mau cuan tanpa ribet? Titip dana 500 ribu, tiga jam jadi 5 juta, sudah banyak bukti"
-            " transfer. Chat admin sekarang."
+            "Kak, mau cuan tanpa ribet? Titip dana 500 ribu, tiga jam jadi 5 juta, sudah banyak"
+            " bukti transfer. Chat admin sekarang."
         ),
         "Maaf kak, kode OTP saya salah kirim ke nomor kakak, tolong kirimkan 6 angkanya ya",
     ),
@@ -243,8 +243,8 @@ SCAMS: Final[Mapping[str, tuple[str, ...]]] = {
             " راسليني على واتساب."
         ),
         (
-            "السلام عليكم، معنا تستثمر 100 دولار وتستلم 1000 دولار خلال أسبوع وبدون أي مخاطرة، هل أضيفك"
-            " إلى المجموعة؟"
+            "السلام عليكم، معنا تستثمر 100 دولار وتستلم 1000 دولار خلال أسبوع وبدون أي مخاطرة،"
+            " هل أضيفك إلى المجموعة؟"
         ),
         "معك البنك المركزي، بطاقتك موقوفة، أرسل الرمز الذي وصلك في رسالة لتفعيلها الآن.",
     ),
