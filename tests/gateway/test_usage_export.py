@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from guard.gateway.domain.usage_export import BilledRow, ExportError, read
@@ -61,11 +61,13 @@ SONNET = BilledRow(
         (json.dumps(ANTHROPIC_USAGE), SONNET),
         (ANTHROPIC_CSV, SONNET),
         ("\ufeff" + ANTHROPIC_CSV, SONNET),
+        (ANTHROPIC_CSV.replace("\n", "\r"), SONNET),
         (json.dumps(ANTHROPIC_COSTS),
          BilledRow(start_ms=DAY_S * 1000, width_ms=DAY_MS, model="claude-sonnet-4-5",
                    cost_nanousd=1_235_000_000)),
     ],
-    ids=["openai usage", "anthropic usage", "anthropic csv", "byte order mark", "anthropic costs"],
+    ids=["openai usage", "anthropic usage", "anthropic csv", "byte order mark", "lines end with CR",
+         "anthropic costs"],
 )  # fmt: skip
 def test_what_is_read(text: str, expected: BilledRow) -> None:
     assert read(text) == [expected]
@@ -81,6 +83,9 @@ def test_what_is_read(text: str, expected: BilledRow) -> None:
         ("hour,model,cost_usd\n2027-01-15T08:00Z,m,nan\n", "'nan' is no amount"),
         ("hour,model,cost_usd,currency\n2027-01-15T08:00Z,m,1,EUR\n", "EUR is not US dollars"),
         ("hour,model,cost_usd\n2027-01-15T08:00Z,m,1\n2027-01-15,m,1\n", "hours and days"),
+        ("hour,model,cost_usd\n2027-01-15T08:00Z,m,1e999999999\n", "line 2: .* no amount"),
+        (f"hour,model,cost_usd\n2027-01-15T08:00Z,{'m' * 200_000},1\n", "line 2: field larger"),
+        (f"hour,model,{'m' * 200_000}\n", "line 1: field larger"),
         ("{", "no JSON"),
         ('{"data": 1}', "'data' is not a list"),
         ('[{"start_time": 1, "end_time": 999999, "model": "m", "cost_usd": 1}]', "than a day"),
@@ -91,6 +96,7 @@ def test_what_is_said_of_a_bad_file(text: str, said: str) -> None:
         read(text)
 
 
+@example(text="\r0")
 @given(st.text(max_size=200) | st.builds(json.dumps, st.recursive(
     st.none() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(

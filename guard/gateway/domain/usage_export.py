@@ -11,7 +11,7 @@ import datetime as dt
 import io
 import json
 from collections.abc import Iterator, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
@@ -102,14 +102,17 @@ def _records(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if text.lstrip()[:1] in ("{", "["):
         yield from _of_json(text)
         return
-    reader = csv.DictReader(io.StringIO(text))
-    names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
-    for wanted, kind in ((_START, "a time (hour, day)"), (_MODEL, "a model")):
-        if not set(wanted) & set(names):
-            raise ExportError(f"line 1: no column for {kind}; there are: {', '.join(names)}")
-    reader.fieldnames = names
-    for record in reader:
-        yield f"line {reader.line_num}", record
+    reader = csv.DictReader(io.StringIO(text, newline=None))  # CR ends a line too
+    try:
+        names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+        for wanted, kind in ((_START, "a time (hour, day)"), (_MODEL, "a model")):
+            if not set(wanted) & set(names):
+                raise ExportError(f"line 1: no column for {kind}; there are: {', '.join(names)}")
+        reader.fieldnames = names
+        for record in reader:
+            yield f"line {reader.line_num}", record
+    except csv.Error as exc:
+        raise ExportError(f"line {reader.line_num + 1}: {exc}") from None
 
 
 def _of_json(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -231,7 +234,7 @@ def _cost(record: Mapping[str, Any]) -> int | None:
             raise ValueError(f"{currency} is not US dollars")
         try:
             nanousd = Decimal(str(value)) * unit
-        except InvalidOperation:
+        except ArithmeticError:
             raise ValueError(f"{value!r} is no amount of US dollars") from None
         if not nanousd.is_finite() or not 0 <= nanousd <= COST_MAX:
             raise ValueError(f"{value!r} is no amount of US dollars of zero or more")
