@@ -40,7 +40,7 @@ class ToolLoop(StandIn):
         if path.endswith("/v1/messages"):
             return Reply(None, encoded(_anthropic(number, request, calls=calls)))
         if path.endswith(":generateContent"):
-            return Reply(None, encoded(_gemini(number, request, calls=calls)))
+            return Reply(None, encoded(_gemini(path, number, request, calls=calls)))
         return super()._reply(method, path, query, body)
 
 
@@ -57,7 +57,7 @@ def _anthropic(number: int, request: dict[str, Any], *, calls: bool) -> dict[str
     }  # fmt: skip
 
 
-def _gemini(number: int, request: dict[str, Any], *, calls: bool) -> dict[str, Any]:
+def _gemini(path: str, number: int, request: dict[str, Any], *, calls: bool) -> dict[str, Any]:
     tool = request["tools"][0]["functionDeclarations"][0]
     schema = tool["parameters_json_schema"]
     arguments = dict.fromkeys(schema["properties"], "Boston, MA")
@@ -67,4 +67,4 @@ def _gemini(number: int, request: dict[str, Any], *, calls: bool) -> dict[str, A
              "totalTokenCount": INPUT_TOKENS + OUTPUT_TOKENS}  # fmt: skip
     candidate = {"content": {"role": "model", "parts": [part]}, "finishReason": "STOP", "index": 0}
     return {"candidates": [candidate], "usageMetadata": usage, "responseId": f"reply-{number}",
-            "modelVersion": "gemini-2.5-flash"}  # fmt: skip
+            "modelVersion": path.rpartition("/")[2].partition(":")[0]}  # fmt: skip

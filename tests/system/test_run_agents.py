@@ -67,7 +67,7 @@ AGENTS = [
           {"ANTHROPIC_API_KEY": "k"}, "0.0245", (4_500_000,) * 2, "search",
           needs="langchain-anthropic"),
     Agent("google-genai", ("Client(api_key=", "tools=[get_current_weather]),\n)"),
-          "GOOGLE_GEMINI_BASE_URL", {}, "0.0163", (550_000,) * 2, "get_current_weather"),
+          "GOOGLE_GEMINI_BASE_URL", {}, "0.0172", (1_125_000,) * 2, "get_current_weather"),
     Agent("openai-agents", ('Runner.run_sync(agent, "Write a haiku',), "OPENAI_BASE_URL",
           {"OPENAI_API_KEY": "k", "OPENAI_AGENTS_DISABLE_TRACING": "1",
            "GUARD_PRICE_LOCAL": "1"},
