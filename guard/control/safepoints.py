@@ -12,6 +12,7 @@ from __future__ import annotations
 import dis
 import socket
 import sys
+import threading
 from asyncio import AbstractEventLoop, CancelledError
 from types import FrameType
 from typing import Any, Final, Literal
@@ -29,6 +30,10 @@ _UNSAFE_MODULES: Final = frozenset({"asyncio", "importlib", "_frozen_importlib",
 
 _LOCK_METHODS: Final = frozenset({"__enter__", "__exit__", "acquire", "release"})
 """Methods that ``threading`` implements in Python: an exception in them would leave a lock held."""
+
+_START: Final = threading.Thread.start.__code__
+"""On CPython 3.11 a thread has, until it runs, the identifier of the one that starts it: it would
+get the exception and die, and ``start`` would wait for it for ever."""
 
 _CONTEXTS_MAX: Final = 100
 """How many links of a chain of exceptions are followed; a program can make a circular one."""
@@ -75,8 +80,10 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
     # 1. The body's frame is not among them: the thread has left it.
     if frame is None or innermost is None:
         return GONE
-    # 2. A finaliser, or an event loop, anywhere inside the body.
+    # 2. A finaliser, an event loop, or the start of a thread, anywhere inside the body.
     for frame in frames:
+        if frame.f_code is _START and frame.f_locals["self"].ident is None:
+            return UNSAFE
         if patient and frame.f_code.co_name == "__del__":
             return UNSAFE  # an exception in a finaliser is only printed
         running = _running_loop(frame)
