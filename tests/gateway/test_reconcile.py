@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.cli.main import gateway as cli
 from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.embedded import run_gateway
@@ -174,6 +175,27 @@ def test_what_is_left_alone_is_named(spent: Tenant, tmp_path: Path) -> None:
     output = run(spent, tmp_path / "a.csv", text).output
     assert "not charged here" in output
     assert "has not ended" in output
+    assert set(map(tuple, totals(spent).values())) == {(12, 7)}
+
+
+def test_the_models_of_a_file_are_booked_at_once(
+    tenant: Tenant, tmp_path: Path, clock: Clock
+) -> None:
+    """One request for each model left half of the bill booked when one of them failed."""
+    o3 = {**LOST, "model": "o3"}
+    tenant.send(tenant.llm(8 * CENT, data=LOST), tenant.llm(3 * CENT, data=o3))
+    clock.now_ms += HOUR_MS
+    done = run(tenant, tmp_path / "a.csv", CSV + f"{HOUR},o3,0.01\n")
+    assert "2 adjustments booked, -$0.03 in all" in done.output
+    entries = [e for e in tenant.admin.audit() if e["action"] == "usage.reconcile"]
+    assert [entry["details"]["models"] for entry in entries] == [["gpt-4o", "o3"]]
+
+
+def test_a_row_within_its_hour_is_refused(spent: Tenant) -> None:
+    """It would be compared with no hour, and what is charged in its hour counted as not billed."""
+    row = {"start_ms": START_MS + 1, "width_ms": HOUR_MS, "model": "gpt-4o", "cost_nanousd": 1}
+    with pytest.raises(AdminError, match="begins within an hour"):
+        spent.admin.reconcile([row], source="s", provider=None, dry_run=False)
     assert set(map(tuple, totals(spent).values())) == {(12, 7)}
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from guard.core.model_names import family
 from guard.core.wire import dollars
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.files import FILE
@@ -31,8 +29,9 @@ def reconcile(client: AdminClient, file: Path, provider: str | None, dry_run: bo
     """Book what a vendor has billed, from FILE, its export of usage or costs (CSV or JSON).
 
     For each model and hour (or day) one signed adjustment brings what was charged to what was
-    billed. Booking the same file again changes nothing. A line that cannot be read is named, and
-    then nothing is booked.
+    billed. First it shows what it would book, then it books all of it at once, or nothing. Booking
+    the same file again changes nothing. A line that cannot be read is named, and then nothing is
+    booked.
 
     \b
     Examples:
@@ -47,21 +46,20 @@ def reconcile(client: AdminClient, file: Path, provider: str | None, dry_run: bo
     except usage_export.ExportError as exc:
         raise click.ClickException(f"{file.name}, nothing was booked:\n{exc}") from None
     source = f"{file.name[:180]} sha256:{hashlib.sha256(data).hexdigest()}"
-    by_model: defaultdict[str, list[Any]] = defaultdict(list)
-    for row in found:
-        by_model[family(row.model)].append(msgspec.to_builtins(row))
-    made = [
-        adjustment
-        for rows in by_model.values()
-        for adjustment in client.reconcile(rows, source=source, provider=provider, dry_run=dry_run)
-    ]
-    show(made if wants_json() else [_for_people(each) for each in made], _SHOWN)
-    booked = [each["adjustment_nanousd"] for each in made if each["adjustment_nanousd"]]
+    rows = [msgspec.to_builtins(row) for row in found]
+    made = client.reconcile(rows, source=source, provider=provider, dry_run=True)
     if not wants_json():
-        tense = "would be booked" if dry_run else "booked"
-        plural = "" if len(booked) == 1 else "s"
-        said = f"{len(booked)} adjustment{plural} {tense}, {_signed(sum(booked))} in all"
-        note(f"{said}, on {where()}", {})
+        show([_for_people(each) for each in made], _SHOWN)
+    if not dry_run:
+        made = client.reconcile(rows, source=source, provider=provider, dry_run=False)
+    if wants_json():
+        show(made, _SHOWN)
+        return
+    booked = [each["adjustment_nanousd"] for each in made if each["adjustment_nanousd"]]
+    tense = "would be booked" if dry_run else "booked"
+    plural = "" if len(booked) == 1 else "s"
+    said = f"{len(booked)} adjustment{plural} {tense}, {_signed(sum(booked))} in all"
+    note(f"{said}, on {where()}", {})
 
 
 def _for_people(row: dict[str, Any]) -> dict[str, Any]:

@@ -14,18 +14,22 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
+from guard.core.model_names import family
 from guard.core.wire import NANOUSD_PER_DOLLAR
+from guard.core.wire.text import flaw_in_text
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS
 
-ROWS_MAX: Final = 10_000
+ROWS_MAX: Final = 4_000
+"""How many rows are booked at once: with them a request stays below a megabyte."""
 _PROBLEMS_SHOWN: Final = 10
 COST_MAX: Final = 10**15
 TOKENS_MAX: Final = 10**12
 
-_START: Final = ("hour", "day", "date", "start_time", "starting_at", "start_time_iso",
-                 "usage_date_utc")  # fmt: skip
+_DAYS: Final = ("day", "date", "usage_date_utc")
+_START: Final = ("hour", *_DAYS, "start_time", "starting_at", "start_time_iso")
 _END: Final = ("end_time", "ending_at", "end_time_iso")
 _MODEL: Final = ("model", "model_version", "line_item", "description")
 _DOLLARS: Final = ("cost_usd", "amount_value", "amount.value")
@@ -44,6 +48,9 @@ _TOKENS: Final = {
 }  # fmt: skip
 
 
+_NEVER: Final = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
+
+
 class ExportError(ValueError):
     """A file that cannot be read; the text names its lines."""
 
@@ -51,7 +58,7 @@ class ExportError(ValueError):
 _Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 
 
-class BilledRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BilledRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A vendor's bill for one model in one hour or day.
 
     ``cost_nanousd`` is ``None`` where the export has only tokens. ``input_tokens`` excludes those
@@ -76,43 +83,56 @@ def read(text: str) -> list[BilledRow]:
         ExportError: it is not an export, or some lines are wrong.
     """
     found: dict[tuple[int, int, str], BilledRow] = {}
+    has_cost: dict[tuple[int, str], bool] = {}
     problems: list[str] = []
-    for where, record in _records(text.removeprefix("\ufeff")):
+    for where, record in _records(text.removeprefix("\ufeff"), problems):
         try:
             row = _row(record)
-        except ValueError as exc:
+            if row is None:
+                continue
+            costs = row.cost_nanousd is not None
+            if has_cost.setdefault((row.start_ms, family(row.model)), costs) != costs:
+                raise ValueError(f"of {row.model} another line has a cost, or only tokens, for the "
+                                 "same time: export costs or tokens")  # fmt: skip
+            key = row.start_ms, row.width_ms, row.model
+            found[key] = row if key not in found else _sum(found[key], row)
+        except (ValueError, msgspec.ValidationError) as exc:
             problems.append(f"{where}: {exc}")
-            continue
-        if row is None:
-            continue
-        key = row.start_ms, row.width_ms, row.model
-        found[key] = row if key not in found else _sum(found[key], row)
     if problems:
         more = len(problems) - _PROBLEMS_SHOWN
         shown = problems[:_PROBLEMS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
         raise ExportError("\n".join(shown))
+    if not found:
+        raise ExportError("no line names a model: export grouped by model")
     if len(found) > ROWS_MAX:
-        raise ExportError(f"more than {ROWS_MAX} rows: divide the file")
+        raise ExportError(f"more than {ROWS_MAX} rows: divide the file by time")
     if len({width_ms for _, width_ms, _ in found}) > 1:
         raise ExportError("hours and days in one file: export by the hour, or by the day")
     return list(found.values())
 
 
-def _records(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _records(text: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if text.lstrip()[:1] in ("{", "["):
         yield from _of_json(text)
         return
-    reader = csv.DictReader(io.StringIO(text, newline=None))  # CR ends a line too
+    reader = csv.reader(io.StringIO(text, newline=None))  # CR ends a line too
     try:
-        names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+        names = [name.strip().lower() for name in next(reader, ())]
         for wanted, kind in ((_START, "a time (hour, day)"), (_MODEL, "a model")):
             if not set(wanted) & set(names):
                 raise ExportError(f"line 1: no column for {kind}; there are: {', '.join(names)}")
-        reader.fieldnames = names
-        for record in reader:
-            yield f"line {reader.line_num}", record
+        if twice := {name for name in names if name and names.count(name) > 1}:
+            raise ExportError(f"line 1: two columns of one name: {', '.join(sorted(twice))}")
+        for fields in reader:
+            if not any(fields):
+                continue
+            where = f"line {reader.line_num}"
+            if len(fields) == len(names):
+                yield where, dict(zip(names, fields, strict=True))
+            else:  # a comma within a number, or a file cut short
+                problems.append(f"{where}: {len(fields)} fields, {len(names)} in the first line")
     except csv.Error as exc:
-        raise ExportError(f"line {reader.line_num + 1}: {exc}") from None
+        raise ExportError(f"line {reader.line_num}: {exc}") from None
 
 
 def _of_json(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -159,6 +179,8 @@ def _row(record: Mapping[str, Any]) -> BilledRow | None:
     cost = _cost(record)
     if not model:
         return None
+    if (flaw := flaw_in_text(model)) is not None:
+        raise ValueError(f"the name of the model {flaw}")
     if cost is None and not any(count is not None for count in tokens.values()):
         raise ValueError("neither a cost nor tokens")
     fresh = tokens.pop("fresh_tokens")
@@ -170,13 +192,8 @@ def _row(record: Mapping[str, Any]) -> BilledRow | None:
         if counts["input_tokens"] < 0:
             raise ValueError("more cached tokens than input tokens")
     counts["cache_write_tokens"] += counts["cache_write_1h_tokens"]
-    return BilledRow(
-        start_ms=start_ms,
-        width_ms=HOUR_MS if width_ms == HOUR_MS else DAY_MS,
-        model=model,
-        cost_nanousd=cost,
-        **counts,
-    )
+    row = {"start_ms": start_ms, "width_ms": width_ms, "model": model, "cost_nanousd": cost}
+    return msgspec.convert({**row, **counts}, BilledRow)
 
 
 def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -188,27 +205,38 @@ def _time(record: Mapping[str, Any]) -> tuple[int, int]:
     if start is None:
         raise ValueError("no time")
     start_ms, is_date = _moment(start)
+    is_day = is_date or start is _first(record, _DAYS)
+    width_ms = length_ms = DAY_MS if is_day else HOUR_MS
     end = _first(record, _END)
-    width_ms = DAY_MS if is_date else HOUR_MS
     if end is not None:
-        width_ms = _moment(end)[0] - start_ms
-        if not 0 < width_ms <= DAY_MS:
-            raise ValueError("longer than a day: export by the hour, or by the day")
-        width_ms = HOUR_MS if width_ms <= HOUR_MS else DAY_MS
+        length_ms = _moment(end)[0] - start_ms
+        width_ms = HOUR_MS if length_ms <= HOUR_MS else DAY_MS
+        if not 0 < length_ms <= HOUR_MS and not DAY_MS - HOUR_MS < length_ms <= DAY_MS:
+            raise ValueError("neither an hour nor a day: export by the hour, or by the day")
+    # What was charged is kept by the hours of UTC. A day of another zone has hours of two of its
+    # days, and would be compared with the wrong one.
+    if start_ms % width_ms + length_ms > width_ms:
+        kind = "hour" if width_ms == HOUR_MS else "day"
+        raise ValueError(f"{start!r} begins no {kind} of UTC: export times in UTC")
     return start_ms - start_ms % width_ms, width_ms
 
 
 def _moment(value: Any) -> tuple[int, bool]:
     """Return Unix milliseconds, and whether it is only a date."""
     text = str(value).strip()
-    if text.isdecimal():
-        return int(text) * 1000, False
+    is_unix = text.isdecimal() and len(text) != len("20261124")
     try:
-        found = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no time; write 2026-11-24T13:00Z or 2026-11-24") from None
+        found = (
+            dt.datetime.fromtimestamp(int(text), dt.UTC)
+            if is_unix
+            else dt.datetime.fromisoformat(text)
+        )
+    except (ValueError, OverflowError, OSError):
+        found = _NEVER
+    if not 2000 <= found.year < 2100:  # others are milliseconds, or of a broken clock
+        raise ValueError(f"{text!r} is no time; write 2026-11-24T13:00Z or 2026-11-24")
     found = found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
-    return int(found.timestamp() * 1000), len(text) <= len("2026-11-24")
+    return int(found.timestamp() * 1000), not is_unix and len(text) <= len("2026-11-24")
 
 
 def _count(record: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
@@ -229,8 +257,10 @@ def _cost(record: Mapping[str, Any]) -> int | None:
         value = _first(record, names)
         if value is None:
             continue
-        currency = _first(record, ("currency", "amount_currency", "amount.currency")) or "usd"
-        if str(currency).lower() != "usd":
+        currency = _first(record, ("currency", "amount_currency", "amount.currency"))
+        if currency is None and names is _CENTS:
+            raise ValueError("an amount without a currency: call it cost_usd if it is dollars")
+        if str(currency or "usd").lower() != "usd":
             raise ValueError(f"{currency} is not US dollars")
         try:
             nanousd = Decimal(str(value)) * unit
@@ -243,13 +273,9 @@ def _cost(record: Mapping[str, Any]) -> int | None:
 
 
 def _sum(one: BilledRow, other: BilledRow) -> BilledRow:
-    costs = (one.cost_nanousd, other.cost_nanousd)
-    return BilledRow(
-        start_ms=one.start_ms, width_ms=one.width_ms, model=one.model,
-        cost_nanousd=None if costs == (None, None) else sum(cost or 0 for cost in costs),
-        input_tokens=one.input_tokens + other.input_tokens,
-        output_tokens=one.output_tokens + other.output_tokens,
-        cache_read_tokens=one.cache_read_tokens + other.cache_read_tokens,
-        cache_write_tokens=one.cache_write_tokens + other.cache_write_tokens,
-        cache_write_1h_tokens=one.cache_write_1h_tokens + other.cache_write_1h_tokens,
-    )  # fmt: skip
+    summed = {
+        name: getattr(one, name) + getattr(other, name)
+        for name in BilledRow.__struct_fields__
+        if name.endswith("_tokens") or (name == "cost_nanousd" and one.cost_nanousd is not None)
+    }
+    return msgspec.convert({**msgspec.to_builtins(one), **summed}, BilledRow)

@@ -79,8 +79,15 @@ def _differences(
     for row in billed:
         key = row.start_ms, family(row.model)
         totals[key] = totals.get(key, 0) + row.cost_nanousd
-    named = {name for _, name in totals}
-    for key in sorted({*totals, *(each for each in charged if each[1] in named)}):
+    spans: dict[str, list[int]] = {}
+    for start_ms, name in sorted(totals):
+        spans.setdefault(name, [start_ms, start_ms])[1] = start_ms
+    # A model is billed from its first line to its last, whatever other models' lines are.
+    between = {
+        (at, name) for at, name in charged
+        if name in spans and spans[name][0] <= at <= spans[name][1]
+    }  # fmt: skip
+    for key in sorted({*totals, *between}):
         start_ms, name = key
         hours = charged.get(key, [])
         cost = sum(hour.cost_nanousd for hour in hours)

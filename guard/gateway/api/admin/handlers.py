@@ -196,6 +196,8 @@ class AdminHandlers:
         wanted: bodies.ReconcileBody = call.body
         if len({row.width_ms for row in wanted.rows}) > 1:
             raise ConflictError("hours and days in one request")
+        if any(row.start_ms % row.width_ms for row in wanted.rows):
+            raise ConflictError("a row begins within an hour (or day) of UTC")
         prices = (await self._catalogue.view(call.own)).prices
         billed = [
             records.Billed(
