@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -14,6 +16,17 @@ _KINDS: Final = {
     "gdp_": "a proxy's key",
     "spam_": "a key of the spam service",
 }
+
+
+def did_you_mean(wanted: str, names: Iterable[str]) -> str:
+    """Return a question after names that are near to one that nothing has; empty if none is.
+
+    >>> did_you_mean("Tset", ["test", "other"])
+    '; did you mean test?'
+    """
+    by_folded = {each.casefold(): each for each in names}
+    close = difflib.get_close_matches(wanted.casefold(), by_folded, 3)
+    return f"; did you mean {' or '.join(by_folded[each] for each in close)}?" if close else ""
 
 
 def origin_of(url: str) -> str:

@@ -94,7 +94,7 @@ def test_a_models_budget_is_charged_whatever_name_answers(tenant: Tenant, asked:
 
 
 def test_a_model_that_was_asked_for_is_charged_though_another_answers(tenant: Tenant) -> None:
-    tenant.admin.set_budget(100, scope_kind="model", scope_id="our-alias")
+    tenant.admin.set_budget(100, scope_kind="model", scope_id="our-alias", anyway=True)
     tenant.admin.set_price("our-alias", input_per_mtok=1, output_per_mtok=1)
     held = tenant.allowed(model="our-alias")["reservation_id"]
     tenant.send(tenant.llm(CENT, reservation_id=held, data={"model": "gpt-4o"}), tenant.final(held))

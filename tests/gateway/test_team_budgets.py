@@ -34,7 +34,7 @@ def _balances(admin: AdminClient) -> dict[str, int]:
 
 
 def test_a_team_that_has_spent_its_budget_is_refused_alone(tenant: Any) -> None:
-    tenant.admin.set_budget(scope_kind="tag", scope_id="team=search", window="week",
+    tenant.admin.set_budget(scope_kind="tag", scope_id="team=search", window="week", anyway=True,
                             limit_nanousd=1000)  # fmt: skip
     assert _spend(tenant, 1000, tags={"team": "search", "feature": "x"}).status_code == 202
     refused = tenant.refused(402, "GD-B004", workflow_id="w", tags={"team": "search"})
@@ -49,8 +49,10 @@ def test_a_team_that_has_spent_its_budget_is_refused_alone(tenant: Any) -> None:
 
 def test_each_team_by_itself_and_each_tag_of_a_call(tenant: Any) -> None:
     tenant.admin.set_budget(scope_kind="tag", scope_id="team=*", limit_nanousd=1000)
-    tenant.admin.set_budget(scope_kind="tag", scope_id="team=ads", limit_nanousd=300)
-    tenant.admin.set_budget(scope_kind="tag", scope_id="feature=chat", limit_nanousd=500)
+    tenant.admin.set_budget(scope_kind="tag", scope_id="team=ads", limit_nanousd=300, anyway=True)
+    tenant.admin.set_budget(
+        scope_kind="tag", scope_id="feature=chat", limit_nanousd=500, anyway=True
+    )
     _spend(tenant, 200, tags={"team": "search", "feature": "chat"})
     _spend(tenant, 250, tags={"team": "ads", "feature": "chat", "other": "y"})
     _spend(tenant, 70)
@@ -88,7 +90,7 @@ async def test_no_lease_is_granted_for_calls_with_other_tags(
         _, before = await asked(wanted, {})
         lease_id = before["lease"]["lease_id"]
         await asyncio.to_thread(
-            tenant.admin.set_budget, scope_kind="tag", scope_id="team=search", **limit
+            tenant.admin.set_budget, scope_kind="tag", scope_id="team=search", anyway=True, **limit
         )
         again = {**wanted, "lease_id": lease_id, "unused_nanousd": 1}
         for tags in ({}, {"team": "search"}, {"team": "ads"}):
@@ -125,7 +127,9 @@ def test_calls_at_once_never_pass_the_limit(tenant: Any, many: bool) -> None:
 
 
 def test_the_program_sees_the_budgets_of_its_tags(tenant: Any) -> None:
-    tenant.admin.set_budget(scope_kind="tag", scope_id="team=search", limit_nanousd=1000)
+    tenant.admin.set_budget(
+        scope_kind="tag", scope_id="team=search", limit_nanousd=1000, anyway=True
+    )
     _spend(tenant, 10, tags={"team": "search"})
     asked = {"workflow": "w", "tags": "team=search\nother=x"}
     [budget] = tenant.http.get("/api/v1/spend", params=asked).json()["budgets"]

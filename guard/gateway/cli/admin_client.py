@@ -258,7 +258,7 @@ class AdminClient:
         They are ``scope_kind``, ``scope_id``, ``window``, ``mode``, ``thresholds``,
         ``epsilon_nanousd``, and in place of ``limit`` (dollars: ``"$2"`` or 0.50) ``limit_cents``,
         ``limit_nanousd``, ``limit_tokens``, or ``limit_calls`` with the globs ``counts`` of what
-        is counted.
+        is counted. ``anyway`` sets it also for a key, a tag or a model that does not exist yet.
         """
         if limit is not None:
             fields["limit_nanousd"] = read_dollars(str(limit), or_nothing=True)
@@ -268,6 +268,12 @@ class AdminClient:
     def budgets(self) -> list[_Json]:
         """List budgets."""
         return list(self.request("GET", "/budgets"))
+
+    def unmatched(self) -> set[tuple[str, str]]:
+        """Return what rules are for that matches nothing yet: each a kind and an id."""
+        return {
+            (each["scope_kind"], each["scope_id"]) for each in self.request("GET", "/unmatched")
+        }
 
     def raise_budget(self, budget_id: str, by: int, key: str = "", *, unit: str = "usd") -> _Json:
         """Raise a budget's limit, once for each ``key``: ``{budget, raised}``.
@@ -307,11 +313,15 @@ class AdminClient:
         scope_kind: str = "organisation",
         scope_id: str = "*",
         enabled: bool = True,
+        anyway: bool = False,
         **document: Any,
     ) -> _Json:
-        """Set a policy; ``document`` holds its rules, such as ``tools_block=["delete_*"]``."""
+        """Set a policy; ``document`` holds its rules, such as ``tools_block=["delete_*"]``.
+
+        ``anyway`` sets it also for a key that does not exist yet.
+        """
         body = {"scope_kind": scope_kind, "scope_id": scope_id, "enabled": enabled,
-                "document": document}  # fmt: skip
+                "anyway": anyway, "document": document}  # fmt: skip
         return dict(self.request("PUT", f"/policies/{_quoted(name)}", body))
 
     def policies(self) -> list[_Json]:

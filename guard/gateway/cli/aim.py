@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import shlex
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from guard.core import globs
+from guard.core.mistaken import did_you_mean
 from guard.gateway.cli.admin_client import LIST_MAX, AdminClient, AdminError
 from guard.gateway.cli.output import Where
 from guard.local_gateway import LocalGatewayError, directory_of
@@ -77,8 +77,7 @@ class Aim:
             text = f"no workflow matches {self._shown} on {self._at}"
         else:
             text = f"no such workflow on {self._at}: {self._shown}"
-            if similar := self._similar():
-                text += f"; did you mean {' or '.join(map(shlex.quote, similar))}?"
+            text += did_you_mean(self._name, map(shlex.quote, self._similar()))
         here = "; ".join(self.elsewhere())
         if here:
             text += f"; {here}"
@@ -95,6 +94,7 @@ class Aim:
             return True
 
     def _similar(self) -> list[str]:
+        """Return the names of workflows that may be meant."""
         names = list(_matching(self._at.local_directory, "*").values())
         after = ""
         with contextlib.suppress(AdminError):
@@ -106,9 +106,7 @@ class Aim:
                 if len(page) < LIST_MAX:
                     break
                 after = page[-1]["workflow_id"]
-        by_folded = {name.casefold(): name for name in names if not globs.is_pattern(name)}
-        found = difflib.get_close_matches(self._name.casefold(), by_folded, 3)
-        return [by_folded[each] for each in found]
+        return [name for name in names if not globs.is_pattern(name)]
 
     # -- after -----------------------------------------------------------------------------------
 

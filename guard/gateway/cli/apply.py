@@ -9,19 +9,30 @@ from typing import Any
 import click
 
 from guard.gateway.cli.files import FILE, read_rules
-from guard.gateway.cli.output import admin_options, client_of, safe, show, wants_json, where
+from guard.gateway.cli.output import (
+    UNMATCHED,
+    admin_options,
+    anyway_option,
+    client_of,
+    safe,
+    show,
+    wants_json,
+    where,
+)
 
 
 @click.command()
 @click.argument("file", type=FILE)
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @click.option("--prune", is_flag=True, help="Also remove what the file does not name.")
+@anyway_option
 @admin_options
-def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
+def apply(file: Path, dry_run: bool, prune: bool, anyway: bool, **options: Any) -> None:
     """Activate the budgets, policies, prices, settings, channels and alerts of a TOML, YAML or
     JSON file. A channel's secret stays out of it: secret_env names the variable that holds it.
 
-    Applying the same file again changes nothing.
+    Applying the same file again changes nothing. A rule for a key, a tag or a model that does not
+    exist refuses the file, unless --anyway or the rule itself says anyway = true.
 
     \b
     Examples:
@@ -31,12 +42,14 @@ def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
     wanted = read_rules(file)
     _take_secrets(wanted)
     with client_of(options) as client:
-        plan = client.request("POST", "/apply", {**wanted, "dry_run": dry_run, "prune": prune})
+        flags = {"dry_run": dry_run, "prune": prune, "anyway": anyway}
+        plan = client.request("POST", "/apply", {**wanted, **flags})
         if wants_json():
             show(plan["changes"], [])
             return
         for change in plan["changes"]:
-            click.echo(safe(f"{change['change']:9} {change['kind']} {change['name']}"))
+            still = f" ({UNMATCHED})" if change["unmatched"] else ""
+            click.echo(safe(f"{change['change']:9} {change['kind']} {change['name']}{still}"))
         tense = "would change" if dry_run else "changed"
         click.echo(safe(f"{plan['changed']} {tense} on {where()}"))
 

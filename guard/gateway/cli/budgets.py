@@ -14,6 +14,7 @@ from guard.core.written_numbers import read_amounts, read_dollars
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.numbers import Count, Finite, Whole, read_by
 from guard.gateway.cli.output import (
+    anyway_option,
     limited,
     note,
     safe,
@@ -46,7 +47,7 @@ def budgets_list(client: AdminClient) -> None:
     A call that needs more than what is left is refused, also when that is not nothing. A budget is
     exhausted when all is spent, or when it has refused a call, has let none through since, and what
     is left is still less than that call needed. What is kept for winding down is a part of what is
-    left.
+    left. A budget that matches nothing yet is for something that guard has never seen.
 
     \b
     Examples:
@@ -58,7 +59,7 @@ def budgets_list(client: AdminClient) -> None:
     counted = ["scope", "window", "mode", "counted", "limit", "used", "uncertain", "set_aside",
                "left"]  # fmt: skip
     end = ["exhausted", "budget_id"]
-    rows = client.ledger()
+    rows, unmatched = client.ledger(), client.unmatched()
     known = {row["budget_id"] for row in rows}
     rows += [
         {**b, "committed_nanousd": 0, "uncertain_nanousd": 0, "reserved_nanousd": 0,
@@ -66,7 +67,7 @@ def budgets_list(client: AdminClient) -> None:
          "kept_nanousd": b["limit_nanousd"] * b["wind_down_percent"] // 100}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
-    shown = [{**row, **_figures(row), "scope": scope_of(row)} for row in rows]
+    shown = [{**row, **_figures(row), "scope": scope_of(row, unmatched)} for row in rows]
     money = [row for row in shown if row["unit"] == "usd"]
     if wants_json() or len(money) == len(shown):
         show(shown, [*columns, *_kept(shown, "kept_nanousd"), *end])
@@ -144,6 +145,7 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     "--wind-down-percent", default=0, type=Whole(0, 99),
     help="Kept for calls that wind down, and the last request of a run.",
 )  # fmt: skip
+@anyway_option
 @with_client
 def budgets_set(
     client: AdminClient,
@@ -153,6 +155,10 @@ def budgets_set(
     **limit_and_scope: Any,
 ) -> None:
     """Set the budget of a scope and window.
+
+    A key may be given by its id, its name or its prefix. What guard would know if it existed (keys,
+    tags, models) is refused where it does not, unless --anyway; workflows, agents, chains, users
+    and globs may come later.
 
     \b
     Examples:
@@ -179,7 +185,8 @@ def budgets_set(
     made = client.set_budget(
         mode="soft" if soft else "hard", counts=list(counts) or None, **limit_and_scope
     )
-    note(f"budget {made['budget_id']} version {made['version']} on {where()}", made)
+    is_for = scope_of(made, client.unmatched())
+    note(f"budget {made['budget_id']} version {made['version']} on {where()}: {is_for}", made)
 
 
 @budgets.command("delete")
@@ -208,9 +215,9 @@ def budgets_delete(client: AdminClient, budget_id: str) -> None:
 def budgets_raise(client: AdminClient, name: str, by: dict[str, int], key: str) -> None:
     """Raise the limit of a budget; calls that wait for it go on.
 
-    NAME is the id of what the budget is for (a workflow, a user), of a run of `guard run`, or of
-    the budget itself; 'organisation' is the organisation's. The limit stays raised, in later
-    windows too, until it is set anew.
+    NAME is the id of what the budget is for (a workflow, a user), the name of a key or of a run of
+    `guard run`, or the id of the budget itself; 'organisation' is the organisation's. The limit
+    stays raised, in later windows too, until it is set anew.
 
     \b
     Examples:
@@ -338,7 +345,10 @@ def found(
 def _named(client: AdminClient, name: str, asks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the budgets that a name can mean: for it, else asked for by a workflow of the name."""
     rules, listed = client.budgets(), client.keys()
-    keys = {key["key_id"] for key in listed if key["name"] == f"run {name}"[:100]}
+    keys = {
+        key["key_id"] for key in listed
+        if key["name"] == f"run {name}"[:100] or name in (key["name"], key["prefix"])
+    }  # fmt: skip
     named = [
         rule for rule in rules
         if name in (rule["budget_id"], rule["scope_id"] or "organisation")

@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -284,6 +284,14 @@ def note(text: str, value: Any) -> None:
         click.echo("\n".join(safe(line) for line in text.splitlines()))
 
 
-def scope_of(record: dict[str, Any]) -> str:
-    """Name a record's scope for a person."""
-    return f"{record['scope_kind']} {record['scope_id']}".strip()
+UNMATCHED: Final = "matches nothing yet"
+anyway_option: Final = click.option(
+    "--anyway", is_flag=True, help="Also for a key, a tag or a model that does not exist yet."
+)
+
+
+def scope_of(record: dict[str, Any], unmatched: Collection[tuple[str, str]] = ()) -> str:
+    """Name a record's scope for a person, and say if it is among those that match nothing yet."""
+    scope = f"{record['scope_kind']} {record['scope_id']}".strip()
+    found = (record["scope_kind"], record["scope_id"]) in unmatched
+    return f"{scope} ({UNMATCHED})" if found else scope

@@ -14,6 +14,7 @@ from guard.gateway.cli.files import FILE, read_rules
 from guard.gateway.cli.numbers import Repeated
 from guard.gateway.cli.output import (
     admin_options,
+    anyway_option,
     client_of,
     note,
     safe,
@@ -44,7 +45,11 @@ def policies_list(client: AdminClient) -> None:
     Example:
       guard gateway policies list
     """
-    rows = [{**p, "scope": scope_of(p), "rules": _rules(p["document"])} for p in client.policies()]
+    unmatched = client.unmatched()
+    rows = [
+        {**p, "scope": scope_of(p, unmatched), "rules": _rules(p["document"])}
+        for p in client.policies()
+    ]
     show(rows, ["name", "version", "enabled", "scope", "rules"])
 
 
@@ -95,6 +100,7 @@ def _rules(document: dict[str, Any]) -> str:
     help="What happens to a run that spends faster and faster.",
 )
 @click.option("--preview", is_flag=True, help="Only print what it would have done to recent calls.")
+@anyway_option
 @admin_options
 def policies_set(
     name: str,
@@ -107,9 +113,13 @@ def policies_set(
     on_repeat: str | None,
     on_accelerating_spend: str | None,
     preview: bool,
+    anyway: bool,
     **options: Any,
 ) -> None:
     """Set a policy, from a file (scope_kind, scope_id, enabled, document), options, or both.
+
+    The scope_id of a key may be its name or its prefix. There has to be such a key, unless
+    --anyway.
 
     \b
     Examples:
@@ -157,8 +167,9 @@ def policies_set(
             lines = [*_repeats_said(found["repeats"]), *_acceleration_said(found["acceleration"])]
             note("\n".join([text, *lines]), found)
             return
-        made = client.set_policy(name, **body, **document)
-        note(f"policy {name} version {made['version']} on {where()}", made)
+        made = client.set_policy(name, **{"anyway": anyway, **body}, **document)
+        is_for = scope_of(made, client.unmatched())
+        note(f"policy {name} version {made['version']} on {where()}: {is_for}", made)
 
 
 def _repeat_caps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, TypeVar
 
 import click
@@ -12,7 +12,7 @@ from guard.core.wire import dollars
 from guard.core.written_numbers import read_dollars
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.numbers import read_by
-from guard.gateway.cli.output import note, show, wants_json, where, with_client
+from guard.gateway.cli.output import UNMATCHED, note, show, wants_json, where, with_client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,8 +51,15 @@ def prices_list(client: AdminClient) -> None:
     """
     rows = client.prices()
     if not wants_json():
-        rows = [{**row, **_in_dollars(row["rates"])} for row in rows]
+        unmatched = client.unmatched()
+        rows = [{**row, **_in_dollars(row["rates"]), "model": _model(row, unmatched)}
+                for row in rows]  # fmt: skip
     show(rows, _SHOWN)
+
+
+def _model(price: dict[str, Any], unmatched: Collection[tuple[str, str]]) -> str:
+    model = str(price["model"])
+    return f"{model} ({UNMATCHED})" if ("price", model) in unmatched else model
 
 
 def _in_dollars(rates: dict[str, Any]) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain import budget_preview
-from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.domain.records import (
     BalanceView,
     BudgetAsk,
@@ -75,9 +75,14 @@ class BudgetsAndPolicies:
         now_ms = self._site.parts.clock_ms()
         return await self._site.render(
             context, "budgets.html", budgets=budgets, by_budget=by_budget, asked=asked,
-            raise_key=secrets.token_hex(8), suggested=_suggested,
+            unmatched=await self._unmatched(context), raise_key=secrets.token_hex(8),
+            suggested=_suggested,
             forecasts=await outlooks(self._storage, context.org(), shown, now_ms),
         )  # fmt: skip
+
+    async def _unmatched(self, context: RequestContext) -> set[tuple[str, str]]:
+        found = await self._handlers.unmatched(context.call())
+        return {(each.scope_kind, each.scope_id) for each in found}
 
     async def refuse_raise(self, context: RequestContext) -> Response:
         """Refuse a call that waits for a raise, or all that wait for one budget."""
@@ -134,13 +139,20 @@ class BudgetsAndPolicies:
         budget_id = context.form.text("budget_id")
         try:
             body = forms.budget(context.form)
-            wanted = as_budget(context.org(), body)
+            typed = as_budget(context.org(), body)
         except ValueError as exc:
             known = _new_budget(context, limit_nanousd=0)
             if budget_id:
                 known = await self._budget(context, budget_id)
             return await self._budget_form(
                 context, known, error=f"Nothing was saved: {exc}.", status=400
+            )
+        try:
+            wanted = await self._handlers.budget_of(context.call(body=body))
+        except ConflictError as exc:
+            typed.budget_id = budget_id
+            return await self._budget_form(
+                context, typed, error=f"Nothing was saved: {exc}.", status=409
             )
         wanted.budget_id = budget_id
         if context.form.text("do") == "preview" and wanted.unit != "usd":
@@ -171,7 +183,9 @@ class BudgetsAndPolicies:
     async def policies(self, context: RequestContext) -> Response:
         """List active policies."""
         policies = await self._handlers.policies(context.call())
-        return await self._site.render(context, "policies.html", policies=policies)
+        return await self._site.render(
+            context, "policies.html", policies=policies, unmatched=await self._unmatched(context)
+        )
 
     async def _policy(self, context: RequestContext, name: str) -> Policy:
         policies: list[Policy] = await self._handlers.policies(context.call())
@@ -217,7 +231,12 @@ class BudgetsAndPolicies:
                 context.call(body=bodies.PreviewBody(name=name, policy=body, calls=PREVIEW_CALLS))
             )
             return await self._policy_form(context, wanted, is_new=is_new, preview=found)
-        await self._handlers.put_policy(context.call(body=body, name=name))
+        try:
+            await self._handlers.put_policy(context.call(body=body, name=name))
+        except ConflictError as exc:
+            return await self._policy_form(
+                context, wanted, is_new=is_new, error=f"Nothing was saved: {exc}.", status=409
+            )
         return self._site.done(context, "policy", "/policies")
 
     async def confirm_policy(self, context: RequestContext) -> Response:

@@ -82,6 +82,7 @@ def budget(form: Form) -> bodies.BudgetBody:
             "on_exhausted": form.text("on_exhausted", "refuse"),
             "ask_ms": whole(form.text("ask_s") or "300", "the time for an answer") * 1000,
             "wind_down_percent": whole(form.text("wind_down") or "0", "the share"),
+            "anyway": form.has("anyway"),
         },
         bodies.BudgetBody,
     )
@@ -155,6 +156,7 @@ def policy(form: Form) -> bodies.PolicyBody:
             "scope_kind": kind,
             "scope_id": "*" if kind == "organisation" else form.text("scope_id") or "*",
             "enabled": form.has("enabled"),
+            "anyway": form.has("anyway"),
             "document": {
                 "tools_block": form.lines("tools_block"),
                 "tools_allow": form.lines("tools_allow") or None,

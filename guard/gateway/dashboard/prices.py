@@ -101,6 +101,11 @@ class PricesAndSettings:
             context,
             "prices.html",
             own=await self._handlers.prices(context.call()),
+            unmatched={
+                each.scope_id
+                for each in await self._handlers.unmatched(context.call())
+                if each.scope_kind == "price"
+            },
             models=[await self._used(own, each, fallback) for each in used],
             search=search,
             found=await self._found(own, search) if search else [],

@@ -20,11 +20,12 @@ _OWN_FIELDS: Final = ("budget_id", "policy_id", "price_id", "channel_id", "versi
 
 
 class Change(Struct, kw_only=True):
-    """One line of the plan."""
+    """One line of the plan; ``unmatched`` where guard does not know yet what the rule is for."""
 
     kind: RuleKind
     name: str
     change: ChangeKind
+    unmatched: bool = False
 
 
 class RuleSet(Struct):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from guard.core.mistaken import did_you_mean
 from guard.gateway.domain import alerts
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError
@@ -56,7 +57,8 @@ def put_rule(
     there = {each.name for each in unit.channels(own)}
     missing = [name for name in rule.channels if name not in there]
     if missing:
-        raise ConflictError(f"there is no channel {missing[0]}")
+        near = did_you_mean(missing[0], there)
+        raise ConflictError(f"there is no channel {missing[0]}{near}")
     unit.save_alert_rule(own, rule)
     audit.record(unit, actor, "alert.put", rule.name, msgspec.to_builtins(rule), own)
     return rule

@@ -95,7 +95,8 @@ class BudgetBody(Strict, kw_only=True):
     """A budget to set; give its limit in one unit: nano-dollars, cents, tokens or calls.
 
     A limit of calls counts LLM requests by their model, and other calls by their tool's name: all,
-    or those that match a glob of ``counts``.
+    or those that match a glob of ``counts``. What is for a key, a tag or a model that does not
+    exist is refused without ``anyway``; a key may be given by its name or prefix.
     """
 
     scope_kind: records.ScopeKind = "organisation"
@@ -112,6 +113,7 @@ class BudgetBody(Strict, kw_only=True):
     on_exhausted: records.OnExhausted = "refuse"
     ask_ms: records.DurationMs = records.ASK_MS
     wind_down_percent: Annotated[int, Meta(ge=0, le=99)] = 0
+    anyway: bool = False
 
     @property
     def unit(self) -> records.BudgetUnit:
@@ -194,12 +196,13 @@ class RaisesQuery(Struct, kw_only=True):
 
 
 class PolicyBody(Strict, kw_only=True):
-    """A policy to set under its name."""
+    """A policy to set under its name; ``anyway``: also for a key that does not exist yet."""
 
     scope_kind: records.PolicyScope = "organisation"
     scope_id: Target = "*"
     enabled: bool = True
     document: records.PolicyDocument = msgspec.field(default_factory=records.PolicyDocument)
+    anyway: bool = False
 
 
 class PreviewBody(Strict, kw_only=True):
@@ -439,6 +442,7 @@ class ApplyBody(Strict, kw_only=True):
     alerts: Annotated[list[ApplyAlert], Meta(max_length=100)] = []
     dry_run: bool = False
     prune: bool = False
+    anyway: bool = False
 
 
 class Plan(Struct, kw_only=True):

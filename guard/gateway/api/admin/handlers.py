@@ -35,6 +35,7 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.egress import check_url
 from guard.gateway.services.keys import NewKey, make_key
+from guard.gateway.services.subjects import RuleSubject, Scoped, Subjects, subject_of
 from guard.gateway.storage.port import NEWEST, Storage
 
 P = ParamSpec("P")
@@ -58,6 +59,9 @@ class AdminHandlers:
     alerts: AlertHandlers
     _private_webhooks: bool = attrs.field(kw_only=True, alias="private_webhooks")
     _ids: IdFactory = attrs.field(factory=IdFactory, init=False)
+    _subjects: Subjects = attrs.field(
+        init=False, default=attrs.Factory(lambda self: Subjects(self._storage), takes_self=True)
+    )
 
     def _write(
         self,
@@ -143,8 +147,24 @@ class AdminHandlers:
     async def budgets(self, call: AdminCall) -> list[records.BudgetRule]:
         return await self._storage.budgets(call.own)
 
+    async def unmatched(self, call: AdminCall) -> list[RuleSubject]:
+        return await self._subjects.unmatched(call.own)
+
+    async def budget_of(self, call: AdminCall) -> records.BudgetRule:
+        """Return the budget that a body means.
+
+        Raises:
+            ConflictError: it is for something that does not exist.
+            ValueError: the limit or the scope is contradictory.
+        """
+        call.require("operator")
+        budget = as_budget(call.own, call.body)
+        prices = await self._storage.prices(call.own)
+        await self._subjects.resolve(call.own, [(budget, call.body.anyway)], prices)
+        return budget
+
     async def put_budget(self, call: AdminCall) -> records.BudgetRule:
-        return await self._write(call, catalogue.put_budget, as_budget(call.own, call.body))
+        return await self._write(call, catalogue.put_budget, await self.budget_of(call))
 
     async def delete_budget(self, call: AdminCall) -> None:
         await self._write(call, catalogue.delete_budget, call.own, call.path["budget_id"])
@@ -179,7 +199,9 @@ class AdminHandlers:
         return await self._storage.policies(call.own)
 
     async def put_policy(self, call: AdminCall) -> records.Policy:
+        call.require("operator")
         policy = as_policy(call.own, call.path["name"], call.body)
+        await self._subjects.resolve(call.own, [(policy, call.body.anyway)])
         return await self._write(call, catalogue.put_policy, policy)
 
     async def delete_policy(self, call: AdminCall) -> None:
@@ -260,6 +282,11 @@ class AdminHandlers:
             wanted.settings,
         )
         self.alerts.add_to(rules, own, wanted.channels, wanted.alerts)
+        prices = [*rules.prices, *await self._storage.prices(own)]
+        named: list[Scoped] = [*rules.budgets, *rules.policies]
+        anyway = [wanted.anyway or each.anyway for each in wanted.budgets]
+        anyway += [wanted.anyway or each.anyway for each in wanted.policies]
+        await self._subjects.resolve(own, zip(named, anyway, strict=True), prices)
         twice = first_named_twice(rules)
         if twice is not None:
             raise ConflictError(f"named twice: {twice}")
@@ -272,6 +299,11 @@ class AdminHandlers:
             dry_run=wanted.dry_run,
             prune=wanted.prune,
         )
+        # The plan begins with the wanted rules, in this order.
+        subjects = [subject_of(each) for each in (*named, *rules.prices)]
+        unmatched = await self._subjects.unknown(own, {*subjects}, {p.model for p in prices})
+        for change, subject in zip(changes, subjects, strict=False):
+            change.unmatched = subject in unmatched
         changed = sum(change.change != "unchanged" for change in changes)
         return bodies.Plan(dry_run=wanted.dry_run, changed=changed, changes=changes)
 

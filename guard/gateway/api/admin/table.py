@@ -10,6 +10,7 @@ from guard.gateway.api.admin.operations import Operation
 from guard.gateway.api.admin.people import PeopleHandlers
 from guard.gateway.domain import records
 from guard.gateway.domain.operators import Operator, SessionView
+from guard.gateway.services.subjects import RuleSubject
 
 
 def operations(h: AdminHandlers, people: PeopleHandlers) -> list[Operation]:
@@ -37,7 +38,7 @@ def operations(h: AdminHandlers, people: PeopleHandlers) -> list[Operation]:
         op("DELETE", "/keys/{key_id}", h.revoke_key, "Revoke a key at once", r.Key),
         op("GET", "/budgets", h.budgets, "List budgets", list[r.BudgetRule]),
         op("PUT", "/budgets", h.put_budget, "Set a budget for a scope and window", r.BudgetRule,
-           body=b.BudgetBody),
+           body=b.BudgetBody, conflicts=True),
         op("DELETE", "/budgets/{budget_id}", h.delete_budget, "Remove a budget", None, status=204),
         op("POST", "/budgets/{budget_id}/raise", h.raise_budget, "Raise a budget's limit once",
            r.Raised, body=b.RaiseBody, conflicts=True),
@@ -49,13 +50,17 @@ def operations(h: AdminHandlers, people: PeopleHandlers) -> list[Operation]:
         op("GET", "/budgets/asks", h.budget_asks, "List calls that wait for a budget to be raised",
            list[r.BudgetAsk], query=b.LimitQuery),
         op("GET", "/policies", h.policies, "List active policies", list[r.Policy]),
-        op("PUT", "/policies/{name}", h.put_policy, "Set a policy", r.Policy, body=b.PolicyBody),
+        op("PUT", "/policies/{name}", h.put_policy, "Set a policy", r.Policy, body=b.PolicyBody,
+           conflicts=True),
         op("DELETE", "/policies/{name}", h.delete_policy, "Deactivate a policy", None,
            status=204),
         op("GET", "/policies/{name}/versions", h.policy_versions, "List a policy's versions",
            list[r.Policy]),
         op("POST", "/policies/preview", h.preview, "Try a policy against recent calls", b.Preview,
            body=b.PreviewBody),
+        op("GET", "/unmatched", h.unmatched,
+           "List what budgets, policies and prices are for that matches nothing yet",
+           list[RuleSubject]),
         op("POST", "/apply", h.apply, "Activate a set of budgets, policies and prices",
            b.Plan, body=b.ApplyBody, conflicts=True),
         op("GET", "/prices", h.prices, "List the operator's prices", list[r.Price]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from guard.core import globs, wire
@@ -12,6 +13,8 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.sql.connection import Connection, equals
 from guard.gateway.storage.sql.rows import APPROVALS, AUDIT, EVENTS, NAMED, approval_from_row
+from guard.gateway.storage.sql.spend_series import tag_names
+from guard.gateway.storage.sql.usage import place_of
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
@@ -92,10 +95,47 @@ def known(
     return records.Known(known=found)
 
 
-def _is_seen(reading: Connection, organisation_id: str, target: str) -> bool:
-    where, arguments = _naming("scope_id", target)
-    rows = reading.rows(f"{SELECT_WORKFLOWS}{where}", organisation_id, *arguments)
+def seen(
+    reading: Connection, organisation_id: str, subjects: Sequence[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return those of some subjects (a kind of scope, and an id or a glob) that calls have had."""
+    return {each for each in subjects if _is_seen(reading, organisation_id, each[1], each[0])}
+
+
+def _is_seen(
+    reading: Connection, organisation_id: str, target: str, kind: str = "workflow"
+) -> bool:
+    if kind == "tag" and globs.is_pattern(target.partition("=")[0]):
+        return True  # of whichever tags
+    place, target = place_of(kind, target)
+    column, place = ("model", "organisation") if kind == "model" else ("scope_id", place)
+    where, arguments = _naming(column, target)
+    rows = reading.rows(
+        f"SELECT DISTINCT {column} FROM usage WHERE organisation_id = ? AND scope_kind = ?"
+        f" AND size_ms = 0 AND start_ms = 0{where}",
+        organisation_id, place, *arguments,
+    )  # fmt: skip
     return any(_matches(target, row[0]) for row in rows)
+
+
+def names_of(
+    reading: Connection, organisation_id: str, kind: str, like: str, limit: int
+) -> list[str]:
+    """Return ids of a kind that calls have had; of tags the values of one name, else the names."""
+    place, column = place_of(kind, like)[0], "scope_id"
+    if kind == "model":
+        place, column = "organisation", "model"
+    rows = reading.rows(
+        f"SELECT DISTINCT {column} FROM usage WHERE organisation_id = ? AND scope_kind = ?"
+        " AND size_ms = 0 AND start_ms = 0 LIMIT ?",
+        organisation_id, place, limit,
+    )  # fmt: skip
+    name, _, value = like.partition("=")
+    if kind != "tag":
+        return [row[0] for row in rows]
+    if rows:
+        return [f"{name}={row[0]}" for row in rows]
+    return [f"{each}={value}" for each in tag_names(reading, organisation_id, limit)]
 
 
 def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:

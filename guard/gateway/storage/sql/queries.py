@@ -109,6 +109,14 @@ class SqlQueries(ReadingStore):
         where, arguments = equals(organisation_id=organisation_id)
         return await self._keys(where or "true", *arguments)
 
+    async def keys_named(self, organisation_id: str, name: str, prefix: str) -> list[records.Key]:
+        """Return the key with an id; or those in use of an organisation with a name or a prefix."""
+        return await self._keys(
+            "organisation_id = ? AND role <> 'admin'"
+            " AND (key_id = ? OR ((name = ? OR prefix = ?) AND revoked_at_ms IS NULL))",
+            organisation_id, name, name, prefix,
+        )  # fmt: skip
+
     async def proxies(self) -> list[records.Key]:
         """Return the keys of proxies for all organisations."""
         return await self._keys("organisation_id IS NULL AND role = 'proxy'")

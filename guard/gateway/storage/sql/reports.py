@@ -56,6 +56,8 @@ class SqlReports(ReadingStore):
     workflow = _report_at(analytics.workflow)
     named = _report_at(analytics.named)
     runs = _report_at(analytics.runs)
+    seen = _report(analytics.seen)
+    names_of = _report(analytics.names_of)
     events = _report(analytics.events)
     usage = _report(usage_report.usage)
     spend = _report_at(spend.spend)
