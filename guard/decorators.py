@@ -26,13 +26,14 @@ def protect(function: Any = None) -> Any:
     Each call is checked against kill, pause, budget and tool policy; an operator's kill also stops
     a running body. Works on functions, coroutine functions, generators and asynchronous generators
     (the gate is asked when iteration begins), methods, classmethods, staticmethods, partials and
-    callables, and keeps their signature and type. Before ``guard.init()`` the runtime is made from
+    callables, and keeps their signature, type and methods; what a plain function returns as a
+    coroutine or generator is part of its call. Before ``guard.init()`` the runtime is made from
     the environment. Coroutines have to run in asyncio tasks, not under trio. ``@protect()`` is the
     same as ``@protect``.
 
     Raises:
         TypeError: calls of the decorated object cannot be guarded: a class, a property, a context
-            manager, a coroutine. The message says what to decorate instead.
+            manager, a coroutine, a task of Celery. The message says what to decorate instead.
 
     Raises (from the wrapped call):
         GuardBudgetError: the budget is exhausted.

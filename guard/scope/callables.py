@@ -56,5 +56,10 @@ def require_callable(function: Any, decorator: str) -> None:
         raise TypeError(f"{decorator} goes on the function inside the partialmethod")
     if inspect.isawaitable(inner) or inspect.isgenerator(inner) or inspect.isasyncgen(inner):
         raise TypeError(f"{decorator} takes the function itself, not a call of it ({kind})")
+    if not inspect.isroutine(inner) and hasattr(inner, "__wrapped__") and hasattr(inner, "delay"):
+        raise TypeError(
+            f"{decorator} goes below the decorator that made the task {inner.__name__}, on the "
+            "function itself: workers run that one"
+        )
     if not callable(inner):
         raise TypeError(f"{decorator} takes a callable, not {kind}")

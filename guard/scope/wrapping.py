@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from types import CodeType
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType
 from typing import Any, Final, TypeVar, cast
 
 from guard.scope.scope import Scope, current_scope
@@ -26,6 +26,9 @@ INTERRUPTIBLE: Final[set[CodeType]] = set()
 """Code of the SDK in which an exception may be raised from outside; see :func:`interruptible`.
 
 A kill raises nothing in any other code of the SDK: a lock or a counter could be left wrong."""
+
+
+_NEVER: Final[Mapping[type, Callable[..., Any]]] = {}
 
 
 def interruptible(function: C) -> C:
@@ -138,8 +141,14 @@ def run_inside(function: F, make: Callable[[], Edge]) -> F:
     elif inspect.isgeneratorfunction(called):
         wrap = _wrap_generator
     else:
-        wrap = wrap_function
-    return cast("F", wrap(function, make))
+        wrap = functools.partial(wrap_function, later=_LATER)
+    wrapper = wrap(function, make)
+    # `functools.wraps` copies what the object holds itself; `cache_clear`, say, is of its class.
+    kind = function.__class__
+    for name in set(dir(kind)) - set(dir(wrapper)):
+        if not name.startswith("_") and callable(getattr(kind, name)):
+            setattr(wrapper, name, getattr(function, name))
+    return cast("F", wrapper)
 
 
 def _called(function: Any) -> Any:
@@ -151,8 +160,13 @@ def _called(function: Any) -> Any:
     return function
 
 
-def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
+def wrap_function(
+    function: Any, make: Callable[[], Edge], later: Mapping[type, Callable[..., Any]] = _NEVER
+) -> Any:
     """Return a plain function that calls another one inside an edge; see :func:`run_inside`.
+
+    A plain function that returns a coroutine or generator, such as the wrapper of another decorator
+    around an ``async def``, has not run its body yet: that runs inside the same edge.
 
     A kill of a blocking body is an exception that is posted to its thread. Python raises it between
     two instructions of this frame or of what it calls, so any line here may raise one.
@@ -170,7 +184,8 @@ def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
                 edge.admit()
                 edge.enter(in_task=False)
                 result = function(*args, **kwargs)
-                error = edge.leave()
+                rest = later.get(type(result))
+                error = edge.leave(yields=rest is not None)
             except BaseException as exc:
                 # An exception that was posted to the thread while the body ran can arrive as late
                 # as at the first instruction of the next call, which is `leave`; so can Ctrl-C.
@@ -183,6 +198,10 @@ def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
                 if error is None or error is exc:
                     raise
                 raise error from error.__cause__
+            if rest is not None and error is None:
+                if inspect.isawaitable(result):  # also a generator that `types.coroutine` has made
+                    rest = _wrap_coroutine
+                return rest(lambda: result, lambda: edge, admitted=True)()
             # Outside of the inner `try`: an error of `finish` is not one of the body.
             edge.finish(error)
             if error is not None:  # raised by the edge, although the body has returned
@@ -194,7 +213,7 @@ def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
     return wrapper
 
 
-def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
+def _wrap_coroutine(function: Any, make: Callable[[], Edge], *, admitted: bool = False) -> Any:
     @interruptible
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -203,7 +222,7 @@ def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
         error: BaseException | None = None
         try:
             try:
-                if (wait := edge.admit_async()) is not None:
+                if not admitted and (wait := edge.admit_async()) is not None:
                     await wait
                 edge.enter(in_task=True)
                 result = await function(*args, **kwargs)
@@ -227,7 +246,7 @@ def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
     return wrapper
 
 
-def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
+def _wrap_generator(function: Any, make: Callable[[], Edge], *, admitted: bool = False) -> Any:
     @interruptible
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
@@ -238,7 +257,8 @@ def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
         value: Any = None
         error: BaseException | None = None
         try:
-            edge.admit()
+            if not admitted:
+                edge.admit()
             while True:
                 # One step: until the body yields (`item`), returns (`StopIteration`) or raises.
                 try:
@@ -272,7 +292,9 @@ def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
     return wrapper
 
 
-def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
+def _wrap_async_generator(
+    function: Any, make: Callable[[], Edge], *, admitted: bool = False
+) -> Any:
     @interruptible
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
@@ -283,7 +305,7 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
         value: Any = None
         error: BaseException | None = None
         try:
-            if (wait := edge.admit_async()) is not None:
+            if not admitted and (wait := edge.admit_async()) is not None:
                 await wait
             while True:
                 try:
@@ -319,6 +341,13 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
             del error, value  # their tracebacks refer to this frame
 
     return wrapper
+
+
+_LATER: Final[Mapping[type, Callable[..., Any]]] = {
+    CoroutineType: _wrap_coroutine,
+    GeneratorType: _wrap_generator,
+    AsyncGeneratorType: _wrap_async_generator,
+}
 
 
 def _close(edge: Edge, generator: Generator[Any, Any, Any]) -> None:

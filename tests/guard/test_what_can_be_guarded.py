@@ -7,6 +7,7 @@ import contextlib
 import functools
 import operator
 import threading
+import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 
 import guard
 from guard.breaker.exceptions import WorkflowPausedException
+from guard.core import wire
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.control.test_refusals import halt
+from tests.support.waiting import WAIT_S
 
 DECORATORS: dict[str, Callable[[Any], Any]] = {
     "@protect": guard.protect,
@@ -67,6 +70,10 @@ def closed_coroutine() -> Any:
     return made
 
 
+def celery_task() -> Any:
+    return pytest.importorskip("celery").Celery("app", set_as_current=False).task(plain)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a class": (lambda: Agent, "class Agent: decorate its methods"),
     "a builtin class": (lambda: dict, "class dict: decorate its methods"),
@@ -85,6 +92,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "an asynchronous context manager": (lambda: async_manager, "below @asynccontextmanager"),
     "a coroutine": (closed_coroutine, "the function itself, not a call of it"),
     "a generator": (generator, "the function itself, not a call of it"),
+    "a task of Celery": (celery_task, "below the decorator that made the task plain"),
     "an object": (Agent, "takes a callable, not Agent"),
     "a string": (lambda: "work", "takes a callable, not str"),
     "a number": (lambda: 5, "takes a callable, not int"),
@@ -194,6 +202,11 @@ TAKEN: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "asynchronous object": lambda protect: protect(Callables.Asynchronous()),
     "generating object": lambda protect: protect(Callables.Steps()),
     "builtin": lambda protect: functools.partial(protect(operator.methodcaller("__call__")), plain),
+    "plain wrapper of a coroutine function": lambda protect: protect(decorated(asynchronous)),
+    "plain wrapper of a generator function": lambda protect: protect(decorated(steps)),
+    "plain wrapper of an asynchronous generator function": lambda protect: protect(
+        decorated(async_steps)
+    ),
     "cached": lambda protect: protect(functools.lru_cache(plain)),
     "dispatching": lambda protect: functools.partial(protect(functools.singledispatch(plain)), 1),
     "protected twice": lambda protect: protect(protect(plain)),
@@ -222,6 +235,79 @@ def test_each_call_of_what_it_takes_is_guarded(runtime: GuardRuntime, kind: str)
         with pytest.raises(WorkflowPausedException):
             _call(TAKEN[kind](guard.protect))
     assert ran == ["ran"], "it was stopped before its body"
+
+
+def decorated(function: Any) -> Any:
+    """Most decorators make a plain function, also of an asynchronous one."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.generator("things that protect can and cannot guard")
+@pytest.mark.parametrize("outcome", ["done", "killed"])
+@pytest.mark.parametrize("kind", ["coroutine", "types.coroutine", "generator", "async generator"])
+def test_what_a_plain_function_returns_runs_as_its_body(
+    runtime: GuardRuntime, tenant: Any, kind: str, outcome: str
+) -> None:
+    async def coroutine() -> str:
+        return inside()
+
+    @types.coroutine
+    def old_coroutine() -> Any:
+        yield from asyncio.sleep(0).__await__()
+        return inside()
+
+    def generator() -> Iterator[str]:
+        yield inside()
+
+    async def async_generator() -> AsyncIterator[str]:
+        yield inside()
+
+    def inside() -> str:
+        bodies.append(len(runtime.enforcement.bodies))
+        if outcome == "killed":
+            runtime._background.submit(kill).result(WAIT_S)
+        return "done"
+
+    async def kill() -> None:
+        message = wire.ControlMessage(seq=1, type="kill", workflow_id="w")
+        runtime.enforcement.apply(message)
+
+    bodies: list[int] = []
+    functions = {"coroutine": coroutine, "types.coroutine": old_coroutine, "generator": generator,
+                 "async generator": async_generator}  # fmt: skip
+    protected = guard.protect(decorated(functions[kind]))
+    killed = pytest.raises(guard.WorkflowKilledInterrupt)
+    with guard.workflow("w"), killed if outcome == "killed" else contextlib.nullcontext():
+        assert _call(protected) == "done"
+    assert bodies == [1]
+    assert len(runtime.enforcement.bodies) == 0
+    runtime.flush(WAIT_S)
+    spans = [event["data"] for event in tenant.admin.events(workflow_id="w", type="span")]
+    calls = [span for span in spans if span["kind"] == "call"]
+    if kind != "generator" or outcome == "killed":  # it is not read to its end
+        assert [call["outcome"] for call in calls] == [{"done": "ok"}.get(outcome, outcome)]
+
+
+def test_methods_of_what_is_decorated_are_there_afterwards(runtime: GuardRuntime) -> None:
+    cached = guard.protect(functools.lru_cache(plain))
+    with guard.workflow("w"):
+        cached(), cached()
+    assert cached.cache_info().hits == 1
+    cached.cache_clear()
+    assert cached.cache_info().currsize == 0
+    agent = guard.protect(Calling())
+    assert agent.work() == "done"
+    assert agent.tool == "a tool"
+
+
+class Calling(Agent):
+    def __call__(self) -> str:
+        return plain()
 
 
 def test_the_ids_of_a_context_are_there_before_it_is_entered(switched_off: None) -> None:
