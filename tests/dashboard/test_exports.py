@@ -154,7 +154,24 @@ def test_long_files_are_sent_in_batches_and_whole(
     assert len({each["event_seq"] for each in records}) == len(table) == 40
     assert len(rows(visitor, "workflows")[1]) == 4
     monkeypatch.setattr(exports, "ROWS_MAX", 14)
-    assert len(rows(visitor, "events")[1]) == 14
+    assert len({each["event_seq"] for each in rows(visitor, "events")[1][:-1]}) == 14
+    for name, column in (("events", "event_seq"), ("audit", "seq")):
+        monkeypatch.setattr(exports, "ROWS_MAX", 1)
+        for shown in rows(visitor, name):
+            assert len(shown) == 2
+            assert shown[-1][column] == "cut after 1 rows: there are more"
+    monkeypatch.setattr(exports, "ROWS_MAX", 40)
+    assert len(rows(visitor, "events")[1]) == 40, "all of them, so nothing is said"
+
+
+def test_a_file_of_users_says_that_it_is_cut(
+    visitor: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "USERS_MAX", 2)
+    for user in "abc":
+        tenant.send(user, {"type": "llm", "user": user, "data": {"model": "m"}})
+    for shown in rows(visitor, "users"):
+        assert [each["user"] for each in shown[2:]] == ["cut after 2 rows: there are more"]
 
 
 @pytest.mark.parametrize("name", NAMES)

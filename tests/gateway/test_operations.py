@@ -85,6 +85,22 @@ def test_secrets_are_not_in_either_format() -> None:
             assert secret not in text
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_no_address_of_a_channel_is_in_the_log(level: str) -> None:
+    """Who knows one of Slack may write there; the client of HTTP logs those that it calls."""
+    program = """if True:
+        import httpx, sys
+        from guard.gateway.services import logs
+        logs.configure(sys.argv[1], "text")
+        transport = httpx.MockTransport(lambda request: httpx.Response(200))
+        httpx.Client(transport=transport).post("https://hooks.slack.com/services/T0/B0/hidden")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, level], check=True, capture_output=True, text=True
+    )
+    assert "hidden" not in done.stdout + done.stderr
+
+
 def test_a_failed_request_names_its_organisation(
     gateway: Gateway, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,25 @@ def test_an_organisation_from_the_first_key_to_its_end(
     run("organisations", "remove", named, "--yes")
 
 
+def test_a_name_of_another_organisation_is_refused_without_saying_whose(
+    gateway: Gateway, named: str
+) -> None:
+    made = [gateway.admin.create_organisation(f"{named}-{each}") for each in "ab"]
+    body = {"password": PASSWORD, "role": "owner"}
+
+    def put(organisation_id: str) -> None:
+        url, key = gateway.base_url, gateway.admin_key
+        with contextlib.closing(AdminClient(url, key, organisation=organisation_id)) as admin:
+            admin.request("PUT", f"/operators/{named}", body)
+
+    put(made[0]["organisation_id"])
+    with pytest.raises(AdminError) as refused:
+        put(made[1]["organisation_id"])
+    assert refused.value.status == 409
+    assert "organisation" not in str(refused.value)
+    assert "exist" not in str(refused.value)
+
+
 def test_operators_and_their_sessions(gateway: Gateway, run: Invoke, named: str) -> None:
     own = gateway.admin.create_organisation(named)["organisation_id"]
     add = ("operators", "add", named, "--organisation", named, "--password-stdin")

@@ -67,6 +67,32 @@ def test_a_call_that_a_budget_does_not_pay_for_waits_until_it_is_raised(tenant: 
     assert "budget.raise" in actions(tenant)
 
 
+def test_who_waits_on_after_a_raise_for_another_is_asked_for(tenant: Tenant) -> None:
+    """Else the one notice was the first call's, and nobody heard of the others."""
+
+    def notices() -> int:
+        sent = tenant.admin.request("GET", "/webhooks/deliveries")
+        return sum(each["type"] == "budget.asks" for each in sent)
+
+    tenant.admin.request("PUT", "/webhooks", {"url": "https://example.invalid/"})
+    budget_id = asking(tenant)
+    for name in "abc":
+        assert ask(tenant, name)["decision"] == "waiting"
+    assert notices() == 1
+    before = {each["call_id"]: each for each in tenant.admin.budget_asks()}
+    tenant.admin.raise_budget(budget_id, WORST, "k")
+    raised = ask(tenant, "a", 1)
+    assert raised["decision"] == "allow"
+    end(tenant, raised, cost=WORST)
+    for attempt in (1, 2):
+        for name in "bc":
+            assert ask(tenant, name, attempt)["decision"] == "waiting"
+        assert notices() == 2, "once for both"
+    for each in tenant.admin.budget_asks():
+        assert each["limit_nanousd"] == LIMIT + WORST
+        assert each["deadline_ms"] == before[each["call_id"]]["deadline_ms"]
+
+
 def test_a_raise_happens_once_for_its_key(tenant: Tenant) -> None:
     budget_id = asking(tenant)
     first = tenant.admin.raise_budget(budget_id, 500, "k")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast, get_args
@@ -20,7 +21,7 @@ from guard.gateway.domain.usage import WorkflowSort
 from guard.gateway.storage.port import NEWEST
 
 ROWS_MAX: Final = 10_000
-"""Rows of one file."""
+"""Rows of one file; a last one says that there were more."""
 
 BATCH: Final = 500
 USERS_MAX: Final = 1000
@@ -47,10 +48,25 @@ class Export(Struct, frozen=True):
     Attributes:
         columns: of each row, in their order.
         batches: reads the rows.
+        rows_max: after which it is cut; ``None``: :data:`ROWS_MAX`.
     """
 
     columns: tuple[str, ...]
     batches: Callable[[RequestContext], Batches]
+    rows_max: int | None = None
+
+    async def rows(self, context: RequestContext) -> Batches:
+        """Yield the rows, and behind the last that there is room for one that says so."""
+        rows_max = self.rows_max or ROWS_MAX
+        left = rows_max
+        async for found in self.batches(context):
+            if len(found) > left:
+                said = next(name for name in self.columns if not name.endswith("_ms"))
+                text = f"cut after {rows_max:,} rows: there are more"
+                yield [*found[:left], dict.fromkeys(self.columns) | {said: text}]
+                return
+            left -= len(found)
+            yield found
 
 
 class Exports:
@@ -93,10 +109,10 @@ class Exports:
     def _users(self, _: RequestContext) -> Export:
         columns = ("user", "events", "llm_calls", "tool_calls", "input_tokens", "output_tokens",
                    "cost_nanousd", "uncertain_nanousd")  # fmt: skip
-        return Export(columns, self._user_rows)
+        return Export(columns, self._user_rows, USERS_MAX)
 
     async def _user_rows(self, context: RequestContext) -> Batches:
-        found = await self._storage.usage(context.org(), "user", 0, 2**53, USERS_MAX)
+        found = await self._storage.usage(context.org(), "user", 0, 2**53, USERS_MAX + 1)
         yield [_row(each, user=each.group) for each in found]
 
     def _workflows(self, _: RequestContext) -> Export:
@@ -108,7 +124,7 @@ class Exports:
         sort = context.query("sort", "seen")
         sort = sort if sort in get_args(WorkflowSort) else "seen"
         first = min(context.number("offset", 0), 10**6)
-        for offset in range(first, first + ROWS_MAX, BATCH):
+        for offset in itertools.count(first, BATCH):
             found = await self._storage.workflow_page(
                 context.org(), context.query("q"), cast("WorkflowSort", sort), offset, BATCH
             )
@@ -127,7 +143,7 @@ class Exports:
     async def _event_rows(self, context: RequestContext) -> Batches:
         wanted = event_filter(context)
         before = wanted.before
-        for _ in range(ROWS_MAX // BATCH):
+        while True:
             found = await wanted.events(self._storage, context.org(), before, BATCH)
             yield [_event(each) for each in found]
             if len(found) < BATCH:
@@ -137,7 +153,7 @@ class Exports:
     async def _refused_rows(self, context: RequestContext) -> Batches:
         wanted = event_filter(context)
         before = wanted.before
-        for _ in range(ROWS_MAX // BATCH):
+        while True:
             found = await wanted.refused(self._storage, context.org(), before, BATCH)
             yield [_row(each, refused_at_ms=each.at_ms) for each in found]
             if len(found) < BATCH:
@@ -167,7 +183,7 @@ class Exports:
     async def _audit_rows(self, context: RequestContext) -> Batches:
         before = context.number("before", NEWEST)
         is_wide = context.session.operator.organisation_id is None
-        for _ in range(ROWS_MAX // BATCH):
+        while True:
             found = await self._storage.newest_audit(
                 context.org(), before, BATCH, with_gateway=is_wide
             )
@@ -182,7 +198,7 @@ def _sent(name: str, kind: str, export: Callable[[RequestContext], Export]) -> V
 
     async def view(context: RequestContext) -> Response:
         wanted = export(context)
-        batches = wanted.batches(context)
+        batches = wanted.rows(context)
         first: Rows = await anext(batches, [])  # what fails at once becomes a page that says so
         lines = _csv if kind == "csv" else _json
         headers = security.PAGE_HEADERS | {

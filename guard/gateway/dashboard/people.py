@@ -63,7 +63,7 @@ class People:
             if not name:
                 raise ValueError("an operator needs a name")
             if await self._site.parts.storage.find_operator(name) is not None:
-                raise ValueError("there is an operator of this name")
+                raise ValueError("this name cannot be given, choose another")
         except ValueError as exc:
             return await self.people(context, error=f"Nobody was added: {exc}.", status=400)
         call = context.call(body=body, name=name)

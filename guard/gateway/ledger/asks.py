@@ -37,7 +37,7 @@ def may_wait(decision: GateDecision, account: BudgetAccount) -> bool:
 
 
 def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> None:
-    """Note that a call waits for budgets to be raised; notify channels of the first such call.
+    """Note that a call waits for budgets to be raised; notify channels of the first at a limit.
 
     Args:
         decision: the decision.
@@ -47,14 +47,19 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
     for account, needed in asked:
         balance, rule = account.balance, account.rule
         known = unit.budget_ask(balance.balance_id, call.call_id)
+        asked_at_ms, deadline_ms = unit.now_ms, unit.now_ms + rule.ask_ms
         if known is not None:
             ask, seen_ms = known
+            asked_at_ms, deadline_ms = ask.asked_at_ms, ask.deadline_ms
+        # A call for which a raise was too little asks anew, for more than the new limit.
+        if known is not None and ask.limit_nanousd == rule.limit_nanousd:
             # Waiting calls ask about every second; more often than that is not worth a write.
             if unit.now_ms - seen_ms >= RETRY_MS // 2:
                 unit.save_ask(ask)
             continue
-        # One notice for a budget, however many calls wait; another one after a time without any.
-        is_first = not unit.is_asked(balance.balance_id, unit.now_ms - LAPSE_MS)
+        # One notice for a limit, however many calls wait; another one after a time without any.
+        since_ms = unit.now_ms - LAPSE_MS
+        is_first = not unit.is_asked(balance.balance_id, rule.limit_nanousd, since_ms)
         ask = records.BudgetAsk(
             organisation_id=rule.organisation_id, budget_id=rule.budget_id,
             balance_id=balance.balance_id, scope=account.label(),
@@ -62,7 +67,7 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
             needed_nanousd=needed, lacking_nanousd=needed - account.unspent(decision.allowance),
             call_id=call.call_id, function=call.tool_name or call.function,
             workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent, user=call.user,
-            model=call.model, asked_at_ms=unit.now_ms, deadline_ms=unit.now_ms + rule.ask_ms,
+            model=call.model, asked_at_ms=asked_at_ms, deadline_ms=deadline_ms,
             unit=rule.unit, counts=rule.counts,
         )  # fmt: skip
         unit.save_ask(ask)

@@ -43,7 +43,7 @@ def put_operator(
     """
     known = unit.operator(wanted.name)
     if known is not None and wanted.organisation_id not in (None, known.organisation_id):
-        raise ConflictError("an operator of this name sees another organisation")
+        raise ConflictError("this name cannot be given: choose another")
     if known is None:
         saved = msgspec.structs.replace(
             wanted,

@@ -19,8 +19,8 @@ class RaiseStore(Protocol):
     def budget_ask(self, balance_id: int, call_id: str) -> tuple[records.BudgetAsk, int] | None:
         """Return what a call asks of a balance, and when it asked last."""
 
-    def is_asked(self, balance_id: int, since_ms: int) -> bool:
-        """Return whether any call has asked for more of a balance since a time."""
+    def is_asked(self, balance_id: int, limit_nanousd: int, since_ms: int) -> bool:
+        """Return whether any call has asked for more than a balance's limit since a time."""
 
     def save_ask(self, ask: records.BudgetAsk) -> None:
         """Write what a call asks, and that it has asked at the unit's time."""

@@ -95,3 +95,5 @@ def configure(level: str, kind: Format) -> None:
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
+    # It would write each address that it calls, and that of a channel of Slack is a secret.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
