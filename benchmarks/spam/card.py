@@ -91,6 +91,10 @@ capitals, code and emoji, and forwarded, quoted, trimmed and doubled ones.
   else's: the strangers, with their spread; from the median to the worst of them. Made notices of a
   left-out language are easier than what people send, since the same templates are known from
   other languages.
+- **The strangers flatter.** The recipe was chosen by sources that it is then measured on, though
+  each is left out. On whole collections that nobody trains on, and that the project does not have,
+  model 3.1.0 reached an F1 of 0.571 and an AUC of 0.858, where its strangers say 0.679 and 0.888:
+  expect an F1 that is lower by about 0.11.
 - Ordinary messages that look like advertising (notices of operators and shops, mailing lists) are
   refused more often in what was not seen, long ordinary e-mail among them.
 - The lexicon knows words, not what is said with them: who denies, quotes or jokes names a concept
@@ -101,8 +105,11 @@ capitals, code and emoji, and forwarded, quoted, trimmed and doubled ones.
 - Probabilities are calibrated on strangers taken together; for a single one they can be far off,
   since sources differ in what they call spam.
 - The models read text alone: no sender, no reputation, no attachments, no pages behind links.
-- Plain spam of a kind that the training data shows in long e-mail only, such as pharmacies in one
-  short line, is often missed.
+- Plain offers in one short line (followers, pharmacies, diplomas, copies of watches) are missed: of
+  the sixth of the project's own hundreds, model 3.1.0 found 1 of 20. Training holds them in long
+  e-mail only, and five words without a link or a number look like anybody's question.
+- First messages of scams ask for nothing yet: of the same hundred, 1 of 10 of romance scams and 6
+  of 10 of investments were found, and 8 of 10 requests for a one-time code.
 - A verdict can be evaded by whoever may try often enough. Do not show scores to senders.
 - Similar languages (Bosnian, Croatian, Serbian; Bokmål, Nynorsk, Danish; Indonesian, Malay) are
   confused in short texts; single words are often valid in several languages.
@@ -125,6 +132,10 @@ second of processor time, one text for each call: short ones of up to 160 charac
 1,000 on. Ours is a whole answer of the engine with preprocessing and language, the others' is a
 spam probability alone. MB are of the file that holds the model, ours without that of the language
 detector.""",
+    "Seal": """\
+What is looked at when a model is decided, never while it is made, beside the model before. Invented
+are 120 messages of 2026 that are never trained on; own hundreds are six of the project, of which
+the sixth holds what is hardest: offers in one line, first messages of scams, stolen codes.""",
     "Strangers": """\
 Three sources are sealed: chosen before any fit of this version, and looked at when it was
 finished. Notices are made.""",

@@ -4,7 +4,8 @@
 SPAMDETECT_DATA or is the first argument. Without further arguments everything is measured, our fits
 on all cores, and docs/spamdetect/model-card.md is written; otherwise they go to the report and say
 what is (``--seed N``, ``--quick``, ``--jobs N``, ``--card FILE``, ``--no-baselines``,
-``--join FILE``). What the others score is kept in a file for each environment.
+``--join FILE``). ``--seal`` measures ours alone, and fails if the model that would be shipped loses
+on a sealed set to the one before. What the others score is kept in a file for each environment.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def main() -> None:
     data = data or os.environ.get("SPAMDETECT_DATA")
     if not data:
         raise SystemExit("set SPAMDETECT_DATA, or: nox -s evaluate -- DATA_DIRECTORY")
+    if "--seal" in given and "--no-baselines" not in given:
+        given.append("--no-baselines")
     if not given:
         given = [f"--jobs={os.cpu_count() or 1}", f"--card={CARD}"]
     report = "-m", "benchmarks.spam.report", data

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.spam import detectors, footprint, peers
+from benchmarks.spam import detectors, footprint, peers, seal
 from benchmarks.spam.card import card
 from benchmarks.spam.evaluation import cross_check
 from benchmarks.spam.tables import (
@@ -28,7 +28,7 @@ from benchmarks.spam.tables import (
     strangers_table,
 )
 from benchmarks.spam.targets import targets_table
-from spamdetect.engine import classifier, language
+from spamdetect.engine import Engine, classifier, language
 from spamdetect.training.dataset import FOLDS, DataError, read_language, read_spam
 from spamdetect.training.made import PER_TEMPLATE, made_rows
 
@@ -69,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=1, help="processes that share our fits")
     made.add_argument("--card", type=Path, help="also write the model card to this file")
     made.add_argument(
+        "--seal", action="store_true", help="fail if the model loses to the one before"
+    )
+    made.add_argument(
         "--save", type=Path, help="measure only the others, and save their figures in this file"
     )
     made.add_argument("--only", default="", help="of the others, those whose name holds this")
@@ -82,8 +85,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def report(chosen: argparse.Namespace, progress: Log) -> None:
-    """Measure and print.
+def report(chosen: argparse.Namespace, progress: Log) -> bool:
+    """Measure and print; false if the seal was asked and the model loses to the one before.
 
     Raises:
         DataError: the data cannot be used.
@@ -105,7 +108,7 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
         others.classifiers |= found.classifiers
     if chosen.save:
         others.save(chosen.save)
-        return
+        return True
     sent = read_spam([chosen.data / "spam"])
     rows = [*sent, *made_rows(chosen.seed, chosen.notices)]
     sections: dict[str, str] = {}
@@ -121,6 +124,12 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
     show("Profiles", spread_table(evaluation))
     show("Parts", parts_table(evaluation))
     show("Details", detail_tables(evaluation))
+    keeps = True
+    if chosen.seal:
+        engine = Engine.load()
+        found = seal.sealed(evaluation, engine, chosen.data)
+        table, keeps = seal.compare(found, engine.model_version)
+        show("Seal", table)
     progress("our detector", 0.0)
     texts = read_language([chosen.data / "lang"], "dev")
     detector = detectors.score(texts, detectors.ours(language.load()))
@@ -134,18 +143,19 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
     if chosen.card:
         text = card(rows, classifier.load(), language.load(), sections)
         chosen.card.write_text(text, encoding="utf-8")
+    return keeps
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report; 2 when the data cannot be used."""
+    """Print the report; 1 when the model loses to the one before, 2 when data cannot be used."""
     progress = Log()
     try:
-        report(parser().parse_args(arguments), progress)
+        keeps = report(parser().parse_args(arguments), progress)
     except DataError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     progress("done", 0.0)
-    return 0
+    return 0 if keeps else 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 from importlib import resources
 from typing import Final
 
-from spamdetect.engine import language
+from spamdetect.engine import classifier, language
 from spamdetect.engine.concepts import Lexicon, words_of
 from spamdetect.engine.normalise import normalise
 from spamdetect.training.dataset import DataError
@@ -23,9 +23,11 @@ _WRITTEN_AS: Final = {
 
 
 def shipped() -> Lexicon:
-    """The lexicon of this package."""
-    text = resources.files("spamdetect.engine").joinpath(FILE_NAME).read_text("utf-8")
-    return read(text.splitlines(), language.load().languages)
+    """The lexicon of this package; a wheel holds it in the shipped model alone."""
+    file = resources.files("spamdetect.engine").joinpath(FILE_NAME)
+    if not file.is_file():
+        return classifier.load().lexicon
+    return read(file.read_text("utf-8").splitlines(), language.load().languages)
 
 
 def read(lines: Iterable[str], detected: Container[str]) -> Lexicon:

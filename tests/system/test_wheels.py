@@ -117,6 +117,7 @@ def test_what_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     } <= set(names)
     assert not [name for name in names if name.endswith((".c", ".pyc", ".sqlite3"))]
     assert not [name for name in names if name.startswith("spamdetect/training/notices/")]
+    assert "spamdetect/engine/concepts.tsv" not in names
     packaged = {path.relative_to(ROOT).as_posix() for path in (ROOT / "guard").rglob("*.py")}
     assert packaged <= set(names)
 

@@ -125,6 +125,14 @@ def test_the_same_is_found_in_notices_as_by_trying_every_pattern(language: str) 
         assert shipped.find(marked) == plainly(marked, shipped)
 
 
+def test_the_model_holds_the_lexicon_for_wheels_that_lack_its_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = lexicon.shipped()
+    monkeypatch.setattr(lexicon, "FILE_NAME", "missing.tsv")
+    assert lexicon.shipped().cells == written.cells
+
+
 def test_a_form_counts_in_its_language_and_an_english_one_everywhere() -> None:
     lines = ["code\thr\tkod", "free\ten\tfree", "bill\ten-only\tbill", "bill\tkl\takiligassaq"]
     words = lexicon.read(lines, {"en", "hr", "is"})

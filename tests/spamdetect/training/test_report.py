@@ -10,7 +10,17 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks.spam import baselines, detectors, footprint, forms, peers, report, tables, targets
+from benchmarks.spam import (
+    baselines,
+    detectors,
+    footprint,
+    forms,
+    peers,
+    report,
+    seal,
+    tables,
+    targets,
+)
 from benchmarks.spam.detectors import LanguageScores
 from benchmarks.spam.evaluation import PARTS, cross_check
 from benchmarks.spam.footprint import Footprint
@@ -238,3 +248,17 @@ def test_a_form_that_means_something_else_is_named() -> None:
     assert found["code", "hr", "kod"] == {"hr": 0.5}
     assert forms.misleading(found, ["hr", "de", "en"]) >= {("code", "hr", "kod")}
     assert forms.english_alone(found, words) == {("bill", "en", "bill")}
+
+
+@pytest.mark.parametrize(("auc", "ships"), [(0.97, True), (0.949, True), (0.94, False)])
+def test_a_model_that_loses_on_a_sealed_set_is_not_shipped(
+    auc: float, ships: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"version": "1", "sets": {"in": {"f1": 0.85, "auc": 0.95}}}
+    place = tmp_path / "sealed.json"
+    place.write_text(json.dumps(kept))
+    monkeypatch.setattr(seal, "KEPT", place)
+    table, kept_its_place = seal.compare({"in": attrs.evolve(SCORES, f1=0.85, auc=auc)}, "2")
+    assert kept_its_place is ships
+    assert ("loses" in table) is not ships
+    assert json.loads(place.read_text())["version"] == ("2" if ships else "1")

@@ -1,0 +1,89 @@
+"""The seal: a model is shipped only if it loses on no sealed set to the model before.
+
+The sets are looked at when a model is decided, never while it is made: the folds, the strangers,
+the disguises, the invented messages of the data (``spam/strangers.jsonl.gz``), which are never
+trained on, and this project's own hundreds. What the shipped model reached on each is kept in
+``sealed.json`` beside this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.spam.evaluation import Evaluation, mean
+from spamdetect.engine import Engine
+from spamdetect.training.dataset import read_spam
+from spamdetect.training.evaluate import Scores, scores
+from tests.spamdetect.engine.test_hundred import JUDGES
+
+KEPT: Final = Path(__file__).with_name("sealed.json")
+FIGURES: Final = ("f1", "auc")
+NOISE: Final = 0.002
+"""What another seed changes: a figure that is lower by no more is no loss."""
+INVENTED: Final = "strangers.jsonl.gz"
+
+
+def sealed(evaluation: Evaluation, engine: Engine, data: Path) -> dict[str, Scores]:
+    """What a model reaches on each sealed set.
+
+    Args:
+        evaluation: of its recipe.
+        engine: with the model.
+        data: the folder that holds ``spam/``.
+    """
+    invented = [(row.text, row.is_spam) for row in read_spam([data / "spam" / INVENTED])]
+    hundreds = [
+        (text, kind == "scams")
+        for kinds in JUDGES.values()
+        for kind, languages in kinds.items()
+        for texts in languages.values()
+        for text in texts
+    ]
+    return {
+        "in": evaluation.in_domain,
+        "strangers": mean(list(evaluation.by_source.values())),
+        "disguised": mean(list(evaluation.attacks.values())),
+        "invented": judged(engine, invented),
+        "own hundreds": judged(engine, hundreds),
+    }
+
+
+def judged(engine: Engine, messages: Iterable[tuple[str, bool]]) -> Scores:
+    """The scores of an engine on messages and whether each is spam."""
+    texts, labels = zip(*messages, strict=True)
+    chances = [found.prediction.spam_score for found in engine.predict_many(texts)]
+    return scores(np.array(labels), np.array(chances), engine.threshold)
+
+
+def compare(found: Mapping[str, Scores], version: str) -> tuple[str, bool]:
+    """A table of what a model and the one before reach, and whether it may be shipped.
+
+    A model that loses nowhere replaces the figures that are kept.
+
+    Args:
+        found: what the model reaches, see `sealed`.
+        version: of the model.
+    """
+    before = json.loads(KEPT.read_text(encoding="utf-8"))
+    after = {
+        name: {figure: round(getattr(each, figure), 4) for figure in FIGURES}
+        for name, each in found.items()
+    }
+    lines = [f"| set | figure | {before['version']} | {version} | |", "|---|---|---|---|---|"]
+    loses = False
+    for name, figures in after.items():
+        for figure, value in figures.items():
+            old = before["sets"][name][figure]
+            lost = value < old - NOISE
+            loses |= lost
+            verdict = "loses" if lost else ""
+            lines.append(f"| {name} | {figure} | {old:.3f} | {value:.3f} | {verdict} |")
+    if not loses:
+        kept = {"version": version, "sets": after}
+        KEPT.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    return "\n".join(lines), not loses
