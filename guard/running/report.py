@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 import click
 
+from guard.core.visible import visible
 from guard.running import plan, reports, words
 from guard.running.account import RunAccount
 from guard.running.balances import RunSpend
@@ -22,7 +23,7 @@ _SIGNALLED: Final = 128
 
 def say(text: str, **style: Any) -> None:
     """Write a line of our own, which differs from the program's lines on a terminal."""
-    shown = f"{click.style('guard run:', fg='cyan')} {click.style(text, **style)}"
+    shown = f"{click.style('guard run:', fg='cyan')} {click.style(visible(text), **style)}"
     click.echo(shown, err=True, color=False if os.environ.get("NO_COLOR") else None)
 
 

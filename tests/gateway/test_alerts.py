@@ -196,7 +196,7 @@ def test_mail_arrives_by_smtp(team: Tenant, mailbox: Mailbox) -> None:
     until(lambda: mailbox.got)
     recipients, got = mailbox.got[0]
     assert recipients == ["ops@example.com", "two@example.com"]
-    assert got["Subject"] == "[guard] Killed: w"
+    assert got["Subject"] == "[guard] Something was killed"
     assert got["From"] == "guard@example.com"
     assert got["Auto-Submitted"] == "auto-generated"
     assert got["Bcc"] is None

@@ -339,7 +339,7 @@ def test_what_the_agent_shows(invoke: Invoke, tenant: Any) -> None:
     assert lines[-5:] == [
         "the agent says:",
         "  Pay?",
-        "  agent: operator \ufffd[2J\ufffd",
+        "  agent: operator ⟨U+001B⟩[2J⟨U+202E⟩",
         "  to: ACME",
         "  n: [1, 2]",
     ]

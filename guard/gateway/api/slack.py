@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
+from guard.core.visible import visible
 from guard.gateway.api.http import fail, headers_of, read_body
 from guard.gateway.domain import alerts
 from guard.gateway.domain.answer_links import SLACK_SKEW_S, Subject, is_slack_signature
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError
-from guard.gateway.domain.visible import visible
 from guard.gateway.ledger import answers
 from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage

@@ -7,7 +7,6 @@ import datetime as dt
 import functools
 import json
 import os
-import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,6 +16,7 @@ import attrs
 import click
 
 from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
+from guard.core.visible import visible
 from guard.core.wire import dollars
 from guard.gateway.cli.address import LOCAL, RULE, AddressError, address_of
 from guard.gateway.cli.admin_client import LIST_MAX, AdminClient, AdminError
@@ -197,11 +197,8 @@ def store_errors() -> Iterator[None]:
 
 def safe(value: Any) -> str:
     """Return a value for a terminal: names come from outside and may hold control characters."""
-    text = "" if value is None else str(value)
-    return "".join(
-        char if not unicodedata.category(char).startswith("C") else "\N{REPLACEMENT CHARACTER}"
-        for char in text
-    )
+    text = visible("" if value is None else str(value))
+    return text.replace("\n", "⟨U+000A⟩").replace("\t", "⟨U+0009⟩")
 
 
 def wants_json() -> bool:

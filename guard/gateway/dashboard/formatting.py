@@ -7,9 +7,11 @@ import json
 import re
 from typing import Any, Final
 
+from markupsafe import Markup
+
+from guard.core.visible import visible
 from guard.core.wire import NANOUSD_PER_DOLLAR, dollars
 from guard.gateway.domain.records import BalanceView
-from guard.gateway.domain.visible import visible
 
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 NOTHING: Final = "–"
@@ -205,6 +207,21 @@ def detail(value: Any) -> str:
     short = json.dumps(value, ensure_ascii=False)
     indented = len(short) > _LINE_LENGTH
     return visible(json.dumps(value, ensure_ascii=False, indent=2) if indented else short)
+
+
+class AsIs(str):
+    """Text that a form sends back, which has to be the very same."""
+
+    __slots__ = ()
+
+
+as_is: Final = AsIs
+
+
+def shown(value: Any) -> Any:
+    """Return what a template writes for a value: of text from wherever, what may be shown."""
+    is_text = isinstance(value, str) and not isinstance(value, AsIs | Markup)
+    return visible(value) if is_text else value
 
 
 def said(text: str) -> str:

@@ -176,10 +176,11 @@ class Site:
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=formatting.shown,
         )
         names = ("money", "amount", "count", "compact", "duration", "iso", "moment",
                  "span", "dollars_input", "visible", "detail", "in_doubt",
-                 "said", "shows", "share", "exact")  # fmt: skip
+                 "said", "shows", "share", "exact", "as_is")  # fmt: skip
         self._jinja.filters.update({name: getattr(formatting, name) for name in names})
         for name in ("dated", "about"):
             moment = getattr(formatting, name)

@@ -7,11 +7,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from guard.core.visible import visible
 from guard.gateway.dashboard.charts import Tick, money_ticks, nice_ceiling
 from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.time_ranges import TimeRange
 from guard.gateway.domain.spend_series import SpendOverTime
-from guard.gateway.domain.visible import visible
 
 TICKS_MAX: Final = 7
 _NAMED_MAX: Final = 4

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from guard.core.visible import visible
 from guard.gateway.dashboard.formatting import dollars_input, iso
 
 Row = Mapping[str, Any]
@@ -66,16 +67,17 @@ def _cell(column: str, row: Row) -> str:
     if isinstance(value, list):
         return harmless(" ".join(map(str, value)))
     if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False) if value else ""
+        return harmless(json.dumps(value, ensure_ascii=False)) if value else ""
     return harmless(str(value))
 
 
 def harmless(text: str) -> str:
-    """Return text that no spreadsheet takes for a formula: with an apostrophe before one.
+    """Return text, visible, that no spreadsheet takes for a formula: with an apostrophe before one.
 
     >>> harmless("=1+1"), harmless(" @sum(a1)"), harmless("plain-text")
     ("'=1+1", "' @sum(a1)", 'plain-text')
     """
+    shown = visible(text)
     if text.startswith(("\t", "\r", "\n")) or text.lstrip().startswith(_FORMULA):
-        return f"'{text}"
-    return text
+        return f"'{shown}"
+    return shown

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from msgspec import Struct
 
 from guard.core import wire
+from guard.core.visible import one_line
 
 Severity = Literal["critical", "error", "warning", "info"]
 _BY_WEIGHT: Final[tuple[Severity, ...]] = ("critical", "error", "warning", "info")
@@ -21,7 +22,9 @@ class Said(Struct, kw_only=True):
     """A notice in words.
 
     Args:
-        title: one line.
+        title: one line, which may name what a program has named.
+        subject: of a mail. A header has no words of programs: a name may be written so that it
+            becomes other headers, or a body, in the mail that is made of it.
         lines: names and values.
         severity: in PagerDuty's terms.
         path: of the page about it, on the gateway's own address.
@@ -30,6 +33,7 @@ class Said(Struct, kw_only=True):
     """
 
     title: str
+    subject: str = "Alert"
     lines: list[tuple[str, str]] = []
     severity: Severity = "warning"
     path: str = "/alerts"
@@ -39,15 +43,18 @@ class Said(Struct, kw_only=True):
 
 def said(kind: str, data: Mapping[str, Any]) -> Said:
     """Return a notice in words; one of an unknown type by its name only."""
-    make = _WORDS.get(kind)
-    return Said(title=f"guard: {kind}", severity="info") if make is None else make(data)
+    known = _WORDS.get(kind)
+    if known is None:
+        return Said(title=f"guard: {kind}", severity="info")
+    subject, make = known
+    words = make(data)
+    words.subject = subject
+    return words
 
 
 def _text(value: Any) -> str:
-    """Return a name or a text from outside in one line without control characters."""
-    text = "" if value is None else str(value)
-    kept = "".join(char if char.isprintable() else " " for char in text)
-    return kept if len(kept) <= NAME_MAX else kept[: NAME_MAX - 1] + "…"
+    """Return a name or a text from outside in one line."""
+    return "" if value is None else one_line(str(value), NAME_MAX)
 
 
 def _lines(*pairs: tuple[str, Any]) -> list[tuple[str, str]]:
@@ -244,20 +251,20 @@ def _digest(data: Mapping[str, Any]) -> Said:
     )  # fmt: skip
 
 
-_WORDS: Final[dict[str, Callable[[Mapping[str, Any]], Said]]] = {
-    "budget.threshold": _threshold,
-    "budget.exhausted": _exhausted,
-    "budget.forecast": _forecast,
-    "budget.asks": _asks,
-    "calls.refused": _refused,
-    "workflow.kill": _kill,
-    "approval.requested": _approval,
-    "traffic.unseen": _unseen,
-    "price.fallback": _fallback,
-    "gateway.unhealthy": _unhealthy,
-    "gateway.healthy": _healthy,
-    "run.loop": _loop,
-    "question.answered": _answered,
-    "digest": _digest,
-    "test": _test,
+_WORDS: Final[dict[str, tuple[str, Callable[[Mapping[str, Any]], Said]]]] = {
+    "budget.threshold": ("A budget has reached a threshold", _threshold),
+    "budget.exhausted": ("A budget is exhausted", _exhausted),
+    "budget.forecast": ("A budget will be used up", _forecast),
+    "budget.asks": ("A call waits for a raise", _asks),
+    "calls.refused": ("Many calls are refused", _refused),
+    "workflow.kill": ("Something was killed", _kill),
+    "approval.requested": ("A call waits for approval", _approval),
+    "traffic.unseen": ("Requests that guard cannot meter", _unseen),
+    "price.fallback": ("A model without a known price", _fallback),
+    "gateway.unhealthy": ("The gateway is not healthy", _unhealthy),
+    "gateway.healthy": ("The gateway is healthy again", _healthy),
+    "run.loop": ("A run repeats itself", _loop),
+    "question.answered": ("A question was answered", _answered),
+    "digest": ("More alerts", _digest),
+    "test": ("A test", _test),
 }

@@ -9,6 +9,8 @@ import re
 from contextvars import ContextVar
 from typing import Final, Literal
 
+from guard.core.visible import visible
+
 Format = Literal["text", "json"]
 _REQUEST_ID_MAX: Final = 128
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -51,8 +53,12 @@ class TextFormatter(logging.Formatter):
         super().__init__(_TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a line, and the traceback if there is one."""
-        return redacted(super().format(record))
+        """Return a line, and the traceback if there is one; none of its text looks like one."""
+        return redacted(visible(super().format(record)))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base's name
+        """Return the line with the breaks of its text indented."""
+        return super().formatMessage(record).replace("\n", "\n  ")
 
 
 class JsonFormatter(logging.Formatter):

@@ -10,9 +10,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from guard.core import wire
+from guard.core.visible import one_line
 from guard.gateway.domain import alerts, answer_links, records
 from guard.gateway.domain.answer_links import AnswerLink, Subject
-from guard.gateway.domain.visible import visible
 from guard.gateway.services.channels.message import Button, ShownQuestion
 from guard.gateway.storage.port import Storage
 
@@ -121,15 +121,15 @@ class Questions:
             state = "The time for an answer is over."
         shown = []
         if approval.message:
-            shown.append(("Message", _one_line(approval.message)))
+            shown.append(("Message", one_line(approval.message)))
         for name, value in approval.details.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            shown.append((_one_line(name), _short(_one_line(text))))
+            shown.append((one_line(name), _short(one_line(text))))
         name = approval.tool_name or approval.function
         return OpenQuestion(
             organisation_id=approval.organisation_id,
             subject=Subject(kind="approval", id=approval.approval_id),
-            title=f"Approve {_one_line(name)}?",
+            title=f"Approve {one_line(name)}?",
             lines=_lines(
                 ("Function", approval.function), ("Workflow", approval.workflow_id),
                 ("Run", approval.run_id), ("Agent", approval.agent), ("User", approval.user),
@@ -152,7 +152,7 @@ class Questions:
                 kind="asks", id=ask.call_id, budget_id=ask.budget_id, balance_id=ask.balance_id,
                 by_nanousd=by,
             ),
-            title=f"Raise the budget of {_one_line(ask.scope)} by {shown(by)}?",
+            title=f"Raise the budget of {one_line(ask.scope)} by {shown(by)}?",
             lines=_lines(
                 ("Call", ask.function), ("Workflow", ask.workflow_id), ("Agent", ask.agent),
                 ("User", ask.user), ("Model", ask.model),
@@ -185,7 +185,7 @@ def _subject(due: records.DueDelivery) -> Subject:
 
 
 def _lines(*pairs: tuple[str, Any]) -> list[tuple[str, str]]:
-    return [(name, _one_line(str(value))) for name, value in pairs if value not in (None, "")]
+    return [(name, one_line(str(value))) for name, value in pairs if value not in (None, "")]
 
 
 def _short(text: str) -> str:
@@ -193,8 +193,3 @@ def _short(text: str) -> str:
     if len(text) <= _DETAIL_MAX:
         return text
     return f"{text[:_DETAIL_MAX]}… (cut: the dashboard shows all of it)"
-
-
-def _one_line(text: str) -> str:
-    """Return text in one line, so that it cannot look like other lines of a message."""
-    return " ".join(visible(text).split())

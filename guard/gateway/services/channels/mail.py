@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from guard.core.visible import one_line, visible
 from guard.gateway.services.channels.message import ChannelMessage
 from guard.gateway.services.egress import address_of, check_host
 
@@ -58,10 +59,13 @@ class _PinnedTls(smtplib.SMTP_SSL, _Pinned):
 
 
 def text_of(message: ChannelMessage) -> email.message.EmailMessage:
-    """Return a message as mail: plain text, in which nothing that an agent wrote is markup."""
+    """Return a message as mail: plain text, in which nothing that a program wrote is markup.
+
+    Headers have only what an operator or this gateway has written.
+    """
     words, question = message.said, message.question
     mail = email.message.EmailMessage(policy=email.policy.SMTP)
-    mail["Subject"] = f"[guard] {words.title}"
+    mail["Subject"] = f"[guard] {words.subject}"
     mail["From"] = message.options.sender
     mail["To"] = ", ".join(message.options.to)
     mail["Date"] = email.utils.formatdate(message.due.created_at_ms / 1000)
@@ -86,7 +90,8 @@ def text_of(message: ChannelMessage) -> email.message.EmailMessage:
         )
     if message.link:
         parts.append(f"Open in guard: {message.link}")
-    mail.set_content("\n\n".join(parts) + "\n")
+    # In base64: no line of it is anything else to a server, whatever it begins with.
+    mail.set_content(visible("\n\n".join(parts)) + "\n", cte="base64")
     return mail
 
 
@@ -181,8 +186,9 @@ def _hand_over(
 
 
 def _reason(said: bytes | str) -> str:
-    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
-    return "".join(char if char.isprintable() else " " for char in text)[:_REASON_MAX]
+    return one_line(
+        said.decode("utf-8", "replace") if isinstance(said, bytes) else said, _REASON_MAX
+    )
 
 
 async def _in_thread(work: Callable[[], int]) -> int:

@@ -190,6 +190,8 @@ def _slack(message: ChannelMessage) -> dict[str, Any]:
         text = f"<{message.link}|Open in guard>"
         blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": text}]})
     body: dict[str, Any] = {"text": escaped(words.title), "blocks": blocks}
+    # Slack fetches no address that a program has put into a name, and shows nothing of it.
+    body |= {"unfurl_links": False, "unfurl_media": False}
     if message.due.type == "question.answered":
         body["replace_original"] = True
     return body

@@ -1,4 +1,4 @@
-"""Makes invisible characters in text from outside visible. Pure."""
+"""What may be shown of text from outside: pages, messages, tables, terminals and logs. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ def visible(text: str) -> str:
     'pay⟨U+202E⟩exe.pdf⟨U+0000⟩'
     """
     return "".join(each if _is_seen(each) else f"⟨U+{ord(each):04X}⟩" for each in text)
+
+
+def one_line(text: str, length_max: int | None = None) -> str:
+    """Return text in one line, visible, and cut where it is too long.
+
+    >>> one_line("Bcc:" + chr(13) + chr(10) + "  you"), one_line("long text", 5)
+    ('Bcc:⟨U+000D⟩ you', 'long…')
+    """
+    shown = " ".join(visible(text).split())
+    if length_max is None or len(shown) <= length_max:
+        return shown
+    return f"{shown[: length_max - 1]}…"
 
 
 def _is_seen(char: str) -> bool:
