@@ -247,7 +247,6 @@ def proofs(session: nox.Session) -> None:
         ("10", "tests/gateway/test_replica_deaths.py"),
         ("10", "tests/gateway/test_database_deaths.py"),
         ("2", "tests/gateway/test_database_partitions.py"),
-        ("2", "tests/gateway/test_redis_partitions.py"),
         ("10", "tests/gateway/test_document.py"),
         ("20", "tests/gateway/test_bound_and_bill.py"),
         ("10", "tests/gateway/test_fleet.py"),

@@ -1,107 +1,109 @@
-"""Calls counted under a rate cap a second: in memory, in Redis, and bare Lua beside them.
+"""Calls under one rate cap, beside calls under none: decisions a second and their p99.
 
-Run: ``python -m benchmarks.rates [--redis redis://127.0.0.1:6379/0] [--seconds 1] [--rounds 3]``
+Run: ``python -m benchmarks.rates [--database postgresql://...] [--seconds 2] [--rounds 3]``
 
-One process asks, with 1, 32 and 256 calls at once, case after case, round after round. Bare Lua is
-one script that increments a key, asked for by redis-py one call at a time for each connection.
-Compare the ratios.
+A gateway of its own answers 1, 32 and 256 callers that ask one call after the other, over eight
+sockets; the cap is one of the whole organisation that is never reached. Compare the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import secrets
+import json
 import statistics
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from websockets.asyncio.client import ClientConnection, connect
 
-from guard.gateway.domain.policy import CapUse
-from guard.gateway.storage.memory_rates import MemoryRates
-from guard.gateway.storage.redis.connection import RedisConnection
-from guard.gateway.storage.redis.rates import RedisRates
+from guard.core import wire
+from guard.gateway.embedded import Gateway, run_gateway
 
-Ask = Callable[[], Awaitable[object]]
-_AT_ONCE = (1, 32, 256)
-_USES = [CapUse("cap", 1_000_000_000, 1000)]
-_BARE = "return redis.call('INCR', KEYS[1])"
+_AT_ONCE: Final = (1, 32, 256)
+_SOCKETS: Final = 8
+_CAP: Final = {"calls": 100_000, "per_ms": 1000}
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+class _Socket:
+    """A socket of the control channel that many callers share."""
+
+    def __init__(self, channel: ClientConnection) -> None:
+        self._channel = channel
+        self._waiting: dict[str, asyncio.Future[int]] = {}
+        self._reader = asyncio.create_task(self._read())
+        self._number = 0
+
+    async def _read(self) -> None:
+        async for text in self._channel:
+            message = json.loads(text)
+            for answer in message.get("answers", ()):
+                self._waiting.pop(answer["id"]).set_result(answer["status"])
+
+    async def ask(self) -> None:
+        self._number += 1
+        name = str(self._number)
+        body = {"call_id": name, "kind": "call", "function": "work"}
+        found = self._waiting[name] = asyncio.get_running_loop().create_future()
+        asks = [{"id": name, "op": "gate", "body": body}]
+        await self._channel.send(json.dumps({"type": "asks", "asks": asks}))
+        if await found != 200:
+            raise SystemExit(f"the gateway has refused a call with {found.result()}")
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        await self._channel.close()
 
 
-@contextlib.asynccontextmanager
-async def cases(url: str) -> AsyncIterator[dict[str, Ask]]:
-    """Open every case; each counts in an organisation of its own."""
-    memory = MemoryRates(_now_ms)
-    connection = RedisConnection(url)
-    await connection.open()
-    if not connection.is_up:
-        raise SystemExit(f"no Redis answers at {url}")
-    shared = RedisRates(connection)
-    pool = BlockingConnectionPool.from_url(url, max_connections=32)
-    bare = Redis(connection_pool=pool)
-    script = bare.register_script(_BARE)
-    own, key = secrets.token_hex(8), f"guard:bench:{secrets.token_hex(8)}"
-    try:
-        yield {
-            "in memory": lambda: memory.take(own, _USES),
-            "in Redis": lambda: shared.take(own, _USES),
-            "bare Lua": lambda: script(keys=[key]),
-        }
-        await bare.delete(key)
-    finally:
-        await bare.aclose()
-        await pool.disconnect()
-        await connection.close()
-
-
-async def _rate(ask: Ask, at_once: int, seconds: float) -> float:
-    """Return the calls a second."""
+async def _measured(gateway: Gateway, at_once: int, seconds: float) -> tuple[float, float]:
+    """Return the decisions a second, and the p99 in milliseconds."""
+    headers = {"X-API-Key": gateway.api_key, "X-Guard-Protocol": "3"}
+    url = gateway.base_url.replace("http", "ws", 1) + f"{wire.CONTROL_WS_PATH}?after=0"
+    sockets = [
+        _Socket(await connect(url, additional_headers=headers, proxy=None))
+        for _ in range(min(at_once, _SOCKETS))
+    ]
+    took: list[float] = []
     ends = time.perf_counter() + seconds
-    done = 0
 
-    async def one() -> None:
-        nonlocal done
-        while time.perf_counter() < ends:
-            await ask()
-            done += 1
-            if not done % 64:
-                await asyncio.sleep(0)  # counting in memory never waits
+    async def calls(number: int) -> None:
+        socket = sockets[number % len(sockets)]
+        while (began := time.perf_counter()) < ends:
+            await socket.ask()
+            took.append(time.perf_counter() - began)
 
     started = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(at_once)))
-    return done / (time.perf_counter() - started)
-
-
-async def _run(url: str, seconds: float, rounds: int) -> None:
-    async with cases(url) as asks:
-        print(f"{'':>10}" + "".join(f"{each:>12} at once" for each in _AT_ONCE))
-        found = {name: {each: list[float]() for each in _AT_ONCE} for name in asks}
-        for _ in range(rounds):
-            for name, ask in asks.items():
-                for at_once in _AT_ONCE:
-                    found[name][at_once].append(await _rate(ask, at_once, seconds))
-        medians = {name: [statistics.median(found[name][each]) for each in _AT_ONCE]
-                   for name in asks}  # fmt: skip
-        for name, values in medians.items():
-            print(f"{name:>10}" + "".join(f"{each:>18,.0f}/s" for each in values))
-        ratios = zip(medians["in Redis"], medians["bare Lua"], strict=True)
-        print(f"{'ratio':>10}" + "".join(f"{ours / bare:>19.2f}x" for ours, bare in ratios))
+    await asyncio.gather(*map(calls, range(at_once)))
+    rate = len(took) / (time.perf_counter() - started)
+    for socket in sockets:
+        await socket.close()
+    return rate, 1000 * statistics.quantiles(took, n=100)[-1]
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--redis", default="redis://127.0.0.1:6379/0")
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--database", help="a schema of PostgreSQL; else a SQLite file")
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    asyncio.run(_run(options.redis, options.seconds, options.rounds))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        run_gateway(options.database or str(Path(folder) / "g.sqlite3")) as gateway,
+    ):
+        found: dict[tuple[str, int], list[Any]] = {}
+        for _ in range(options.rounds):
+            for name, caps in (("no cap", []), ("one cap", [_CAP])):
+                gateway.admin.set_policy(rate_caps=caps)
+                for at_once in _AT_ONCE:
+                    one = asyncio.run(_measured(gateway, at_once, options.seconds))
+                    found.setdefault((name, at_once), []).append(one)
+    print(f"{'at once':>8}{'':>10}{'a second':>10}{'p99 ms':>9}")
+    for (name, at_once), values in sorted(found.items(), key=lambda item: item[0][1]):
+        rate, p99 = (statistics.median(each) for each in zip(*values, strict=True))
+        print(f"{at_once:>8}{name:>10}{rate:>10,.0f}{p99:>9.1f}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _TYPES: Final[dict[Kind, Any]] = {
     "list": {"type": "array", "items": {"type": "string"}},
 }
 CHARTS_OWN: Final = frozenset({
-    "host", "port", "database", "redis", "durable", "tls_cert", "tls_key", "tls_self_signed",
+    "host", "port", "database", "durable", "tls_cert", "tls_key", "tls_self_signed",
     "public_url", "drain_delay", "drain_timeout",
     *(name + end for name in ("first_admin_key", "first_api_key", "first_password",
                               "openid_client_secret", "metrics_key") for end in ("", "_file")),

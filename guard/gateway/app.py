@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from guard.core import wire
 from guard.gateway.api import docs
@@ -60,19 +60,13 @@ from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.published import load_published
 from guard.gateway.services.questions import Questions
-from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.single_sign_on import provider_of
-from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
-from guard.version import installs
-
-if TYPE_CHECKING:
-    from guard.gateway.storage.redis.connection import RedisConnection
 
 logger = logging.getLogger(__name__)
 
@@ -84,22 +78,6 @@ _OPEN_WAIT_S: Final = 2.0
 
 
 _STARTING: Final = fail(503, "GD-B002", "Starting", "the store is being opened")
-
-
-def _connection(url: str) -> RedisConnection:
-    try:
-        from guard.gateway.storage.redis.connection import RedisConnection
-    except ModuleNotFoundError as exc:
-        if exc.name is None or not exc.name.startswith("redis"):
-            raise
-        raise StoreError(f"--redis needs a package: {installs('redis')}") from None
-    return RedisConnection(url)
-
-
-def _shared_rates(redis: RedisConnection) -> RateStore:
-    from guard.gateway.storage.redis.rates import RedisRates
-
-    return RedisRates(redis)
 
 
 class GatewayApp:
@@ -135,10 +113,6 @@ class GatewayApp:
         passed_ms = monotonic_clock_ms if clock_ms is wall_clock_ms else clock_ms
         # A store that replicas share has one clock for all of them.
         self.clock_ms = clock_ms = self.storage.clock_ms
-        self._redis = redis = None if settings.redis is None else _connection(settings.redis)
-        shared = None if redis is None else _shared_rates(redis)
-        of_store: RateStore | None = getattr(self.storage, "rates", None)
-        self.rates = rates = shared or of_store or MemoryRates(passed_ms)
         self.hub = Hub(settings.connections_max)
         self.counts = Counts()
         self.load = Load(settings.max_pending_bytes)
@@ -149,8 +123,8 @@ class GatewayApp:
         self._recalls = Recalls(self.hub.recall, peers)
         self._line = WaitingLine(self.hub.wake, clock_ms, peers)
         gatekeeper = Gatekeeper(
-            self.storage, self.catalogue, rates, RateShares(rates), self._recalls, self._line,
-            settings.max_event_bytes, clock_ms,
+            self.storage, self.catalogue, self._recalls, self._line, settings.max_event_bytes,
+            clock_ms,
         )  # fmt: skip
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
         decisions = DecisionHandlers(gatekeeper, self.counts, settings.max_batch_events)
@@ -191,7 +165,6 @@ class GatewayApp:
             lambda: self.connections(),
             self._line.count,
             lambda: self.draining,
-            lambda: None if redis is None else (redis.is_up, redis.failures),
         )
         # Without a key in the settings nobody has it.
         metrics_key = metrics_key_of(settings) or secrets.token_urlsafe()
@@ -245,8 +218,6 @@ class GatewayApp:
         """
         # Off the loop, and before the first request, which would have to wait for it.
         await asyncio.to_thread(load_published)
-        if self._redis is not None:
-            await self._redis.open()
         await self.storage.open(self._committed)
         # Before the sweep: leases whose holders could not renew while there was no gateway must not
         # expire.
@@ -275,8 +246,6 @@ class GatewayApp:
         """Stop the background tasks and close the store."""
         async with contextlib.AsyncExitStack() as last:
             # Closed in reverse, and each of them even if something before it fails.
-            if self._redis is not None:
-                last.push_async_callback(self._redis.close)
             last.push_async_callback(self.storage.close)
             # The tasks first: they use the store.
             tasks, self._tasks = self._tasks, []

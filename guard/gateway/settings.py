@@ -76,12 +76,6 @@ def _level(value: str) -> None:
         raise ValueError("critical, error, warning, info or debug")
 
 
-def _redis_url(value: str) -> None:
-    scheme, found, rest = value.partition("://")
-    if scheme not in ("redis", "rediss", "unix") or not found or not rest:
-        raise ValueError("an address such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock")
-
-
 def _log_format(value: str) -> None:
     if value not in ("text", "json"):
         raise ValueError("text or json")
@@ -158,11 +152,6 @@ class GatewaySettings:
     database: Path | str = _setting(  # noqa: RUF009  # it makes a field
         "The SQLite file, made on the first run; or postgresql://USER@HOST/NAME, which replicas "
         "share.", DATABASE, converter=database_of,
-    )  # fmt: skip
-    redis: str | None = _setting(
-        "Where replicas count the calls of rate caps together: redis://, rediss:// or unix://. "
-        "Without it they are counted in PostgreSQL, and beside a SQLite file in memory.",
-        None, _redis_url, secret=True,
     )  # fmt: skip
     durable: bool = _setting("Sync each commit to the disk (survives power loss).", False)
     tls_cert: Path | None = _setting(  # noqa: RUF009

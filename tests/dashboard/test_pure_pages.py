@@ -112,7 +112,7 @@ def test_settings_say_where_they_come_from_and_no_secret(tmp_path: Path) -> None
     config = tmp_path / "gateway.toml"
     config.write_text("retention_days = 30\nport = 1\nlog_level = 'info'\n")
     environ = {"GUARD_GATEWAY_PORT": "2", "GUARD_GATEWAY_FIRST_PASSWORD": "correct horse",
-               "GUARD_GATEWAY_REDIS": "redis://:secret@h/0", "GUARD_GATEWAY_LOG_LEVEL": "error",
+               "GUARD_GATEWAY_LOG_LEVEL": "error",
                "GUARD_GATEWAY_DATABASE": "postgresql://me:secret@db/guard?x=1"}  # fmt: skip
     options = {"log_level": "debug", "durable": None, "trusted_proxies": ()}
     settings = load(options, environ, config)
@@ -126,7 +126,6 @@ def test_settings_say_where_they_come_from_and_no_secret(tmp_path: Path) -> None
     assert shown["durable"] == ("false", "default")
     assert shown["first_password"] == ("set", "environment: GUARD_GATEWAY_FIRST_PASSWORD")
     assert shown["first_admin_key"] == ("not set", "default")
-    assert shown["redis"][0] == "set"
     assert shown["database"][0] == "postgresql://db/guard"
     assert shown["poll_interval"] == ("1s", "default")
     assert "secret" not in str(shown.values())

@@ -26,14 +26,12 @@ from tests.support.generators import generator
 from tests.support.helm import CHART, helm, objects, rendered
 from tests.support.postgres import own_database
 from tests.support.programs import environment, killed_at_last
-from tests.support.redis_server import kept_redis
 from tests.support.waiting import WAIT_S, until
 
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "gda_" + "0" * 64
 SECRETS = {
     "database": "postgresql://guard:of-the-database@postgres:5432/guard",
-    "redis-url": "redis://:of-redis@redis:6379/0",
     "first-admin-key": ADMIN_KEY,
     "agents": "gdk_" + "1" * 64,
     "password": "a password for tests",
@@ -47,7 +45,6 @@ LARGE: dict[str, Any] = {
               "pullSecrets": [{"name": "registry"}]},
     "gateway": {
         "secrets": {
-            "redis": {"name": "cache", "key": "redis-url"},
             "firstApiKey": {"key": "agents"},
             "firstPassword": {"name": "people", "key": "password"},
             "openidClientSecret": {"key": "openid"},
@@ -258,7 +255,7 @@ def test_no_secret_is_written(made: Rendered) -> None:
     text = json.dumps(made.objects)
     for name in made.pods():
         for each in made.container(name)["env"]:
-            if re.search(r"KEY|DATABASE|REDIS|SECRET|PASSWORD", each["name"]):
+            if re.search(r"KEY|DATABASE|SECRET|PASSWORD", each["name"]):
                 by_file = each["name"].endswith("_FILE")
                 assert by_file or set(each["valueFrom"]["secretKeyRef"]) == {"name", "key"}
     for value in SECRETS.values():
@@ -275,7 +272,7 @@ def test_no_secret_is_written(made: Rendered) -> None:
         ({"gateway": {"secrets": {"database": {"value": "x"}}}}, "value"),
         ({"gateway": {"secrets": {"database": {"key": ""}}}}, "key"),
         ({"serviceMonitor": {"enabled": True}}, "gateway.secrets.metricsKey"),
-        ({"gateway": {"extraEnv": [{"name": "GUARD_GATEWAY_REDIS", "value": "x"}]}}, "extraEnv"),
+        ({"gateway": {"extraEnv": [{"name": "GUARD_GATEWAY_DATABASE", "value": "x"}]}}, "extraEnv"),
         ({"proxy": {"extraEnv": [{"name": "GUARD_API_KEY", "value": "x"}]}}, "extraEnv"),
         ({"proxy": {"upstream": {}}}, "upstream"),
         ({"gateway": {"replicas": 0}}, "replicas"),
@@ -359,7 +356,6 @@ def test_settings_arrive_as_they_are_written(large: Rendered, tmp_path: Path) ->
     assert settings.private_webhooks is True
     assert settings.poll_wait_max_ms == 20_000
     assert settings.fallback_input_per_mtok == 10_000_000_000
-    assert settings.redis == SECRETS["redis-url"]
     assert settings.openid_issuer == "https://login.example.com"
     for name in ("first_api_key", "first_password", "openid_client_secret"):
         assert getattr(settings, f"{name}_file").read_text()
@@ -485,10 +481,9 @@ def answers(container: dict[str, Any], probe: str, url: str) -> bool:
 
 
 def test_the_pods_commands_serve_and_end(tmp_path: Path) -> None:
-    """A gateway on PostgreSQL and Redis, and a proxy with the key that it has made."""
+    """A gateway on PostgreSQL, and a proxy with the key that it has made."""
     made = Rendered(objects({
-        "gateway": {"secrets": {"redis": {"key": "redis-url"}},
-                    "drain": {"delaySeconds": 1, "timeoutSeconds": 5}},
+        "gateway": {"drain": {"delaySeconds": 1, "timeoutSeconds": 5}},
         "proxy": {"enabled": True},
     }))  # fmt: skip
     gateway, proxy = made.container("guard"), made.container("guard-proxy")
@@ -496,14 +491,7 @@ def test_the_pods_commands_serve_and_end(tmp_path: Path) -> None:
         "GUARD_GATEWAY_HOST": "127.0.0.1", "GUARD_GATEWAY_PORT": "0",
         "GUARD_GATEWAY_DATABASE": own_database(),
     }  # fmt: skip
-    del variables["GUARD_GATEWAY_REDIS"]
-    with (
-        kept_redis(keeps=False) as redis,
-        running("gateway", *gateway["args"], GUARD_GATEWAY_REDIS=redis.url, **variables) as (
-            url,
-            serving,
-        ),
-    ):
+    with running("gateway", *gateway["args"], **variables) as (url, serving):
         until(lambda: answers(gateway, "readinessProbe", url))
         assert answers(gateway, "livenessProbe", url)
         with contextlib.closing(AdminClient(url, ADMIN_KEY)) as admin:

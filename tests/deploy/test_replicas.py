@@ -42,7 +42,6 @@ def test_two_replicas_are_the_same(services: dict[str, Any]) -> None:
     assert one == two
     settings = settings_of({k: v for k, v in one["environment"].items() if v is not None})
     assert settings.database == DATABASE
-    assert settings.redis == "redis://redis:6379/0"
     assert settings.log_format == "json"
     assert settings.trusted_proxies == ("172.28.0.0/24",)
     assert settings.connections_max < one["ulimits"]["nofile"]

@@ -129,10 +129,6 @@ async def test_the_end_closes_everything_whatever_has_failed(
     app = GatewayApp(GatewaySettings(database=tmp_path / "g.sqlite3"))
     closed: list[str] = []
 
-    class Redis:
-        async def close(self) -> None:
-            closed.append("redis")
-
     async def dies() -> None:
         raise RuntimeError("a defect")
 
@@ -144,7 +140,6 @@ async def test_the_end_closes_everything_whatever_has_failed(
         raise StoreError("the last page was not written")
 
     await app.open()
-    monkeypatch.setattr(app, "_redis", Redis())
     monkeypatch.setattr(app.storage, "close", fails_to_close)
     others = list(app._tasks)
     dead = asyncio.create_task(dies())
@@ -152,7 +147,7 @@ async def test_the_end_closes_everything_whatever_has_failed(
     await until_async(dead.done)
     with caplog.at_level(logging.ERROR), pytest.raises(StoreError, match="last page"):
         await app.close()
-    assert closed == ["store", "redis"]
+    assert closed == ["store"]
     assert all(each.done() for each in others)
     assert "a background task has failed" in caplog.text
     assert "RuntimeError: a defect" in caplog.text

@@ -15,12 +15,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from guard.gateway import connections
-from guard.gateway.domain.policy import CapUse
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.reading import ANSWER_S, Account
 from guard.gateway.services.change_watcher import ChangeWatcher
-from guard.gateway.storage import memory_rates
-from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.gateway.test_signing import BODY, SECRET, signed
@@ -314,24 +311,6 @@ def test_a_key_that_expires_closes_its_channel(small: Gateway) -> None:
         assert closed.value.rcvd.code == 4401
     tenant.http.close()
     tenant.admin.close()
-
-
-@pytest.mark.asyncio
-async def test_counters_of_one_organisation_never_evict_anothers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(memory_rates, "BUCKETS_MAX", 100)
-    now = 10_000
-    rates = MemoryRates(lambda: now)
-    cap = [CapUse("policy/0/search", 1, 60_000)]
-    assert await rates.take("quiet", cap) is None
-    for number in range(100):
-        assert await rates.take("loud", [CapUse(f"p/0/{number}", 1, 60_000)]) is None
-    assert await rates.take("loud", [CapUse("p/0/new", 1, 60_000)]) == 1000, "refused, not evicted"
-    assert await rates.take("loud", [CapUse("p/0/0", 1, 60_000)]) == 60_000
-    assert await rates.take("quiet", cap) == 60_000
-    now += 60_001
-    assert await rates.take("loud", [CapUse("p/0/new", 1, 60_000)]) is None
 
 
 def test_a_strangers_answers_count_until_a_key_is_shown(

@@ -21,7 +21,6 @@ from tests.gateway.test_metrics import scraped
 from tests.support import postgres
 from tests.support.fleet import CALLS, COST_TOKENS, WORKFLOW, Fleet, fleet
 from tests.support.proxy import BACKLOG, ChaosProxy
-from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
 from tests.support.waiting import WAIT_S, until
 
 Serve = Callable[..., Served]
@@ -164,13 +163,12 @@ def settled(admin: AdminClient, bodies: int, calls: int) -> None:
 
 def test_every_socket_is_cut_at_once(
     serve: Serve,
-    redis_server: RedisServer,  # noqa: F811
     admin: Callable[[Served], AdminClient],
     proof_scale: float,
 ) -> None:
     """All come back, spread; a kill meanwhile reaches each body once; no lease is lost."""
     count = max(20, round(200 * proof_scale))
-    a, b = (serve("--redis", redis_server.url, *OPTIONS) for _ in range(2))
+    a, b = (serve(*OPTIONS) for _ in range(2))
     first, second = admin(a), admin(b)
     first.set_price("gpt-4o", input_per_mtok=10**9, output_per_mtok=10**9)
     first.set_budget(limit_nanousd=10**15)

@@ -17,6 +17,7 @@ from guard.gateway.domain.commands import (
     PricedEvent,
     ReleaseCommand,
 )
+from guard.gateway.domain.rate_window import CapUse
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.domain.waiting import Place
 from guard.gateway.ledger import directory
@@ -203,7 +204,7 @@ async def test_every_answer_to_a_question_renews_the_lease_that_it_names(
             declared_nanousd=1 if answer == "replaced" else 50,
             grants_lease=True,
             place=Place(store.clock.now, store.clock.now, TTL) if answer == "waiting" else None,
-            turn_in_ms=5 if answer == "its turn" else None,
+            caps=[CapUse("none", 0, 1000, waits=True)] if answer == "its turn" else [],
         )
         found = await decide(store.storage, command)
         if found.status == 200:

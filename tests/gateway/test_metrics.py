@@ -70,9 +70,7 @@ def documented() -> dict[str, Family]:
 
 def served(database: str | Path) -> dict[str, Family]:
     """Return the families of a gateway on which everything has happened that is counted."""
-    with run_gateway(
-        database, redis="redis://127.0.0.1:1/0", sweep_interval_ms=50, metrics_key=METRICS_KEY
-    ) as gateway:
+    with run_gateway(database, sweep_interval_ms=50, metrics_key=METRICS_KEY) as gateway:
         tenant = new_tenant(gateway)
         happen(tenant)
         until(lambda: "guard_gateway_budget_limit{" in page_of(gateway))

@@ -1,316 +1,279 @@
-"""The counters of rate caps: one conformance suite, in memory and in Redis."""
+"""Rate caps: exact windows, counted with the money, by calls that ask and by leases that do not."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import collections
 import itertools
-import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
+import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard.gateway.domain.policy import CapUse
-from guard.gateway.services.rate_shares import RateStore
-from guard.gateway.storage.memory_rates import MemoryRates
-from guard.gateway.storage.redis.connection import RedisConnection
-from guard.gateway.storage.redis.rates import RedisRates
+from guard.core import wire
+from guard.gateway.domain.commands import GateCommand, LeaseCommand
+from guard.gateway.domain.rate_window import EXACT_MAX, PARTS, CapUse, RateWindow
+from guard.gateway.domain.waiting import Place
+from guard.gateway.ledger.state import within
+from guard.gateway.storage.port import Storage
+from guard.gateway.storage.postgres.store import PostgresStorage
 from tests.support import postgres
-from tests.support.redis_server import redis_url  # noqa: F401  # a fixture
-from tests.support.store import Clock
+from tests.support.store import Store, decide, opened_store, update_lease
 
 MINUTE = 60_000
-TTL = 30_000
-USES = [CapUse("b", 12, MINUTE)]
+USES = (CapUse("b", 12, MINUTE),)
 _numbers = itertools.count()
 
 
-@contextlib.asynccontextmanager
-async def in_redis(url: str, clock: Clock | None, **options: Any) -> AsyncIterator[RedisRates]:
-    connection = RedisConnection(url, answer_wait_s=60)  # how it counts is tested, not how fast
-    await connection.open()
-    try:
-        yield RedisRates(connection, clock_ms=clock, **options)
-    finally:
-        await connection.close()
+@pytest_asyncio.fixture
+async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
+    async with opened_store(storage_factory, tmp_path) as store:
+        yield store
 
 
-@attrs.define
-class Rates:
-    """Counters of one organisation, and a clock to move."""
-
-    store: RateStore
-    clock: Clock
-    own: str
-
-    async def free(self) -> int:
-        """Use up what is left, and return how much that was."""
-        count = 0
-        while await self.store.take(self.own, USES) is None:
-            count += 1
-        return count
-
-
-Opened = Callable[[], AbstractAsyncContextManager[Rates]]
-
-
-@pytest.fixture(params=["memory", "redis", "postgres"])
-def opened(request: pytest.FixtureRequest) -> Opened:
-    """Open the counters inside of the test's loop."""
-
-    @contextlib.asynccontextmanager
-    async def opening() -> AsyncIterator[Rates]:
-        clock, own = Clock(), f"o-{os.getpid()}-{next(_numbers)}"
-        if request.param == "memory":
-            yield Rates(MemoryRates(clock), clock, own)
-            return
-        if request.param == "postgres":
-            storage = postgres.store(request.getfixturevalue("tmp_path"), clock_ms=clock)
-            await storage.open(lambda _: None)
-            yield Rates(storage.rates, clock, own)
-            await storage.close()
-            return
-        async with in_redis(request.getfixturevalue("redis_url"), clock) as store:
-            yield Rates(store, clock, own)
-
-    return opening
+async def ask(
+    store: Store,
+    uses: tuple[CapUse, ...] = USES,
+    *,
+    cost: int = 0,
+    lease: wire.LeaseAsk | None = None,
+    key: str | None = None,
+    **command: Any,
+) -> tuple[int, dict[str, Any]]:
+    number = key or f"call {next(_numbers)}"
+    call = wire.GateRequest(call_id=number, kind="call", function="f", lease=lease)
+    given_command = {"declared_nanousd": cost, "caps": uses, **command}
+    if lease is not None:
+        given_command |= {"grants_lease": True, "lane_caps": uses}
+    answer = await decide(
+        store.storage, GateCommand(request=store.request(number), call=call, **given_command)
+    )
+    return answer.status, wire.decode(answer.body, dict[str, Any])
 
 
-@pytest.mark.asyncio
-async def test_calls_count_for_one_window(opened: Opened) -> None:
-    async with opened() as rates:
-        for number in range(12):
-            rates.clock.now += 1000
-            assert await rates.store.take(rates.own, USES) is None, number
-        assert await rates.store.take(rates.own, USES) == MINUTE - 11_000
-        rates.clock.now += MINUTE - 11_000
-        assert await rates.free() == 1
+async def wait_ms(store: Store, uses: tuple[CapUse, ...] = USES) -> int | None:
+    """Ask for one call; return the wait that a refusal names, and ``None`` for an allowed call."""
+    status, body = await ask(store, uses)
+    if status == 200:
+        return None
+    assert (status, body["error_code"]) == (429, "GD-R001")
+    return int(body["retry_after_ms"])
+
+
+async def free(store: Store, uses: tuple[CapUse, ...] = USES) -> int:
+    """Use up what is left, and return how much that was."""
+    count = 0
+    while await wait_ms(store, uses) is None:
+        count += 1
+    return count
+
+
+async def lent(store: Store, wanted: int, **fields: Any) -> tuple[str, int]:
+    """Ask for a call with a lease of so many; return the lease and the calls that it allows."""
+    _, body = await ask(store, lease=wire.LeaseAsk(demand_calls=wanted, **fields))
+    return body["lease"]["lease_id"], body["lease"]["calls"]
+
+
+async def give_back(store: Store, lease_id: str, calls: int, *, close: bool = False) -> None:
+    update = wire.LeaseUpdate(lease_id, calls_left=calls, close=close)
+    request = store.request(f"update {next(_numbers)}")
+    await update_lease(store.storage, LeaseCommand(request=request, update=update))
 
 
 @pytest.mark.asyncio
-async def test_a_call_counts_under_every_cap_or_under_none(opened: Opened) -> None:
-    async with opened() as rates:
-        wide, narrow = CapUse("wide", 3, MINUTE), CapUse("narrow", 1, 1000)
-        assert await rates.store.take(rates.own, [wide, narrow]) is None
-        assert await rates.store.take(rates.own, [wide, narrow]) == 1000
-        assert await rates.store.take(rates.own, [wide]) is None
-        assert await rates.store.take(rates.own, [wide]) is None, "the refused one did not count"
-        assert await rates.store.take(rates.own, [wide]) == MINUTE
+async def test_calls_count_for_one_window(store: Store) -> None:
+    for number in range(12):
+        store.clock.now += 1000
+        assert await wait_ms(store) is None, number
+    assert await wait_ms(store) == MINUTE - 11_000
+    store.clock.now += MINUTE - 11_000
+    assert await free(store) == 1
 
 
 @pytest.mark.asyncio
-async def test_organisations_count_apart(opened: Opened) -> None:
-    async with opened() as rates:
-        assert await rates.free() == 12
-        assert await rates.store.take(f"{rates.own}-other", USES) is None
+async def test_a_call_counts_under_every_cap_or_under_none(store: Store) -> None:
+    wide, narrow = CapUse("wide", 3, MINUTE), CapUse("narrow", 1, 1000)
+    assert await wait_ms(store, (wide, narrow)) is None
+    assert await wait_ms(store, (wide, narrow)) == 1000
+    assert await wait_ms(store, (wide,)) is None
+    assert await wait_ms(store, (wide,)) is None, "the refused one did not count"
+    assert await wait_ms(store, (wide,)) == MINUTE
+    assert await wait_ms(store, (CapUse("none", 0, MINUTE),)) == 1000
 
 
 @pytest.mark.asyncio
-async def test_a_cap_of_nothing_and_no_cap(opened: Opened) -> None:
-    async with opened() as rates:
-        assert await rates.store.take(rates.own, [CapUse("none", 0, MINUTE)]) == 1000
-        assert await rates.store.take(rates.own, []) is None
-        assert await rates.store.lend(rates.own, [], "a", 5, TTL) == 0
-        await rates.store.settle(rates.own, "unknown", 1)
-        await rates.store.extend(rates.own, "unknown", TTL, "other")
+async def test_a_call_that_money_refuses_does_not_count(store: Store) -> None:
+    await store.budget(10)
+    for _ in range(20):
+        assert (await ask(store, cost=11))[0] == 402
+    assert await free(store) == 12
 
 
 @pytest.mark.asyncio
-async def test_calls_at_once_never_exceed_the_cap(opened: Opened) -> None:
-    async with opened() as rates:
-        waits = await asyncio.gather(*(rates.store.take(rates.own, USES) for _ in range(200)))
-        assert waits.count(None) == 12
+async def test_a_repeated_question_counts_once(store: Store) -> None:
+    for _ in range(20):
+        assert (await ask(store, key="the same"))[0] == 200
+    assert await free(store) == 11
 
 
 @pytest.mark.asyncio
-async def test_lent_calls_count_until_they_are_returned(opened: Opened) -> None:
-    async with opened() as rates:
-        store, own = rates.store, rates.own
-        assert await store.lend(own, USES, "a", 100, TTL) == 6, "half, for one to come"
-        assert await store.lend(own, USES, "b", 1, TTL) == 1
-        await store.settle(own, "a", 4)
-        await store.settle(own, "a", 4)
-        assert await rates.free() == 12 - 2 - 1
-        await store.settle(own, "b", 1)
-        assert await rates.free() == 1
-        assert await store.lend(own, USES, "c", 5, TTL) == 0
+async def test_a_call_that_waits_in_line_counts_when_it_gets_its_place(store: Store) -> None:
+    few = (CapUse("b", 3, MINUTE),)
+    await store.budget(10)
+    assert (await ask(store, few, cost=10))[0] == 200
+    place = Place(store.clock.now, store.clock.now, MINUTE)
+    for _ in range(2):
+        assert (await ask(store, few, cost=5, place=place))[1]["decision"] == "waiting"
+    for _ in range(5):  # the gatekeeper names no caps for one that has a place
+        assert (await ask(store, (), cost=5, place=place))[1]["decision"] == "waiting"
+    assert await wait_ms(store, few) == MINUTE
 
 
 @pytest.mark.asyncio
-async def test_lent_calls_may_be_made_at_the_last_moment(opened: Opened) -> None:
-    async with opened() as rates:
-        await rates.store.lend(rates.own, USES, "a", 6, TTL)
-        rates.clock.now += TTL + MINUTE - 1
-        assert await rates.free() == 6
-        rates.clock.now += 1
-        assert await rates.free() == 6, "those of the loan are over"
+async def test_a_call_that_may_wait_for_its_turn_is_told_when_that_is(store: Store) -> None:
+    pacing = (CapUse("paced", 1, MINUTE, waits=True), *USES)
+    assert (await ask(store, pacing))[1]["decision"] == "allow"
+    store.clock.now += 1000
+    for _ in range(20):
+        _, body = await ask(store, pacing)
+        assert (body["decision"], body["retry_after_ms"]) == ("waiting", MINUTE - 1000)
+    assert await free(store) == 11, "one that waits for its turn counts under no cap"
 
 
 @pytest.mark.asyncio
-async def test_a_loan_is_renewed_and_renamed(opened: Opened) -> None:
-    async with opened() as rates:
-        store, own = rates.store, rates.own
-        await store.lend(own, USES, "question", 6, TTL)
-        await store.extend(own, "question", TTL, "lease")
-        rates.clock.now += MINUTE
-        await store.extend(own, "lease", TTL)
-        rates.clock.now += MINUTE
-        await store.settle(own, "lease", 3, unless="question")
-        assert await rates.free() == 6, "the question is repeated: its own loan stays"
-        await store.settle(own, "lease", 3, unless="another")
-        assert await rates.free() == 3
+async def test_calls_at_once_never_exceed_the_cap(store: Store) -> None:
+    waits = await asyncio.gather(*(wait_ms(store) for _ in range(60)))
+    assert waits.count(None) == 12
 
 
 @pytest.mark.asyncio
-async def test_a_loan_that_is_only_extended_outlasts_the_deletion_of_old_rows(
-    tmp_path: Path,
+async def test_lent_calls_count_until_they_are_given_back(store: Store) -> None:
+    first, calls = await lent(store, 100)
+    assert calls == 1 + 5, "itself, and half of what is left, for one to come"
+    second, calls = await lent(store, 2)
+    assert calls == 2
+    await give_back(store, first, 4)
+    await give_back(store, first, 4)
+    assert await free(store) == 12 - 2 - 2
+    await give_back(store, second, 1, close=True)
+    assert await free(store) == 1
+    assert (await store.storage.verify_ledger()).problems == []
+
+
+@pytest.mark.asyncio
+async def test_a_question_gives_back_what_its_lease_has_left(store: Store) -> None:
+    lease_id, calls = await lent(store, 5)
+    assert calls == 5
+    again, calls = await lent(store, 3, lease_id=lease_id, calls_left=4)
+    assert (again, calls) == (lease_id, 3)
+    assert await free(store) == 12 - 2 - 2
+
+
+@pytest.mark.asyncio
+async def test_lent_calls_may_be_made_until_the_lease_ends(store: Store) -> None:
+    await lent(store, 6)
+    store.clock.now += 29_999
+    assert await free(store) == 6
+    store.clock.now += MINUTE - 30_000  # the first call and the others leave the window
+    await store.storage.sweep()
+    store.clock.now += 30_000
+    assert await free(store) == 12 - 5, "those of the lease count from its end"
+    store.clock.now += MINUTE
+    assert await free(store) == 12
+
+
+@pytest.mark.asyncio
+async def test_a_failed_command_counts_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another replica, which has nothing of it cached, counts it."""
-    clock = Clock()
-    lender, other = (postgres.store(tmp_path, clock_ms=clock) for _ in range(2))
-    for storage in (lender, other):
-        await storage.open(lambda _: None)
-    assert await lender.rates.take("o", USES) is None
-    assert await lender.rates.lend("o", USES, "a", 5, TTL) == 5
-    for _ in range(26):
-        clock.now += 60 * MINUTE
-        await lender.rates.extend("o", "a", TTL)
-    await lender.rates.delete_old()
-    assert await Rates(other.rates, clock, "o").free() == 12 - 5
-    for storage in (lender, other):
-        await storage.close()
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    assert await wait_ms(store) is None
+    with monkeypatch.context() as patch:
+        patch.setattr("guard.gateway.ledger.idempotency.keep", fails)
+        for _ in range(5):
+            with pytest.raises(ZeroDivisionError):
+                await ask(store)
+    assert await free(store) == 11
 
 
 @pytest.mark.asyncio
-async def test_what_a_dead_holder_was_lent_is_free_again_after_old_rows_are_deleted(
-    tmp_path: Path,
-) -> None:
-    """The cap is by the week: its counter is in use for longer than rows without a use are kept."""
-    clock = Clock()
-    day = 24 * 60 * MINUTE
-    weekly = [CapUse("a", 12, 7 * day)]
-    for moves_ms in (0, 2 * day, 6 * day):  # each time by a replica with nothing cached
-        clock.now += moves_ms
-        store = postgres.store(tmp_path, clock_ms=clock)
-        await store.open(lambda _: None)
-        if moves_ms == 0:
-            assert await store.rates.lend("o", weekly, "a", 5, TTL) == 5
-        taken = [await store.rates.take("o", weekly) for _ in range(3)]
-        assert taken == [None] * 3
-        await store.rates.delete_old()
-        await store.close()
-    store = postgres.store(tmp_path, clock_ms=clock)
-    await store.open(lambda _: None)
-    took = [await store.rates.take("o", weekly) for _ in range(7)]
-    await store.close()
-    assert took == [None] * 6 + [took[-1]], "six of the last week count, and no loan"
-    assert took[-1] is not None
+async def test_what_was_counted_outlives_the_process(store: Store) -> None:
+    assert await free(store) == 12
+    await store.reopen()
+    assert await wait_ms(store) == MINUTE
 
 
 @pytest.mark.asyncio
-async def test_what_a_repeated_question_was_lent_is_freed(opened: Opened) -> None:
-    async with opened() as rates:
-        store, own = rates.store, rates.own
-        for _ in range(2):
-            assert await store.lend(own, USES, "question", 3, TTL) == 3
-            await store.extend(own, "question", TTL, "lease")
-        await store.settle(own, "lease", 3)
-        assert await rates.free() == 12
+async def test_windows_that_have_ended_are_deleted(store: Store) -> None:
+    def windows(unit: Any) -> int:
+        return int(unit.row("SELECT count(*) FROM rate_windows")[0])
+
+    for number in range(5):
+        await ask(store, (CapUse(f"agent {number}", 1, MINUTE),))
+    await lent(store, 3)
+    assert await store.storage.write(within(store.org), windows) == 6
+    store.clock.now += 3_600_000 + MINUTE
+    await store.storage.sweep()
+    store.clock.now += MINUTE
+    await store.storage.sweep()
+    assert await store.storage.write(within(store.org), windows) <= 1
 
 
 @pytest.mark.asyncio
-async def test_a_refused_wait_is_short_while_calls_are_lent(opened: Opened) -> None:
-    async with opened() as rates:
-        await rates.store.lend(rates.own, [CapUse("b", 2, MINUTE)], "a", 1, TTL)
-        assert await rates.store.take(rates.own, [CapUse("b", 1, MINUTE)]) == 1000
+async def test_replicas_count_together(store: Store, tmp_path: Any) -> None:
+    if not isinstance(store.storage, PostgresStorage):
+        pytest.skip("a SQLite file has one gateway")
+    other = postgres.store(tmp_path, clock_ms=store.clock)
+    await other.open(lambda _: None)
+    there = Store(other, store.clock, store.org, store.reopen, [])
+    found = [await wait_ms(each) for _ in range(7) for each in (store, there)]
+    assert found == [None] * 12 + [MINUTE] * 2
+    await other.close()
 
 
-_CAPS = [CapUse("a", 4, 1000), CapUse("b", 7, 5000), CapUse("c", 0, 1000)]
-_uses = st.lists(st.sampled_from(_CAPS), max_size=3, unique=True)
-_names = st.sampled_from(["l1", "l2", "l3"])
-_steps = st.one_of(
-    st.tuples(st.just("take"), _uses),
-    st.tuples(st.just("lend"), _uses, _names, st.integers(1, 9), st.integers(1, 4000)),
-    st.tuples(st.just("settle"), _names, st.integers(0, 9), st.sampled_from([None, "l1"])),
-    st.tuples(st.just("extend"), _names, st.integers(1, 4000), st.sampled_from([None, "l2"])),
-    st.tuples(st.just("pass"), st.integers(1, 6000)),
+# -- the window ------------------------------------------------------------------------------------
+
+_steps = st.lists(
+    st.tuples(st.integers(0, 1500), st.integers(1, 3), st.integers(1, 40)), max_size=300
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps=st.lists(_steps, max_size=40))
-def test_both_count_the_same(redis_url: str, steps: list[Any]) -> None:  # noqa: F811
-    async def compare() -> None:
-        clock, own = Clock(), f"p-{os.getpid()}-{next(_numbers)}"
-        memory = MemoryRates(clock)
-        async with in_redis(redis_url, clock) as redis:
-            for name, *arguments in steps:
-                if name == "pass":
-                    clock.now += arguments[0]
-                    continue
-                named = {"unless": arguments.pop()} if name == "settle" else {}
-                found = [await getattr(each, name)(own, *arguments, **named)
-                         for each in (memory, redis)]  # fmt: skip
-                assert found[0] == found[1], (name, arguments)
-
-    asyncio.run(compare())
-
-
-@pytest.mark.asyncio
-async def test_the_servers_clock_is_used(redis_url: str) -> None:  # noqa: F811
-    """Replicas whose clocks differ count together."""
-    own, uses = f"t-{os.getpid()}", [CapUse("b", 2, MINUTE)]
-    async with in_redis(redis_url, None) as one, in_redis(redis_url, None) as other:
-        assert await one.take(own, uses) is None
-        assert await other.take(own, uses) is None
-        wait_ms = await one.take(own, uses)
-        assert wait_ms is not None
-        assert 0 < wait_ms <= MINUTE
-        brief = [CapUse("c", 1, 200)]
-        assert await one.take(own, brief) is None
-        async with asyncio.timeout(60):
-            while await other.take(own, brief) is not None:  # until the window has passed there
-                await asyncio.sleep(0.01)
+@settings(max_examples=200, deadline=None)
+@given(steps=_steps)
+def test_no_window_has_more_calls_than_the_cap(steps: list[tuple[int, int, int]]) -> None:
+    """Few calls are exact; of many each counts a part of the window too long at most."""
+    per_ms, now = 6400, 1_000_000
+    window, made = RateWindow(per_ms), collections.deque[int]()
+    most = 0
+    for passed, calls, cap in steps:
+        now += passed
+        window = window.at(now, per_ms)
+        for _ in range(calls):
+            wait = window.wait_ms(CapUse("", cap, per_ms), now)
+            inside = sum(1 for each in made if each > now - per_ms)
+            if wait == 0:
+                assert inside < cap
+                window = window.plus(1, now)
+                made.append(now)
+            elif len(window.times) < EXACT_MAX and most < EXACT_MAX:
+                assert inside >= cap, "it had room"
+                assert wait == made[-cap] + per_ms - now
+            else:
+                late = per_ms // PARTS + 1
+                assert sum(1 for each in made if each > now - per_ms - late) >= cap
+        most = max(most, len(window.times))
+    assert most <= EXACT_MAX + PARTS + 2
 
 
-@pytest.mark.asyncio
-async def test_an_organisation_with_too_many_counters_is_refused_alone(redis_url: str) -> None:  # noqa: F811
-    clock, own = Clock(), f"m-{os.getpid()}"
-    async with in_redis(redis_url, clock, buckets_max=3) as rates:
-        for number in range(3):
-            assert await rates.take(own, [CapUse(f"b{number}", 9, 1000)]) is None
-        assert await rates.take(own, [CapUse("b3", 9, 1000)]) == 1000
-        assert await rates.lend(own, [CapUse("b3", 9, 1000)], "a", 1, TTL) == 0
-        assert await rates.take(own, [CapUse("b0", 9, 1000)]) is None, "a known one goes on"
-        assert await rates.take(f"{own}-other", [CapUse("b3", 9, 1000)]) is None
-        clock.now += 1001
-        assert await rates.take(own, [CapUse("b3", 9, 1000)]) is None
-
-
-@pytest.mark.asyncio
-async def test_nothing_stays_in_redis(redis_url: str) -> None:  # noqa: F811
-    from redis.asyncio import Redis
-
-    async with in_redis(redis_url, None) as rates, Redis.from_url(redis_url) as redis:
-
-        async def kept(own: str, window_ms: int) -> list[bytes]:
-            uses = [CapUse("b", 9, window_ms)]
-            await rates.take(own, uses)
-            assert await rates.lend(own, uses, "a", 1, window_ms // 2) == 1
-            return [key async for key in redis.scan_iter(f"guard:rates:{{{own}}}*")]
-
-        keys = await kept(f"x-{os.getpid()}", MINUTE)
-        assert len(keys) == 5
-        assert all([0 < await redis.pttl(key) <= MINUTE * 3 // 2 for key in keys])
-        await redis.delete(*keys)
-        brief = f"y-{os.getpid()}"
-        await kept(brief, 200)
-        async with asyncio.timeout(60):
-            while [key async for key in redis.scan_iter(f"guard:rates:{{{brief}}}*")]:
-                await asyncio.sleep(0.01)
+def test_a_window_of_many_calls_stays_small() -> None:
+    window = RateWindow(MINUTE)
+    for now in range(200_000):
+        window = window.at(now, MINUTE).plus(1, now)
+    assert window.made >= MINUTE
+    assert len(window.times) <= EXACT_MAX + PARTS + 2

@@ -34,8 +34,6 @@ def other(setting: Setting) -> tuple[str, str, Any]:
         return "X-User", '"X-User"', "X-User"
     if setting.name == "sign_on_role":
         return "viewer", '"viewer"', "viewer"
-    if setting.name == "redis":
-        return "redis://h/1", '"redis://h/1"', "redis://h/1"
     match setting.kind:
         case "flag":
             return "true", "true", True
@@ -82,7 +80,7 @@ def test_each_setting(setting: Setting, tmp_path: Path) -> None:
 
     # An option goes before the environment, and that before the file.
     again = {
-        "log_level": "debug", "log_format": "text", "redis": "unix:///s", "sign_on_role": "owner",
+        "log_level": "debug", "log_format": "text", "sign_on_role": "owner",
     }.get(setting.name, {"flag": "false", "time": "78ms"}.get(setting.kind, "78"))  # fmt: skip
     if setting.kind == "list":
         again = "10.0.0.2"

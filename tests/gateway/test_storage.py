@@ -14,7 +14,6 @@ import pytest_asyncio
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand
 from guard.gateway.domain.errors import NotFoundError, StoreError
-from guard.gateway.domain.policy import CapUse
 from guard.gateway.domain.records import (
     BudgetRule,
     OrganisationSettings,
@@ -26,12 +25,11 @@ from guard.gateway.domain.records import (
 from guard.gateway.domain.rulesets import RuleSet
 from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import NOTHING, within
-from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import read_pool
 from guard.gateway.storage.sql.connection import Connection
-from tests.support.store import ACTOR, DAY, Clock, Store, decide, opened_store
+from tests.support.store import ACTOR, DAY, Store, decide, opened_store
 
 
 @pytest_asyncio.fixture
@@ -251,19 +249,6 @@ async def test_closed_store_refuses(storage_factory: Any, tmp_path: Path) -> Non
     assert not await storage.ready()
     with pytest.raises(StoreError):
         await storage.sweep()
-
-
-@pytest.mark.asyncio
-async def test_rates_are_exact_over_a_sliding_window() -> None:
-    clock = Clock(0)
-    rates = MemoryRates(clock)
-    use = [CapUse("a", 2, 1000), CapUse("b", 3, 5000)]
-    assert [await rates.take("o", use) for _ in range(2)] == [None, None]
-    assert await rates.take("o", use) == 1000
-    clock.now = 1000
-    assert await rates.take("o", use) is None
-    clock.now = 2000
-    assert await rates.take("o", use) == 3000  # the second cap; the first would allow it
 
 
 @pytest.mark.asyncio

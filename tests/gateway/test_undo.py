@@ -180,8 +180,9 @@ class Machine:
             assert not late, "the sweep comes to none of these in time"
             assert unit.exhausted == fresh.exhausted
             assert unit.balances == {number: fresh.balance(number) for number in unit.balances}
-            assert unit.chains == {key: fresh.chain(*key) for key in unit.chains}
-            assert unit.estimates == {key: fresh.estimate(*key) for key in unit.estimates}
+            for ours, theirs in zip(unit.kept, fresh.kept, strict=True):
+                for own, rows in ours.cached.items():
+                    assert rows == {name: theirs.find(own, name) for name in rows}
             if fresh.row("SELECT min(event_seq) FROM events")[0] in (None, 1):  # none was deleted
                 in_all = fresh.row(
                     "SELECT coalesce(sum(doubt_nanousd), 0) FROM usage"

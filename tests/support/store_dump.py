@@ -14,9 +14,9 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 BOOKKEEPING = frozenset(
     {"audit", "facts", "idempotency_0", "idempotency_1", "nonces", "refusals", "replicas",
-     "rate_owners", "rate_buckets", "sqlite_sequence"}
+     "sqlite_sequence"}
 )  # fmt: skip
-"""What is noted of every command, whatever becomes of it; and how many calls a cap has counted."""
+"""What is noted of every command, whatever becomes of it."""
 
 _OF_SCHEMA = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
 

@@ -12,7 +12,6 @@ import attrs
 
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.storage.memory_rates import MemoryRates
 from tests.support import postgres
 from tests.support.store_dump import dump
 
@@ -48,17 +47,7 @@ class World:
         """Return all that commands could change, but for the stranger's and workflow ``a``'s."""
         app = self.gateway._server.app  # type: ignore[union-attr]
         recalls = app._recalls
-        loans = None
-        if isinstance(app.rates, MemoryRates):  # else in the database
-            known = app.rates._counters.organisations.get(self.organisation_id)
-            loans = known and {
-                name: (loan.calls, loan.until_ms, [each.name for each in loan.buckets])
-                for name, loan in known.loans.items()
-            }
-        memory = {
-            "loans": [(loans,)],
-            "recalls": [(sorted(recalls._under_way), sorted(recalls._ignoring))],
-        }
+        memory = {"recalls": [(sorted(recalls._under_way), sorted(recalls._ignoring))]}
         return dump(self.database, (self.stranger_id, "a"), but) | memory
 
 

@@ -30,7 +30,7 @@ TINY: Final[dict[str, tuple[str, ...]]] = {
     "limit_cases": ("--only", "gpt-4o-mini, serial, whole, max 300, nested"),
     "operator_pages": ("--events", "2000", "--rounds", "1", "--postgres", "POSTGRES"),
     "proxy": ("--seconds", "0.2", "--rounds", "1", "--streams", "4"),
-    "rates": ("--seconds", "0.05", "--rounds", "1", "--redis", "REDIS"),
+    "rates": ("--seconds", "0.05", "--rounds", "1"),
     "scale": ("--replicas", "1", "--seconds", "0.3", "--rounds", "1", "--postgres", "POSTGRES",
               "--redis", "REDIS"),
     "sizing": ("--sockets", "2", "--events", "200", "--seconds", "0.1"),

@@ -1,7 +1,7 @@
 """A night of a team: a budget runs out, the operator raises it from a phone, the run goes on.
 
 Thirty people who sign in at an OpenID provider, Slack, mail, Prometheus, and two replicas of the
-gateway on PostgreSQL and Redis, each a program of its own.
+gateway on PostgreSQL, each a program of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from tests.support.postgres import own_database
 from tests.support.programs import environment, killed_at_last
 from tests.support.prometheus import METRICS_KEY, metrics_of, prometheus
 from tests.support.receivers import Mailbox, Receiver, http_receiver, mail_server
-from tests.support.redis_server import kept_redis
 from tests.support.slack import pressed, signed
 from tests.support.waiting import WAIT_S, until
 
@@ -134,10 +133,9 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
     people = [{"sub": name, "email": name, "email_verified": True} for name in TEAM]
     with contextlib.ExitStack() as stack:
         issuer = stack.enter_context(openid_provider(people))
-        redis = stack.enter_context(kept_redis(keeps=True))
         port = free_port()
         settings = {
-            "database": own_database(), "redis": redis.url,
+            "database": own_database(),
             **{f"{name}_file": str(folder / name) for name in secrets},
             "public_url": f"http://127.0.0.1:{port}", "openid_issuer": issuer,
             "openid_client_id": "guard", "private_webhooks": "true",

@@ -6,7 +6,7 @@ and the second run must find the command as the first one did.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from msgspec import Struct
 from guard.core import wire
 from guard.gateway.domain import models
 from guard.gateway.domain.operators import OperatorRole
+from guard.gateway.domain.rate_window import CapUse
 from guard.gateway.domain.waiting import Place, Waiter
 
 
@@ -151,7 +152,6 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         output_max: the most tokens that the model can answer, for a request without a limit.
         grants_lease: a lease may be granted.
         small_lease: the key does not answer recalls, so a lease holds no more than this call needs.
-        lease_calls: how many calls the lease's share of rate caps allows; ``None``: no cap.
         policy_version: identifies the policies, prices and settings that the decision rests on.
         recalls: rather than refuse, ask for a recall of the leases that hold the room.
         is_again: this is the second run, after a recall.
@@ -159,7 +159,8 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         rates_of: returns the rates of a model by its name, for the same; None without a known
             price.
         note: for the person who approves the call, if one has to.
-        turn_in_ms: for a call that is faster than a rate cap allows: when its turn comes.
+        caps: the rate caps that count it; empty if it has been counted.
+        lane_caps: those that count every call of its lane, so that a lease may hold some of theirs.
         place: the place in line of a call that would wait for money that is set aside; ``None``: it
             does not wait, but is refused.
         waiters: the calls that wait already, in order.
@@ -180,14 +181,14 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     output_max: int | None = None
     grants_lease: bool = False
     small_lease: bool = False
-    lease_calls: int | None = None
     policy_version: str = ""
     recalls: bool = False
     is_again: bool = False
     judges_model: Callable[[str], CallRefusal | None] | None = None
     rates_of: Callable[[str], wire.ModelRates | None] | None = None
     note: wire.ApprovalNote | None = None
-    turn_in_ms: int | None = None
+    caps: Sequence[CapUse] = ()
+    lane_caps: Sequence[CapUse] = ()
     place: Place | None = None
     waiters: tuple[Waiter, ...] = ()
     awaited: frozenset[int] = frozenset()

@@ -263,6 +263,10 @@ class Reservation(Struct, gc=False):
     closing: bool = False
     metered: tuple[MeteredHold, ...] = ()
     """What it holds of budgets that are not of money."""
+    calls: int = 0
+    """How many calls of rate caps a lease holds, which its holder makes without asking."""
+    buckets: tuple[str, ...] = ()
+    """The counters of these caps."""
     answered_by: str | None = None
     """The model that was reported last; not stored."""
 

@@ -12,25 +12,11 @@ from guard.core import globs, wire
 from guard.core.tool_rules import blocked_by
 from guard.gateway.domain import models
 from guard.gateway.domain.commands import ApprovalNeed, CallRefusal
+from guard.gateway.domain.rate_window import CapUse
 from guard.gateway.domain.records import Policy, RateCap
 
 WORK_MAX: Final = 2_000_000
 """Maximum of tool-name characters times patterns to compare for one call: at most 40 ms."""
-
-
-class CapUse(Struct, frozen=True):
-    """One rate cap as it counts one call.
-
-    Attributes:
-        bucket: names the counter.
-        calls, per_ms: as in the cap.
-        waits: whether a call above the cap waits for its turn.
-    """
-
-    bucket: str
-    calls: int
-    per_ms: int
-    waits: bool = False
 
 
 class Rules(Struct, frozen=True):

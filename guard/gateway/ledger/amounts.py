@@ -101,7 +101,7 @@ def bound_of(decision: GateDecision) -> Amount | CallRefusal:
         return Amount(command.declared_nanousd, "worst_case" if command.worst_case else "declared")
     # 4. A call of a kind whose cost was learned; else the organisation's default.
     for subject in subjects(function_of(call), call.workflow_id, call.model):
-        known = unit.estimate(org.organisation_id, subject)
+        known = unit.estimates.find(org.organisation_id, subject)
         if known is not None:
             return Amount(known.amount(), "learned")
     return Amount(org.settings.default_hold_nanousd, "default")

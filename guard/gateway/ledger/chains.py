@@ -42,7 +42,7 @@ def step(
         workflow_id: of the call; it owns the chain if this call opens it.
     """
     now_ms = unit.now_ms
-    stored = unit.chain(org.organisation_id, call.id)
+    stored = unit.chains.find(org.organisation_id, call.id)
     known = stored if stored is not None and _is_open(stored, now_ms) else None
     whose = workflow_id if known is None else known.workflow_id
     # The call that ends a chain has its allowance for the last time; a second end has none.
@@ -57,12 +57,12 @@ def step(
         changed = ChainState(opened_at_ms, now_ms + org.settings.chain_ttl_ms, False, whose)
     else:
         return None
-    unit.save_chain(org.organisation_id, call.id, changed)
+    unit.chains.save(org.organisation_id, call.id, changed)
     return org.settings.chain_over_permille
 
 
 def _found_open(unit: UnitOfWork, organisation_id: str, chain_id: str) -> ChainState | None:
-    chain = unit.chain(organisation_id, chain_id)
+    chain = unit.chains.find(organisation_id, chain_id)
     return chain if chain is not None and _is_open(chain, unit.now_ms) else None
 
 

@@ -59,7 +59,7 @@ def last_model(
 ) -> str | None:
     """Return the model that calls of a function without a named model used in the last hour."""
     for subject in subjects(function, workflow_id, None):
-        known = unit.estimate(organisation_id, subject)
+        known = unit.estimates.find(organisation_id, subject)
         if known is not None and unit.now_ms - known.model_at_ms < MODEL_KNOWN_MS:
             return known.model
     return None
@@ -69,7 +69,7 @@ def learn_model(unit: UnitOfWork, organisation_id: str, function: str, model: st
     """Note the model that answers calls of a function; written when it changes or grows old."""
     # Not with every answer, which would be a write for each request.
     (subject,) = subjects(function, None, None)
-    known = unit.estimate(organisation_id, subject)
+    known = unit.estimates.find(organisation_id, subject)
     if (
         known is None
         or known.model != model
@@ -77,16 +77,16 @@ def learn_model(unit: UnitOfWork, organisation_id: str, function: str, model: st
     ):
         changed = Estimate() if known is None else msgspec.structs.replace(known)
         changed.model, changed.model_at_ms = model, unit.now_ms
-        unit.save_estimate(organisation_id, subject, changed)
+        unit.estimates.save(organisation_id, subject, changed)
 
 
 def learn(
     unit: UnitOfWork, organisation_id: str, subject: str, cost: int, model: str | None = None
 ) -> None:
     """Add the cost of a finished call, and the model that answered, to its estimate."""
-    known = unit.estimate(organisation_id, subject)
+    known = unit.estimates.find(organisation_id, subject)
     changed = Estimate() if known is None else msgspec.structs.replace(known)
     changed.learn(cost)
     if model is not None:
         changed.model, changed.model_at_ms = model, unit.now_ms
-    unit.save_estimate(organisation_id, subject, changed)
+    unit.estimates.save(organisation_id, subject, changed)

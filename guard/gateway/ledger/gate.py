@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from guard.core import wire
-from guard.gateway.domain import ledger, models, render
+from guard.gateway.domain import ledger, models, policy, render
 from guard.gateway.domain.commands import CallRefusal, EncodedAnswer, GateCommand
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.waiting import Waiter
@@ -27,6 +27,7 @@ from guard.gateway.ledger import (
     leases,
     line,
     metered,
+    rates,
     repeats,
     requests,
     winding,
@@ -63,9 +64,12 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     if command.events or command.rejected:  # before deciding: what they cost counts already
         outcome = charge.record_events(unit, org, request, command.events, command.rejected).outcome
     # 3. It is faster than a rate cap: it asks again later, and gives nothing back until then.
-    if command.turn_in_ms is not None:
-        leases.take_back(unit, command, give_back=False)
-        return line.told_its_turn(call.call_id, command.turn_in_ms, outcome)
+    pacing = [use for use in command.caps if use.waits]
+    if pacing and command.refusal is None:
+        turn_in_ms = rates.wait_ms(unit, org.organisation_id, pacing)
+        if turn_in_ms is not None:
+            leases.take_back(unit, command, give_back=False)
+            return line.told_its_turn(call.call_id, turn_in_ms, outcome)
     # 4. What the caller holds and does not need is given back first, so that the decision can use
     # it: a lease is decided as if it were new.
     requests.release_guess(unit, command)
@@ -94,8 +98,9 @@ def _answer(
         # Committed all the same: the events are charged, and the lease has given back.
         idempotency.keep_undecided(unit, request)
         return EncodedAnswer(idempotency.UNDECIDED, b"", recall=decided.recall)
-    # 2. It waits in line.
+    # 2. It waits in line: counted once, before it is allowed.
     if isinstance(decided, Waiter):
+        rates.count(unit, org.organisation_id, command.caps)
         # A waiting call asks every second, so a row is written only where a repeat would do harm:
         # where the question has given something back.
         if call.lease is not None and call.lease.lease_id and call.lease.unused_nanousd:
@@ -154,10 +159,15 @@ def _decide(
     stopped = control.stopped(unit, org, call.workflow_id, call.run_id)
     if stopped is not None:
         return stopped
-    # 2. Policies, rate caps and prices refuse it. That was evaluated on the loop, with the rules
-    # that were in force when the command was made.
+    # 2. Policies and prices refuse it. That was evaluated on the loop, with the rules that were in
+    # force when the command was made.
     if command.refusal is not None:
         return command.refusal
+    if command.caps:
+        capping = (use for use in command.caps if not use.waits)
+        wait_ms = rates.wait_ms(unit, org.organisation_id, capping)
+        if wait_ms is not None:
+            return policy.rate_refusal(call, wait_ms)
     # 3. A policy refuses the model that is expected to answer. The store knows which that is, so
     # this could not be evaluated before.
     answered_by = requests.answered_by(unit, command)
@@ -181,14 +191,14 @@ def _decide(
         if waiting is not None:
             return waiting
     # 6. Budgets.
-    rates = command.rates
-    if rates is not None:
+    prices = command.rates
+    if prices is not None:
         if answered_by is not None:
-            rates = requests.answered_rates(command, rates, answered_by)
-        rates = requests.with_assumptions(unit, org, command, rates)
+            prices = requests.answered_rates(command, prices, answered_by)
+        prices = requests.with_assumptions(unit, org, command, prices)
     # By position: passing so many names costs several times as much.
     decided = _reserve(
-        GateDecision(unit, org, command, recalls, lease, chain_id, allowance, answered_by, rates)
+        GateDecision(unit, org, command, recalls, lease, chain_id, allowance, answered_by, prices)
     )
     if isinstance(decided, wire.GateReply):
         # Used up only here: an approved call that a budget refuses keeps its approval.
@@ -405,6 +415,7 @@ def _granted(
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
     granted = judgement.amount
+    rates.count(unit, org.organisation_id, command.caps)
     # No lease where the next call of the lane may be under other budgets (tags are not part of a
     # lane), or where this call may use money that the next one may not.
     is_alone = bool(needs) or decision.is_last or call.winding_down or org.is_tagged
@@ -447,12 +458,13 @@ def _granted(
     # that there is, or becomes the new one.
     if may_lease:
         reservation = leases.grant(unit, org, reservation, accounts, lease, granted)
+        caps = command.lane_caps
         granted_lease = wire.LeaseGrant(
             lease_id=reservation.reservation_id,
             granted_nanousd=granted,
             ttl_ms=org.settings.lease_ttl_ms,
             policy_version=command.policy_version,
-            calls=command.lease_calls,
+            calls=rates.lend(unit, reservation, call, caps) if caps else None,
             rates=decision.rates,
             overspent_nanousd=reservation.overspent,
             returns_ms=RETURNS_MS if is_awaited else 0,
@@ -535,15 +547,15 @@ def _over_metered(
 
 def _fitting(decision: GateDecision, accounts: list[BudgetAccount]) -> str:
     """Return, for a refusal's text, how much of the call would fit at present."""
-    unit, command, rates = decision.unit, decision.command, decision.rates
+    unit, command, prices = decision.unit, decision.command, decision.rates
     call = command.call
     rooms = [each.room(decision.allowance) for each in accounts if each.rule.mode == "hard"]
     room = min(rooms, default=0)
     if room <= 0:
         return "nothing would fit"
-    if call.kind == "llm" and rates is not None:
+    if call.kind == "llm" and prices is not None:
         least = call.answers + call.beside_output_tokens
-        limited = requests.limited(unit, decision.org, command, rates, room, least)
+        limited = requests.limited(unit, decision.org, command, prices, room, least)
         if limited is not None and limited[1] > 0:
             return f"with at most {limited[1]} output tokens it would fit"
     return f"at most {wire.dollars(room)} would fit"

@@ -192,7 +192,7 @@ def _assumed_input(
         return rates.context_tokens
     if _is_exact(org, command):
         return command.input_max
-    known = unit.estimate(org.organisation_id, _subject("input_tokens", command.call.model))
+    known = unit.estimates.find(org.organisation_id, _subject("input_tokens", command.call.model))
     return request_cost.ASSUMED_INPUT_TOKENS if known is None else max(1, round(known.mean))
 
 
@@ -213,7 +213,7 @@ def with_assumptions(
         largest = None
     elif not _is_exact(org, command):  # what such requests have answered
         subject = _subject("output_tokens", command.call.model)
-        known = unit.estimate(org.organisation_id, subject)
+        known = unit.estimates.find(org.organisation_id, subject)
         usual = request_cost.ASSUMED_OUTPUT_TOKENS if known is None else round(known.mean)
         largest = max(1, min(usual, _largest(command, rates)))
     if rates.largest_output_tokens == largest:
@@ -236,8 +236,8 @@ def _with_ratio(
 
 
 def _ratio(unit: UnitOfWork, org: OrganisationState, model: str) -> tuple[int, int]:
-    times = unit.estimate(org.organisation_id, _subject("text_permille", model))
-    besides = unit.estimate(org.organisation_id, _subject("text_overhead", model))
+    times = unit.estimates.find(org.organisation_id, _subject("text_permille", model))
+    besides = unit.estimates.find(org.organisation_id, _subject("text_overhead", model))
     return (
         PERMILLE if times is None else round(times.mean),
         OVERHEAD if besides is None else round(besides.mean),
@@ -252,7 +252,7 @@ def _learn_ratio(unit: UnitOfWork, org: OrganisationState, model: str, priced: P
     for name, before, after in zip(("text_permille", "text_overhead"), known, found, strict=True):
         # Never lowered: it is part of a bound, and a shorter prompt proves nothing.
         if after > before:
-            unit.save_estimate(
+            unit.estimates.save(
                 org.organisation_id, _subject(name, model), Estimate(count=1, mean=after)
             )
 
@@ -286,7 +286,7 @@ def likely(
     if org.settings.in_doubt != "likely" or IN_DOUBT not in priced.flags:
         return priced
     model = priced.model if reservation is None else reservation.model or priced.model
-    known = unit.estimate(org.organisation_id, _subject("request_cost", model or ""))
+    known = unit.estimates.find(org.organisation_id, _subject("request_cost", model or ""))
     if known is None or not known.count:
         return priced
     usual = min(priced.cost, max(1, round(known.mean)))
@@ -316,10 +316,10 @@ def learn(
         ("input_tokens", priced.input_tokens, request_cost.ASSUMED_INPUT_TOKENS),
     ):
         subject = _subject(name, model)
-        known = unit.estimate(organisation_id, subject)
+        known = unit.estimates.find(organisation_id, subject)
         changed = Estimate(mean=start) if known is None else msgspec.structs.replace(known)
         estimates.learn_peak(changed, tokens)
-        unit.save_estimate(organisation_id, subject, changed)
+        unit.estimates.save(organisation_id, subject, changed)
 
 
 @functools.lru_cache(maxsize=4096)

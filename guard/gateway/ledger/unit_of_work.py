@@ -15,7 +15,7 @@ whether rows stay cached between units is up to the store.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from guard.core import wire
 from guard.core.ids import IdFactory
@@ -29,6 +29,7 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.operators import Operator, SignOn
+from guard.gateway.domain.rate_window import RateWindow
 from guard.gateway.ledger.alert_store import AlertStore
 from guard.gateway.ledger.raise_store import RaiseStore
 from guard.gateway.ledger.repeat_store import RepeatStore
@@ -43,6 +44,8 @@ from guard.gateway.ledger.state import (
     Scopes,
     StoredAnswer,
 )
+
+T = TypeVar("T")
 
 
 class Transaction(Protocol):
@@ -68,8 +71,30 @@ class Transaction(Protocol):
         """Undo everything since :meth:`begin`."""
 
 
+class Kept(Protocol[T]):
+    """Small rows of organisations, each with a name."""
+
+    def find(self, organisation_id: str, name: str) -> T | None:
+        """Return a row, if there is one."""
+
+    def save(self, organisation_id: str, name: str, row: T) -> None:
+        """Write a row."""
+
+
 class MoneyStore(Protocol):
-    """Balances, reservations, events and learned estimates."""
+    """Balances, reservations and events."""
+
+    @property
+    def chains(self) -> Kept[ChainState]:
+        """Chains in any state, by their ids."""
+
+    @property
+    def estimates(self) -> Kept[Estimate]:
+        """What calls of a kind have cost, by what they are of."""
+
+    @property
+    def rate_windows(self) -> Kept[RateWindow]:
+        """What rate caps have counted, by their buckets."""
 
     def cached_accounts(
         self, org: OrganisationState, keys: AccountKeys
@@ -169,18 +194,6 @@ class MoneyStore(Protocol):
 
         The one guard against charging twice: it holds across batches, processes and replicas.
         """
-
-    def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
-        """Return a chain in any state."""
-
-    def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
-        """Write a chain."""
-
-    def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
-        """Return what calls of one kind have cost, if any were seen."""
-
-    def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
-        """Write an estimate."""
 
     def see_workflow(self, organisation_id: str, workflow_id: str, calls: int = 0) -> None:
         """Note that a workflow is in use, and how many calls it makes."""

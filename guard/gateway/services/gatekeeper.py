@@ -1,9 +1,8 @@
-"""Decides calls: policies, rate caps and prices first, on the loop; then one ledger transaction.
+"""Decides calls: policies and prices first, on the loop; then one ledger transaction.
 
-Only the transaction decides about money. What comes before it reads caches, and counts calls
-against rate caps, which may live in another store: a call that is counted and then refused stays
-counted. What comes after it updates this process's own recalls and line by the committed answer; if
-the process dies in between, they are gone with it, and callers ask again.
+Only the transaction decides about money and rate caps. What comes before it reads caches. What
+comes after it updates this process's own recalls and line by the committed answer; if the process
+dies in between, they are gone with it, and callers ask again.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from guard.gateway.domain.commands import (
     RequestOrigin,
 )
 from guard.gateway.domain.preview import RecentCall, RecentCalls
+from guard.gateway.domain.rate_window import CapUse
 from guard.gateway.ledger import charge, expiry, gate, leases
 from guard.gateway.ledger.state import LedgerCommand, scopes_of
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services import intake
 from guard.gateway.services.catalogue import CatalogueCache, OrgView
-from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.storage.port import Writer
@@ -43,23 +42,22 @@ CommandT = TypeVar("CommandT", bound=LedgerCommand)
 
 
 class _Ruling(Struct, frozen=True):
-    """What policies and rate caps have decided about a call, for the transaction to apply.
+    """What policies have decided about a call, for the transaction to apply.
 
     Attributes:
         refusal: why the call is refused, if it is.
         approval: set if a person has to approve it.
         grants_lease: whether a lease may cover such calls.
-        lease_calls: how many calls a lease may cover under the rate caps; ``None``: no cap.
         judges_model: refuses a model by its name, for the one that is expected to answer.
-        turn_in_ms: when the call's turn comes, if it is faster than a cap that lets calls wait.
+        caps, lane_caps: the rate caps that count it, and those that count its whole lane.
     """
 
     refusal: CallRefusal | None = None
     approval: ApprovalNeed | None = None
     grants_lease: bool = False
-    lease_calls: int | None = None
     judges_model: Callable[[str], CallRefusal | None] | None = None
-    turn_in_ms: int | None = None
+    caps: Sequence[CapUse] = ()
+    lane_caps: Sequence[CapUse] = ()
 
 
 class _CallPrice(Struct, frozen=True):
@@ -88,8 +86,6 @@ class Gatekeeper:
 
     _ledger: Writer
     _catalogue: CatalogueCache
-    _rates: RateStore
-    _shares: RateShares
     _recalls: Recalls
     _line: WaitingLine
     _max_event_bytes: int
@@ -127,7 +123,7 @@ class Gatekeeper:
             grants_lease=leases and lease is not None and not (call.sensitive or call.digest),
         )
         if view.rules and ruling.refusal is None:
-            ruling = await self._ruled(request, call, view, ruling.grants_lease)
+            ruling = self._ruled(request, call, view, ruling.grants_lease)
         price = _price(request, call, view) if ruling.refusal is None else _CallPrice()
         command = GateCommand(
             request=request,
@@ -146,13 +142,13 @@ class Gatekeeper:
             grants_lease=ruling.grants_lease
             and not (is_ahead and self._is_kept_small(request, call)),
             small_lease=self._recalls.is_ignored_by(request.key_id),
-            lease_calls=ruling.lease_calls,
             policy_version=view.version,
             recalls=not is_ahead,
             judges_model=ruling.judges_model,
             rates_of=_rates_of(call, view),
             note=note,
-            turn_in_ms=ruling.turn_in_ms,
+            caps=ruling.caps,
+            lane_caps=ruling.lane_caps,
             place=None if is_ahead else self._line.place(request, call),
             waiters=self._line.waiters(request.organisation_id),
             awaited=self._line.awaited(request.organisation_id),
@@ -175,17 +171,13 @@ class Gatekeeper:
             self._recalls.ask_again(request.organisation_id, request.key_id, answer.lease_id)
         if command.place is not None:
             self._line.decided(request, call, command.place, answer)
-        # Calls were lent before the decision, since the caps may live elsewhere than the money. If
-        # the gateway dies in between, the loan ends by itself after a lease's time.
-        if command.lease_calls is not None:
-            await self._shares.decided(command, answer, view.settings.lease_ttl_ms)
         return answer
 
-    async def _ruled(
+    def _ruled(
         self, request: RequestOrigin, call: wire.GateRequest, view: OrgView, grants_lease: bool
     ) -> _Ruling:
-        """Apply the policies, and count the call against its rate caps."""
-        organisation_id, key_id = request.organisation_id, request.key_id
+        """Apply the policies."""
+        key_id = request.key_id
         verdict = policy.evaluate(view.rules, call, key_id)
         # 1. It was counted, and approved if need be, where a model named its tool.
         if call.named:
@@ -194,37 +186,25 @@ class Gatekeeper:
         def judges_model(model: str) -> CallRefusal | None:
             return policy.refuse_model(view.rules, call, key_id, model)
 
-        # 2. A top-up: no call is made, so none is counted and no person is asked. It gets no lease
-        # where calls have to be.
-        if call.lease is not None and call.lease.ahead:
-            if verdict.caps or verdict.sensitive or verdict.approval is not None:
-                grants_lease = False
-            return _Ruling(verdict.refusal, None, grants_lease, None, judges_model)
-        # 3. A call. One that has a place in line was counted when it was asked first.
-        refusal = verdict.refusal
-        if verdict.caps and refusal is None and not self._line.has(request, call):
-            # Caps that let calls wait come first. A call that passes them and is refused by another
-            # cap is then counted once too often; in the other order, a call that has to wait would
-            # be counted by the others each time that it asks.
-            paces = call.paces or call.wait_ms > 0  # older SDKs say the one by the other
-            pacing = [use for use in verdict.caps if use.waits and paces]
-            turn_in_ms = await self._rates.take(organisation_id, pacing) if pacing else None
-            if turn_in_ms is not None:
-                return _Ruling(turn_in_ms=turn_in_ms)
-            capping = [use for use in verdict.caps if not (use.waits and paces)]
-            wait_ms = await self._rates.take(organisation_id, capping) if capping else None
-            if wait_ms is not None:
-                refusal = policy.rate_refusal(call, wait_ms)
-        # A lease covers the next calls of its lane unseen, so not those that a person approves or
-        # that a cap counts by their tool.
+        # 2. A lease covers the next calls of its lane unseen, so not those that a person approves
+        # or that a cap counts by their tool.
         if verdict.sensitive or verdict.approval is not None or verdict.is_capped_by_tool:
             grants_lease = False
-        lease_calls = None
-        if grants_lease and refusal is None and verdict.lane_caps:
-            lease_calls = await self._shares.lend(
-                request, call, verdict.lane_caps, view.settings.lease_ttl_ms
+        # 3. A top-up: no call is made, so none is counted and no person is asked. It gets no lease
+        # where calls have to be.
+        if call.lease is not None and call.lease.ahead:
+            return _Ruling(
+                verdict.refusal, None, grants_lease and not verdict.caps, judges_model=judges_model
             )
-        return _Ruling(refusal, verdict.approval, grants_lease, lease_calls, judges_model)
+        # 4. A call. One that has a place in line was counted when it was asked first.
+        caps: list[CapUse] = []
+        if not self._line.has(request, call):
+            caps = verdict.caps
+            if not (call.paces or call.wait_ms > 0):  # older SDKs say the one by the other
+                caps = [msgspec.structs.replace(each, waits=False) for each in caps]
+        return _Ruling(
+            verdict.refusal, verdict.approval, grants_lease, judges_model, caps, verdict.lane_caps
+        )
 
     def _is_kept_small(self, request: RequestOrigin, call: wire.GateRequest) -> bool:
         """Return whether a lease for which no call waits must not grow.
@@ -239,14 +219,8 @@ class Gatekeeper:
     async def lease(self, request: RequestOrigin, update: wire.LeaseUpdate) -> EncodedAnswer:
         """Renew a lease, give back a part of it, or close it."""
         answer = await self._write(leases.update, LeaseCommand(request=request, update=update))
-        # A repeat, or reservations that are no lease: nothing was given back, so there is no recall
-        # to answer, and calls must not be taken back twice.
-        if answer.own_lease is None:
-            return answer
-        self._recalls.answered(answer.own_lease)
-        view = await self._catalogue.view(request.organisation_id)
-        if view.rules:
-            await self._shares.update(request, update, view.settings.lease_ttl_ms)
+        if answer.own_lease is not None:
+            self._recalls.answered(answer.own_lease)
         return answer
 
     async def ingest(self, request: RequestOrigin, batch: wire.EventBatch) -> EncodedAnswer:

@@ -59,7 +59,6 @@ class GatewayCollector(Collector):
         connections: returns how many connections are open.
         waiting: returns how many calls wait in line.
         draining: returns whether the gateway is shutting down.
-        redis: returns whether Redis answers, and how often it went away; None without it.
     """
 
     _counts: Counts
@@ -69,7 +68,6 @@ class GatewayCollector(Collector):
     _connections: Callable[[], int]
     _waiting: Callable[[], int]
     _draining: Callable[[], bool]
-    _redis: Callable[[], tuple[bool, int] | None]
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family."""
@@ -98,11 +96,6 @@ class GatewayCollector(Collector):
         yield _counter("overload_refusals", "Requests refused for load", self._load.refused)
         yield _gauge("waiting_calls", "Calls that wait in line for money", self._waiting())
         yield _gauge("draining", "1 while the gateway is shutting down", self._draining())
-        redis = self._redis()
-        if redis is not None:
-            is_up = "1 while Redis answers; it is asked once a second when no call does"
-            yield _gauge("redis_up", is_up, redis[0])
-            yield _counter("redis_failures", "How often Redis went away", redis[1])
 
 
 def _of_store(store: StoreStatistics) -> Iterator[Metric]:

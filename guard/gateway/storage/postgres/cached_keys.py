@@ -11,5 +11,3 @@ class CachedKeys:
 
     balances: set[int] = attrs.field(factory=set)
     reservations: set[str] = attrs.field(factory=set)
-    chains: set[str] = attrs.field(factory=set)
-    estimates: set[str] = attrs.field(factory=set)

@@ -33,7 +33,6 @@ from guard.gateway.storage.postgres.listener import Listener
 from guard.gateway.storage.postgres.migrations import SchemaError, migrate, note_running
 from guard.gateway.storage.postgres.notices import Feed
 from guard.gateway.storage.postgres.peers import PostgresPeers
-from guard.gateway.storage.postgres.rates import PostgresRates
 from guard.gateway.storage.postgres.turning import turn_answers
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
 from guard.gateway.storage.postgres.watch import AnswerWatch
@@ -119,7 +118,6 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         # reads and writes it, without a lock: if two fail at once, either value will do.
         self._next_try_s = 0.0
         self.peers = PostgresPeers(self.look_up, self._sender)
-        self.rates = PostgresRates(self._write_connection, clock_ms)
         # When the tables of stored answers are next tried to turn; only the sweep writes it.
         self._next_turn_ms = 0
         # The last count, for metrics, and when the next one is due; only the sweep writes them.
@@ -161,7 +159,6 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
                 self._read_connection, self._channel, self._feed, hear, lambda: unit.replica
             )
             await asyncio.to_thread(self._listener.start)
-            await self.rates.open()
         except (psycopg.Error, StoreLostError, RuntimeError, OSError) as exc:
             await asyncio.to_thread(self._close_connections)
             # ``from None``: the original text may quote the password. The cause says more, such as
@@ -250,7 +247,6 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         if self._writer is not None:
             await self._writer.close()
             self._writer = None
-        await self.rates.close()
         await asyncio.to_thread(self._close_connections)
 
     def _close_connections(self) -> None:

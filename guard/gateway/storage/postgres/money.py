@@ -14,9 +14,8 @@ from psycopg import Cursor
 
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import PricedEvent
-from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, Reservation, held_by_key
-from guard.gateway.ledger.state import ChainState, LeaseHold, OrganisationState
+from guard.gateway.ledger.state import LeaseHold, OrganisationState
 from guard.gateway.storage.postgres.cached_keys import CachedKeys
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
@@ -72,18 +71,6 @@ READ_AGAIN_MAX: Final = 256
 """If more rows of a kind are cached, they are dropped after another replica's commit, not read."""
 
 
-def _note(known: set[str], own: str, key: str, cache: Mapping[tuple[str, str], Any]) -> None:
-    """Note a cached key of an organisation.
-
-    At twice the size of a cache, the set loses the keys that are not cached any more: about half of
-    it, since a cache is emptied when it is full.
-    """
-    if key not in known:
-        if len(known) >= 2 * CACHE_MAX:
-            known.intersection_update([each for each in known if (own, each) in cache])
-        known.add(key)
-
-
 class AskedReservations(NamedTuple):
     """Reservations that were queried, and the cursor of the answer; ``None``: none were."""
 
@@ -125,8 +112,8 @@ class PostgresMoney(MoneyTables):
         self.reservations.clear()
         self.leases.clear()
         self.lease_index.clear()
-        self.chains.clear()
-        self.estimates.clear()
+        for kept in self.kept:
+            kept.clear()
 
     def forget_transient(self) -> None:
         """Drop the balances of deleted budgets.
@@ -164,21 +151,15 @@ class PostgresMoney(MoneyTables):
             if lease is not None:
                 self.lease_index.drop(lease)
         known.reservations.clear()
-        for chain_id in known.chains:
-            self.chains.pop((own, chain_id), None)
-        known.chains.clear()
+        self.chains.drop(own)
+        self.rate_windows.drop(own)
         # 2. Read again in one query, or dropped.
         if len(known.balances) > READ_AGAIN_MAX:
             self.forget_accounts(own)
             org.accounts.clear()
         else:
             self._read_balances(org, known.balances)
-        if len(known.estimates) > READ_AGAIN_MAX:
-            for subject in known.estimates:
-                self.estimates.pop((own, subject), None)
-            known.estimates.clear()
-        else:
-            self._read_estimates(own, known.estimates)
+        self._read_estimates(own)
 
     def _read_balances(self, org: OrganisationState, known: set[int]) -> None:
         if not known:
@@ -201,36 +182,16 @@ class PostgresMoney(MoneyTables):
             for name in Balance.__struct_fields__:
                 setattr(cached, name, getattr(fresh, name))
 
-    def _read_estimates(self, own: str, known: set[str]) -> None:
-        if not known:
+    def _read_estimates(self, own: str) -> None:
+        known = self.estimates.names(own)
+        self.estimates.drop(own)
+        if not 0 < len(known) <= READ_AGAIN_MAX:
             return
-        for subject in known:
-            self.estimates[own, subject] = None
+        cached = self.estimates.cached[own] = dict.fromkeys(known)
         for row in self.connection.psycopg.execute(
-            f"{ESTIMATES.select()} WHERE organisation_id = %s AND subject = ANY(%s)",
-            (own, list(known)),
+            f"{ESTIMATES.select()} WHERE organisation_id = %s AND subject = ANY(%s)", (own, known)
         ):
-            self.estimates[own, row[-1]] = ESTIMATES.read(row)
-
-    def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
-        """Return a chain in any state."""
-        _note(self.cached(organisation_id).chains, organisation_id, chain_id, self.chains)
-        return super().chain(organisation_id, chain_id)
-
-    def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
-        """Write a chain."""
-        _note(self.cached(organisation_id).chains, organisation_id, chain_id, self.chains)
-        super().save_chain(organisation_id, chain_id, chain)
-
-    def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
-        """Return the learned cost of calls of one kind, if any were seen."""
-        _note(self.cached(organisation_id).estimates, organisation_id, subject, self.estimates)
-        return super().estimate(organisation_id, subject)
-
-    def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
-        """Write an estimate."""
-        _note(self.cached(organisation_id).estimates, organisation_id, subject, self.estimates)
-        super().save_estimate(organisation_id, subject, estimate)
+            cached[row[-1]] = ESTIMATES.read(row)
 
     # -- balances ------------------------------------------------------------------------------
 

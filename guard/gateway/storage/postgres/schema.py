@@ -92,17 +92,6 @@ CREATE INDEX leases_of_key ON reservations (organisation_id, split_part(key_id, 
 CREATE INDEX balances_exhausted ON balances (ends_ms) WHERE exhausted = 1;
 CREATE INDEX directives_message ON directives USING hash (message);
 CREATE TABLE replicas (replica TEXT PRIMARY KEY, seen_ms BIGINT NOT NULL);
-CREATE TABLE rate_owners (organisation_id TEXT PRIMARY KEY, writer TEXT NOT NULL);
-CREATE TABLE rate_buckets (
-  organisation_id TEXT NOT NULL, bucket TEXT NOT NULL, per_ms BIGINT NOT NULL,
-  lent BIGINT NOT NULL, ends_ms BIGINT NOT NULL, times BIGINT[] NOT NULL,
-  PRIMARY KEY (organisation_id, bucket)
-);
-CREATE TABLE rate_loans (
-  organisation_id TEXT NOT NULL, name TEXT NOT NULL, first_name TEXT NOT NULL,
-  calls BIGINT NOT NULL, until_ms BIGINT NOT NULL, buckets TEXT[] NOT NULL,
-  PRIMARY KEY (organisation_id, name)
-);
 CREATE TABLE lease_balances (
   balance_id BIGINT NOT NULL, reservation_id TEXT NOT NULL, PRIMARY KEY (balance_id, reservation_id)
 );
@@ -123,8 +112,8 @@ CREATE TRIGGER lease_changed AFTER UPDATE OF state ON reservations FOR EACH ROW
 INSERT INTO facts VALUES ('replay_period', '-2');
 """
 """The replica that wrote last, indexes of due rows and of a key's leases (by the key at the top of
-a lineage, ``domain/lineage.py``), replicas, counters of rate caps with the calls lent, and the open
-leases of each balance, which triggers keep."""
+a lineage, ``domain/lineage.py``), replicas, and the open leases of each balance, which triggers
+keep."""
 
 MIGRATIONS: tuple[Migration, ...] = (Migration("tables", _FUNCTIONS + _baseline() + _OWN),)
 

@@ -13,9 +13,6 @@ from guard.gateway.storage.postgres.unit_of_work import AWAY_MS, PostgresUnitOfW
 SWEEP_ORGANISATIONS: Final = 50
 """Organisations that one step of a sweep locks."""
 
-CLEAN_MS: Final = 600_000
-"""How often unused counters of rate caps are deleted."""
-
 ALIVE_MS: Final = 15_000
 """A replica that was seen so lately may have connections to holders of leases."""
 
@@ -25,6 +22,7 @@ _DUE: Final = (
     " SELECT organisation_id FROM approvals WHERE status = 'pending' AND present_until_ms <= ?1"
     " UNION SELECT u.organisation_id FROM balances b JOIN budgets u USING (budget_id)"
     " WHERE b.exhausted = 1 AND b.ends_ms <= ?1"
+    " UNION SELECT organisation_id FROM rate_windows WHERE lent = 0 AND ends_ms <= ?1 - 3600000"
 )
 
 
@@ -37,8 +35,6 @@ class PostgresStorage(PostgresEngine, Storage):
         retention_days: how long data is kept; 0 keeps everything.
         audit_retention_days: how long the audit log is kept; 0 keeps all of it.
     """
-
-    _rates_cleaned_ms = 0
 
     async def sweep(self) -> int:
         """Run the periodic work of the organisations that need it; delete a few old rows.
@@ -56,9 +52,6 @@ class PostgresStorage(PostgresEngine, Storage):
             expired += await self.write(Scopes(organisations=some), lapse.sweep)
         if not due:
             await self.write(NOTHING, lapse.sweep)
-        if now_ms - self._rates_cleaned_ms >= CLEAN_MS:
-            self._rates_cleaned_ms = now_ms
-            await self.rates.delete_old()
         await self.turn_answers()
         await self.retain()
         await self.sample()

@@ -108,7 +108,8 @@ CREATE TABLE reservations (
   spent INTEGER NOT NULL, state TEXT NOT NULL, basis TEXT NOT NULL, workflow_id TEXT,
   run_id TEXT, chain_id TEXT, agent TEXT, model TEXT, function TEXT NOT NULL, user_id TEXT,
   renewed INTEGER NOT NULL DEFAULT 0, under_way INTEGER NOT NULL DEFAULT 0,
-  closing INTEGER NOT NULL DEFAULT 0, metered TEXT
+  closing INTEGER NOT NULL DEFAULT 0, metered TEXT,
+  calls INTEGER NOT NULL DEFAULT 0, buckets TEXT
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX reservations_chain ON reservations (organisation_id, chain_id)
   WHERE chain_id IS NOT NULL;
@@ -119,6 +120,11 @@ CREATE TABLE chains (
   PRIMARY KEY (organisation_id, chain_id)
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE rate_windows (
+  organisation_id TEXT NOT NULL, bucket TEXT NOT NULL, per_ms INTEGER NOT NULL,
+  ends_ms INTEGER NOT NULL, lent INTEGER NOT NULL, loans INTEGER NOT NULL, times TEXT,
+  PRIMARY KEY (organisation_id, bucket)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE estimates (
   organisation_id TEXT NOT NULL, subject TEXT NOT NULL, count INTEGER NOT NULL,
   mean REAL NOT NULL, variance REAL NOT NULL, model TEXT, model_at_ms INTEGER NOT NULL DEFAULT 0,

@@ -17,11 +17,9 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
-from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation, held_by_key
 from guard.gateway.ledger.state import (
     AccountKeys,
-    ChainState,
     ChargedHour,
     LeaseHold,
     OrganisationState,
@@ -30,12 +28,19 @@ from guard.gateway.ledger.state import (
 )
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.event_table import add_event
+from guard.gateway.storage.sql.kept_rows import KeptRows
 from guard.gateway.storage.sql.lease_index import LeaseIndex
 from guard.gateway.storage.sql.refusals import Refusals
 from guard.gateway.storage.sql.replay import ReplayTable
 from guard.gateway.storage.sql.reservation_counts import ReservationCounts
-from guard.gateway.storage.sql.rows import BALANCES, CHAINS, ESTIMATES, RESERVATIONS
-from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room, restore_fields
+from guard.gateway.storage.sql.rows import (
+    BALANCES,
+    CHAINS,
+    ESTIMATES,
+    RATE_WINDOWS,
+    RESERVATIONS,
+)
+from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, restore_fields
 from guard.gateway.storage.sql.usage import UsageTable
 
 _BALANCE: Final = (
@@ -46,6 +51,7 @@ _BALANCE: Final = (
 
 _RESERVATION: Final = (
     "amount", "held", "expires_at_ms", "spent", "state", "under_way", "closing", "metered",
+    "calls", "buckets",
 )  # fmt: skip
 """What changes of a reservation."""
 
@@ -58,10 +64,6 @@ _CHANGED_BALANCE: Final = BALANCES.values(*_BALANCE, "balance_id")
 _ADD_RESERVATION: Final = RESERVATIONS.insert()
 _SAVE_RESERVATION: Final = RESERVATIONS.update(_RESERVATION)
 _CHANGED_RESERVATION: Final = RESERVATIONS.values(*_RESERVATION, "reservation_id")
-_SELECT_CHAINS: Final = CHAINS.select()
-_SAVE_CHAIN: Final = CHAINS.upsert()
-_SELECT_ESTIMATES: Final = ESTIMATES.select()
-_SAVE_ESTIMATE: Final = ESTIMATES.upsert()
 
 
 class MoneyTables(Tables):
@@ -83,9 +85,10 @@ class MoneyTables(Tables):
         self.counts = ReservationCounts()
         # The organisation of each exhausted balance, by number: the sweep looks at these alone.
         self.exhausted: dict[int, str] = {}
-        # By organisation and id. ``None``: there is no row, which is worth remembering too.
-        self.chains: dict[tuple[str, str], ChainState | None] = {}
-        self.estimates: dict[tuple[str, str], Estimate | None] = {}
+        self.chains = KeptRows(self, CHAINS)
+        self.estimates = KeptRows(self, ESTIMATES)
+        self.rate_windows = KeptRows(self, RATE_WINDOWS)
+        self.kept = self.chains, self.estimates, self.rate_windows
         # Heap of times and ids, one entry or more for each open reservation. Entries are not moved
         # when an expiry changes or a reservation closes: ``expired_reservations`` sorts that out.
         self._expiries: list[tuple[int, str]] = []
@@ -96,8 +99,6 @@ class MoneyTables(Tables):
         self._new_reservations: dict[str, Reservation] = {}
         # Never one of the new ones. May hold closed reservations, which are not in the cache.
         self._dirty_reservations: dict[str, Reservation] = {}
-        self._dirty_chains: dict[tuple[str, str], None] = {}
-        self._dirty_estimates: dict[tuple[str, str], None] = {}
         # -- sums and rows that are collected in a unit and written by ``flush`` -------------------
         self.answers = ReplayTable(self)
         self.usage = UsageTable(self)
@@ -271,6 +272,8 @@ class MoneyTables(Tables):
                     r.under_way,
                     r.closing,
                     r.metered,
+                    r.calls,
+                    r.buckets,
                 ),
             )
         )
@@ -390,7 +393,7 @@ class MoneyTables(Tables):
         """Record a refused call."""
         self.refusals.add(request, call, refusal)
 
-    # -- answers, chains, estimates ------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------
 
     def stored_answer(self, lookup_key: str) -> StoredAnswer | None:
         """Return the answer stored under a key that the scopes named."""
@@ -399,36 +402,6 @@ class MoneyTables(Tables):
     def store_answer(self, lookup_key: str, answer: StoredAnswer) -> None:
         """Store an answer for repeats."""
         self.answers.keep(lookup_key, answer)
-
-    def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
-        """Return a chain in any state."""
-        key = (organisation_id, chain_id)
-        if key not in self.chains:
-            row = self.row(f"{_SELECT_CHAINS} WHERE organisation_id = ? AND chain_id = ?", *key)
-            make_room(self.chains, self._dirty_chains)
-            self.put(self.chains, key, row and CHAINS.read(row))
-        return self.chains[key]
-
-    def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
-        """Write a chain."""
-        key = (organisation_id, chain_id)
-        self.put(self.chains, key, chain)
-        self._dirty_chains[key] = None
-
-    def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
-        """Return the learned cost of calls of one kind, if any were seen."""
-        key = (organisation_id, subject)
-        if key not in self.estimates:
-            row = self.row(f"{_SELECT_ESTIMATES} WHERE organisation_id = ? AND subject = ?", *key)
-            make_room(self.estimates, self._dirty_estimates)
-            self.put(self.estimates, key, row and ESTIMATES.read(row))
-        return self.estimates[key]
-
-    def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
-        """Write an estimate."""
-        key = (organisation_id, subject)
-        self.put(self.estimates, key, estimate)
-        self._dirty_estimates[key] = None
 
     # -- write back ----------------------------------------------------------------------------
 
@@ -453,12 +426,8 @@ class MoneyTables(Tables):
         self.answers.flush()
         self.usage.flush()
         self.refusals.flush()
-        if self._dirty_chains:
-            found = ((key, self.chains.get(key)) for key in self._dirty_chains)
-            change(_SAVE_CHAIN, [CHAINS.row(c, *key) for key, c in found if c is not None])
-        if self._dirty_estimates:
-            known = ((key, self.estimates.get(key)) for key in self._dirty_estimates)
-            change(_SAVE_ESTIMATE, [ESTIMATES.row(e, *key) for key, e in known if e is not None])
+        for kept in self.kept:
+            kept.flush()
         self._forget_changes()
 
     def _forget_changes(self) -> None:
@@ -479,5 +448,5 @@ class MoneyTables(Tables):
                             self.on_undo(self.lease_index.add, reservation)
             changed.clear()
         self._dirty_balances.clear()
-        self._dirty_chains.clear()
-        self._dirty_estimates.clear()
+        for kept in self.kept:
+            kept.forget_changes()

@@ -251,7 +251,7 @@ def _chains(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     unit.write_many(CHAINS.delete(), over)
     _forget_totals(unit, "chain", over)
     for key in over:
-        unit.chains.pop(key, None)
+        unit.chains.drop(*key)
     if rows:
         part.cursor = rows[-1][:2]
     return len(rows)
@@ -271,7 +271,7 @@ def _estimates(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
     over = [key for key, name in workflows.items() if name and (key[0], name) not in left]
     unit.write_many(ESTIMATES.delete(), over)
     for key in over:
-        unit.estimates.pop(key, None)
+        unit.estimates.drop(*key)
     if rows:
         part.cursor = rows[-1][:2]
     return len(rows)

@@ -13,6 +13,7 @@ from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, Reservation
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
+from guard.gateway.domain.rate_window import RateWindow
 from guard.gateway.domain.repeats import RepeatCount
 from guard.gateway.ledger.state import ChainState
 from guard.gateway.storage.sql.record import StructTable
@@ -41,6 +42,7 @@ BALANCES: Final = StructTable(Balance, "balances")
 RESERVATIONS: Final = StructTable(Reservation, "reservations", columns={"user": "user_id"})
 CHAINS: Final = StructTable(ChainState, "chains", apart=("organisation_id", "chain_id"))
 ESTIMATES: Final = StructTable(Estimate, "estimates", apart=("organisation_id", "subject"))
+RATE_WINDOWS: Final = StructTable(RateWindow, "rate_windows", apart=("organisation_id", "bucket"))
 REPEATS: Final = StructTable(
     RepeatCount,
     "repeats",

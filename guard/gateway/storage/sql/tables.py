@@ -136,11 +136,3 @@ def restore_fields(changed: Any, names: Sequence[str], before: Sequence[Any]) ->
     """Restore an object's former values; for the undo log."""
     for name, value in zip(names, before, strict=True):
         setattr(changed, name, value)
-
-
-def make_room(cache: dict[Any, Any], dirty: dict[Any, None]) -> None:
-    """Empty a full cache, except for entries that are not written yet: they exist nowhere else."""
-    if len(cache) >= CACHE_MAX:
-        kept = {key: cache[key] for key in dirty if key in cache}
-        cache.clear()
-        cache.update(kept)

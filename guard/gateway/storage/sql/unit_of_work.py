@@ -63,6 +63,11 @@ class SqlUnitOfWork(
             return
         self._pruned_at_ms = self.now_ms
         self.usage.prune(organisation_ids)
+        for own in organisation_ids:
+            self.write(
+                "DELETE FROM rate_windows WHERE organisation_id = ? AND ends_ms <= ? AND lent = 0",
+                (own, self.now_ms),
+            )
         self.refusals.prune()
         self.write("DELETE FROM sessions WHERE expires_at_ms <= ?", (self.now_ms,))
 
