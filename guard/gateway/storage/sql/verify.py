@@ -35,8 +35,9 @@ def verify_ledger(reading: Connection) -> LedgerReport:
 
     For every balance: ``committed`` is the opening plus the costs of its events, ``reserved`` is
     the sum of its open reservations, and ``committed + reserved <= authorized_max + overspend``.
-    Closed reservations reserve nothing. Each event, and each vendor response, is stored once:
-    unique indexes ensure that, and events are counted here as well.
+    Closed reservations reserve nothing. What rate caps have lent is what open leases hold. Each
+    event, and each vendor response, is stored once: unique indexes ensure that, and events are
+    counted here as well.
     """
 
     def count(what: str) -> int:
@@ -47,6 +48,8 @@ def verify_ledger(reading: Connection) -> LedgerReport:
         leaks = count("reservations WHERE (state != 'open' AND held != 0) OR held < 0")
         if leaks:
             problems.append(f"{leaks} closed reservations still reserve something")
+        if _lent(reading) != _held_calls(reading):
+            problems.append("what rate caps have lent is not what open leases hold of them")
         events = count("events")
         twice = events - count("(SELECT DISTINCT organisation_id, event_id FROM events) once")
         if twice:
@@ -93,6 +96,24 @@ def _metered_holds(reading: Connection) -> Iterator[tuple[int, int]]:
         for hold in _decode_holds(text):
             for balance_id in hold.balance_ids:
                 yield balance_id, hold.held
+
+
+def _lent(reading: Connection) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return the calls that rate caps have lent, and to how many leases."""
+    sql = "SELECT organisation_id, bucket, lent, loans FROM rate_windows WHERE lent <> 0"
+    return {(own, bucket): (lent, loans) for own, bucket, lent, loans in reading.rows(sql)}
+
+
+def _held_calls(reading: Connection) -> dict[tuple[str, str], tuple[int, int]]:
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for own, buckets, calls in reading.rows(
+        "SELECT organisation_id, buckets, calls FROM reservations"
+        " WHERE state = 'open' AND calls > 0"
+    ):
+        for bucket in json.loads(buckets):
+            held, leases = found.get((own, bucket), (0, 0))
+            found[own, bucket] = held + calls, leases + 1
+    return found
 
 
 def verify_audit(
