@@ -212,7 +212,7 @@ class ClientAddresses:
     """
 
     def __init__(self, trusted: Sequence[str], user_header: str | None = None) -> None:
-        self._trusted = [ipaddress.ip_network(each) for each in trusted]
+        self._trusted = [_unmapped(each) for each in trusted]
         self._user_header = user_header
 
     def user_of(self, request: Request) -> str | None:
@@ -253,4 +253,15 @@ class ClientAddresses:
             parsed = ipaddress.ip_address(address)
         except ValueError:
             return False
-        return any(parsed in network for network in self._trusted)
+        # A socket for both families shows peers of IPv4 as mapped addresses.
+        mapped = parsed.ipv4_mapped if parsed.version == 6 else None
+        return any((mapped or parsed) in network for network in self._trusted)
+
+
+def _unmapped(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """Return a network; one of mapped addresses as the network of IPv4 that it is."""
+    network = ipaddress.ip_network(text)
+    if network.version == 6 and network.prefixlen >= 96 and network.network_address.ipv4_mapped:
+        bits = network.prefixlen - 96
+        return ipaddress.ip_network(f"{network.network_address.ipv4_mapped}/{bits}")
+    return network
