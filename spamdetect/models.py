@@ -107,7 +107,7 @@ class ListEntry:
     Attributes:
         entry_id: For ``remove_from_list``.
         list_name: ``allow`` or ``block``.
-        kind: ``sender``, ``link`` or ``phrase``.
+        kind: ``sender``, ``link``, ``contact`` or ``phrase``.
         value: What is on the list.
         text_kind: The only kind of text that it is for; None is every kind.
     """

@@ -262,7 +262,7 @@ class SpamClient:
     def add_to_list(
         self,
         list_name: Literal["allow", "block"],
-        kind: Literal["sender", "link", "phrase"],
+        kind: Literal["sender", "link", "contact", "phrase"],
         value: str,
         *,
         text_kind: str | None = None,

@@ -71,12 +71,12 @@ def bot_command(
         try:
             moderator = GroupModerator(store, lambda: load_engine(service))
             bot = TokenBot(settings, store, limits, moderator)
-            async with bot.running() as app:
+            async with bot.running() as (app, inbox):
                 if not settings.webhook_url:
                     click.echo(f"@{app.bot.username} answers on Telegram  (Ctrl-C stops it)")
                     await stop.wait()
                 else:
-                    hook = webhook_app(bot, app, settings.webhook_url)
+                    hook = webhook_app(bot, inbox, settings.webhook_url)
                     async with serving_app(hook, service) as listening:
                         click.echo(
                             f"@{app.bot.username} answers on Telegram; its webhook listens on "

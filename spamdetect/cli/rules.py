@@ -42,14 +42,15 @@ def show_lists(base_url: str | None) -> None:
 
 @lists_command.command("add")
 @click.argument("list_name", metavar="allow|block", type=click.Choice(["allow", "block"]))
-@click.argument("kind", metavar="KIND", type=click.Choice(["sender", "link", "phrase"]))
+@click.argument("kind", metavar="KIND", type=click.Choice(["sender", "link", "contact", "phrase"]))
 @click.argument("value")
 @click.option("--text-kind", help="Only for this kind of text, as your requests name it.")
 @_BASE_URL
 def add(list_name: Any, kind: Any, value: str, text_kind: str | None, base_url: str | None) -> None:
     """Put VALUE on a list.
 
-    KIND is sender (a name, an address or @domain), link (a domain) or phrase (words).
+    KIND is sender (a name, an address or @domain), link (a host, perhaps with a path), contact (a
+    telephone number, mail address, @name or t.me/name in the text) or phrase (words).
     """
     with SpamClient(base_url) as spam:
         entry = spam.add_to_list(list_name, kind, value, text_kind=text_kind)

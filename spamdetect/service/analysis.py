@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from spamdetect.links import found_in, hosts_of
 from spamdetect.service.respond import predict_body, preprocess_body
-from spamdetect.service.rules import Found
-from spamdetect.service.traces import hosts_of, sketch_of, words_of
+from spamdetect.service.rules import Found, digits_of
+from spamdetect.service.traces import sketch_of, words_of
 from spamdetect.thresholds import Threshold
 
 if TYPE_CHECKING:
@@ -121,9 +122,11 @@ def _verdict(engine: TextEngine, item: Item, analysis: Analysis | None) -> Outco
         reasons = tuple(engine.explain(item.text)) if item.reasons else ()
         if not item.traces:
             return Found(analysis, reasons)
-        hosts, processed = hosts_of(item.text), analysis.processed_text
+        identifiers, processed = found_in(item.text), analysis.processed_text
         words = tuple(words_of(processed))
-        return Found(analysis, reasons, hosts, words, sketch_of(processed, hosts))
+        sketch = sketch_of(processed, hosts_of(identifiers))
+        digits = digits_of(item.text)
+        return Found(analysis, reasons, words, sketch, identifiers, digits)
     except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
         return EngineFailedError(type(error).__name__, place_of(error))
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import attrs
 from telegram import BotCommand, Update, User
 from telegram.constants import ParseMode
-from telegram.error import InvalidToken, TelegramError
+from telegram.error import BadRequest, InvalidToken, NetworkError, TelegramError
 from telegram.ext import (
     Application,
     ApplicationBuilder,
@@ -30,9 +30,10 @@ from telegram.ext import (
 )
 
 from spamdetect.errors import SpamConfigError
+from spamdetect.service.inbox import UPDATES, Inbox, PatientRequest
 from spamdetect.service.keys import KeyRecord, KeySpec, KeyStore, StoreError
 from spamdetect.service.limits import Limits, next_cell
-from spamdetect.service.moderation import UPDATES, GroupModerator
+from spamdetect.service.moderation import GroupModerator
 from spamdetect.settings import read_number
 
 _log = logging.getLogger("spamdetect.bot")
@@ -40,11 +41,13 @@ _log = logging.getLogger("spamdetect.bot")
 _DAY_S: Final = 86_400.0
 _BURST_S: Final = 30.0
 _MAX_USERS: Final = 100_000
+_POOL_TIMEOUT_S: Final = 30.0
 _COMMANDS: Final = (
     ("token", "Get an API key (replaces the one you have)"),
     ("usage", "See your key and today's requests"),
     ("revoke", "Revoke your key"),
     ("moderate", "In a group: flag or delete spam (administrators)"),
+    ("spam", "In a group, as a reply: delete a message as spam (administrators)"),
     ("help", "What this bot does"),
 )
 # In groups the bot answers only its commands; status updates, such as joins, are not for it.
@@ -153,22 +156,27 @@ class TokenBot:
         # Per user: the rate limit's number, and whether the user was told to slow down.
         # Revoking has a separate rate: a flood of other commands must not keep a leaked key valid.
         self._rates: OrderedDict[tuple[int, bool], tuple[float, bool]] = OrderedDict()
+        # By update: what passes, so that the update is tried again.
+        self._errors: dict[int, Exception] = {}
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[BotApp]:
+    async def running(self) -> AsyncIterator[tuple[BotApp, Inbox]]:
         """Receive updates until the end of the block.
+
+        Yields:
+            The application that answers them, and where they wait for it.
 
         Raises:
             SpamConfigError: Telegram refuses the token, or cannot be reached.
         """
-        builder = (
+        app: BotApp = (
             ApplicationBuilder()
             .token(self._settings.token)
             .base_url(f"{self._settings.api_url.rstrip('/')}/bot")
+            .request(PatientRequest(connection_pool_size=256, pool_timeout=_POOL_TIMEOUT_S))
+            .updater(None)
+            .build()
         )
-        if self._settings.webhook_url:
-            builder = builder.updater(None)
-        app: BotApp = builder.build()
         for name, handler in (
             ("start", self._help),
             ("help", self._help),
@@ -180,23 +188,23 @@ class TokenBot:
             app.add_handler(CommandHandler(name, guarded, filters.UpdateType.MESSAGE))
         self._moderator.add_handlers(app)
         app.add_handler(MessageHandler(_ANYTHING_ELSE, self._guarded(self._help)))
-        app.add_error_handler(_log_error)
+        app.add_error_handler(self._note_error)
         try:
             await self._connect(app)
         except SpamConfigError:
             await app.bot.shutdown()
             raise
+
+        async def handle(update: Update) -> None:
+            await app.process_update(update)
+            if error := self._errors.pop(update.update_id, None):
+                raise error
+
+        inbox = Inbox(self._store, app.bot, handle)
         try:
-            await app.start()
-            if app.updater is not None:
-                await app.updater.start_polling(
-                    timeout=30, allowed_updates=UPDATES, error_callback=_log_polling_error
-                )
-            yield app
+            async with inbox.running(polling=not self._settings.webhook_url):
+                yield app, inbox
         finally:
-            if app.updater is not None and app.updater.running:
-                await app.updater.stop()
-            await app.stop()
             await app.shutdown()
 
     async def _connect(self, app: BotApp) -> None:
@@ -218,23 +226,22 @@ class TokenBot:
                 f"The Bot API at {self._settings.api_url} cannot be used: {type(error).__name__}."
             ) from None
 
-    async def take_webhook(self, app: BotApp, secret: str, body: dict[str, Any]) -> bool:
-        """Process one update that Telegram delivered.
+    def is_telegram(self, secret: str) -> bool:
+        """Whether a call of the webhook is from Telegram.
 
         Args:
-            app: The running application.
             secret: Header ``X-Telegram-Bot-Api-Secret-Token`` of the request.
-            body: The decoded update.
-
-        Returns:
-            False when the secret is wrong.
         """
         expected = self._settings.webhook_secret
-        if not hmac.compare_digest(secret.encode(), expected.encode()):
-            return False
-        update = Update.de_json(body, app.bot)
-        await app.update_queue.put(update)
-        return True
+        return hmac.compare_digest(secret.encode(), expected.encode())
+
+    async def _note_error(self, update: object, context: ContextTypes.DEFAULT_TYPE) -> None:
+        error = context.error
+        passes = isinstance(error, StoreError | NetworkError) and not isinstance(error, BadRequest)
+        if passes and error is not None and isinstance(update, Update):
+            self._errors[update.update_id] = error
+        else:
+            _log.warning("an update failed: %s", type(error).__name__)
 
     def _guarded(
         self, handler: Callable[[User], Coroutine[Any, Any, str]], *, own_rate: bool = False
@@ -327,12 +334,3 @@ def _limits_of(rate_per_minute: int, quota_per_day: int) -> str:
     rate = f"{rate_per_minute} requests a minute" if rate_per_minute else "any rate"
     quota = f"{quota_per_day} a day" if quota_per_day else "any number a day"
     return f"{rate} and {quota}"
-
-
-def _log_polling_error(error: TelegramError) -> None:
-    # Only the type: error messages can contain the URL, and the URL contains the token.
-    _log.warning("polling failed, trying again: %s", type(error).__name__)
-
-
-async def _log_error(update: object, context: ContextTypes.DEFAULT_TYPE) -> None:
-    _log.warning("an update failed: %s", type(context.error).__name__)

@@ -21,9 +21,13 @@ from spamdetect.thresholds import ProfileName
 T = TypeVar("T", bound=msgspec.Struct)
 
 Policy = Literal["flag", "delete"]
+Punishment = Literal["none", "mute", "ban"]
+Newcomers = Literal["like others", "strict", "nolinks"]
 
 # Older ones make room: of users that were warned, and of messages that may be appealed for.
 _MAX_WARNED: Final = 1000
+_MAX_JOINED: Final = 1000
+_NEW_S: Final = 86_400.0
 _MAX_CASES: Final = 200
 _CASE_DAYS: Final = 7
 _MAX_GROUPS: Final = 10_000
@@ -35,10 +39,18 @@ class GroupSettings(msgspec.Struct, frozen=True):
     Attributes:
         policy: Whether spam is deleted, or only answered with a flag.
         profile: The model's profile that says what is spam.
+        punishment: What becomes of an author after so many warnings.
+        after: How many warnings that takes.
+        newcomers: What holds for somebody who has joined within a day.
+        log_chat: Chat that is told of everything that is done; 0 is none.
     """
 
     policy: Policy = "flag"
     profile: ProfileName = "balanced"
+    punishment: Punishment = "none"
+    after: int = 0
+    newcomers: Newcomers = "like others"
+    log_chat: int = 0
 
 
 class Counts(msgspec.Struct):
@@ -56,12 +68,17 @@ class Case(msgspec.Struct, frozen=True):
 
     Attributes:
         message_id: The message.
-        user_id: Its author.
+        user_id: Its author, or the channel in whose name it was written.
         opened_s: Unix time.
         deleted: Whether it was deleted.
         text: The text, to put it back.
         sketch: Its hashes, for feedback.
         appealed: Whether the author has asked the administrators.
+        update_id: The update that it was opened for, which may have to be done again.
+        warnings: How many the author had then.
+        punished: What became of the author.
+        score: How surely it is spam.
+        identifiers: Hashes of the links, numbers and names in it, for feedback.
     """
 
     message_id: int
@@ -71,13 +88,23 @@ class Case(msgspec.Struct, frozen=True):
     text: str
     sketch: tuple[int, ...]
     appealed: bool = False
+    update_id: int = 0
+    warnings: int = 0
+    punished: Punishment = "none"
+    score: float = 1.0
+    identifiers: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"Case({self.message_id})"
 
 
-class _Warnings(msgspec.Struct):
+class _Warnings(msgspec.Struct, frozen=True):
     count: int
+    message_id: int = 0  # the last one that was counted: once, also when its update is done again
+
+
+class _Joined(msgspec.Struct, frozen=True):
+    at_s: float
 
 
 class Group:
@@ -109,12 +136,23 @@ class Group:
         key = await self._store.find(self._key.key_id)
         return await run_steps(self._book.rules_of(key or self._key))
 
-    async def warn(self, user_id: int, change: int = 1) -> int:
-        """Count a warning, or take one back; returns how many the user has."""
-        known = await self._one("warning", str(user_id), _Warnings)
-        count = max(0, (known.count if known else 0) + change)
-        await self._put("warning", str(user_id), _Warnings(count), _MAX_WARNED)
-        return count
+    async def warn(self, user_id: int, message_id: int, change: int = 1) -> int:
+        """Count a warning for a message, or take one back; returns how many the user has."""
+        known = await self._one("warning", str(user_id), _Warnings) or _Warnings(0)
+        if known.message_id != change * message_id:
+            count = max(0, known.count + change)
+            known = _Warnings(count, change * message_id)
+            await self._put("warning", str(user_id), known, _MAX_WARNED)
+        return known.count
+
+    async def join(self, user_id: int) -> None:
+        """Note that somebody has joined."""
+        await self._put("joined", str(user_id), _Joined(time.time()), _MAX_JOINED)
+
+    async def is_new(self, user_id: int) -> bool:
+        """Whether somebody has joined within a day."""
+        joined = await self._one("joined", str(user_id), _Joined)
+        return joined is not None and joined.at_s > time.time() - _NEW_S
 
     async def open_case(self, case: Case) -> None:
         """Keep a message for an appeal, for a week at most."""
@@ -135,7 +173,7 @@ class Group:
         """Let what a message really was count for the group's later messages."""
         if case.sketch:
             name = f"message {case.message_id}"
-            feedback = Feedback(name, is_spam, time.time(), case.sketch)
+            feedback = Feedback(name, is_spam, time.time(), case.sketch, case.identifiers)
             await run_steps(self._book.add_feedback(self._key, feedback))
 
     async def _put(self, kind: str, rule_id: str, value: msgspec.Struct, most: int) -> None:

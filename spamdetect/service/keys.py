@@ -14,6 +14,8 @@ from typing import Final, Protocol
 
 import attrs
 
+# Telegram gives an update again for so long, if it believes that the bot has not had it.
+UPDATE_AGE_S: Final = 86_400.0
 _ID_ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 _KEY: Final = re.compile(r"spam_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 
@@ -152,6 +154,24 @@ class KeyStore(Protocol):
 
     async def delete_rule(self, key_id: str, kind: str, rule_id: str) -> bool:
         """Delete a rule; False when the key has none with this id."""
+
+    async def take_updates(self, bot_id: int, updates: dict[int, bytes]) -> list[int]:
+        """Store what a bot has received, in one transaction.
+
+        Args:
+            bot_id: The bot.
+            updates: What Telegram sent, by its number. A number that the bot has had within a day
+                changes nothing.
+
+        Returns:
+            The numbers that are new.
+        """
+
+    async def finish_update(self, bot_id: int, update_id: int) -> None:
+        """Forget what was in an update that is done; its number is known for a day."""
+
+    async def unfinished_updates(self, bot_id: int) -> dict[int, tuple[bytes, int]]:
+        """What a bot has received and not done, and how many times this was asked before."""
 
     async def ping(self) -> None:
         """Raise :class:`StoreError` when the store cannot be used."""

@@ -14,6 +14,7 @@ from typing import Any, Final, LiteralString, Self
 import psycopg
 
 from spamdetect.service.keys import (
+    UPDATE_AGE_S,
     KeyRecord,
     KeySpec,
     NewKey,
@@ -58,6 +59,11 @@ CREATE TABLE IF NOT EXISTS spamdetect_key_rules (
   key_id text NOT NULL, kind text NOT NULL, rule_id text NOT NULL,
   created_s double precision NOT NULL, content bytea NOT NULL,
   PRIMARY KEY (key_id, kind, rule_id)
+);
+-- The content of one that is done is NULL.
+CREATE TABLE IF NOT EXISTS spamdetect_bot_updates (
+  bot_id bigint NOT NULL, update_id bigint NOT NULL, received_s double precision NOT NULL,
+  content bytea, starts bigint NOT NULL DEFAULT 0, PRIMARY KEY (bot_id, update_id)
 );
 """
 _COLUMNS: Final = (
@@ -264,6 +270,42 @@ class PostgresKeyStore:
                 (key_id, kind, rule_id),
             )
             return cursor.rowcount == 1
+
+    async def take_updates(self, bot_id: int, updates: dict[int, bytes]) -> list[int]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        now_s = time.time()
+        async with self._transaction() as db:
+            await db.execute(
+                "DELETE FROM spamdetect_bot_updates"
+                " WHERE bot_id = %s AND content IS NULL AND received_s < %s",
+                (bot_id, now_s - UPDATE_AGE_S),
+            )
+            cursor = await db.execute(
+                "INSERT INTO spamdetect_bot_updates (bot_id, update_id, received_s, content)"
+                " SELECT %s, number, %s, content"
+                " FROM unnest(%s::bigint[], %s::bytea[]) AS given (number, content)"
+                " ON CONFLICT (bot_id, update_id) DO NOTHING RETURNING update_id",
+                (bot_id, now_s, list(updates), list(updates.values())),
+            )
+            return [number for (number,) in await cursor.fetchall()]
+
+    async def finish_update(self, bot_id: int, update_id: int) -> None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        await self._fetch(
+            "UPDATE spamdetect_bot_updates SET content = NULL WHERE bot_id = %s AND update_id = %s",
+            bot_id,
+            update_id,
+        )
+
+    async def unfinished_updates(self, bot_id: int) -> dict[int, tuple[bytes, int]]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            "UPDATE spamdetect_bot_updates SET starts = starts + 1"
+            " WHERE bot_id = %s AND content IS NOT NULL"
+            " RETURNING update_id, content, starts - 1",
+            bot_id,
+        )
+        return {number: (bytes(content), starts) for number, content, starts in rows}
 
     async def ping(self) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""

@@ -23,6 +23,7 @@ from spamdetect.service.rules import (
 )
 from spamdetect.service.state import Fields, HotState
 from spamdetect.service.steps import Steps
+from spamdetect.service.traces import hashed
 from spamdetect.service.wire import ENTRY, FEEDBACK, decode
 
 _LISTS: Final = get_args(ListName)
@@ -96,7 +97,9 @@ class RuleRoutes:
         found: Found = yield self._state.workers.submit(Item(report.text, traces=True))
         feedback_id = report.feedback_id or _id_of(found)
         if found.sketch:
-            feedback = Feedback(feedback_id, report.is_spam, time.time(), found.sketch)
+            feedback = Feedback(
+                feedback_id, report.is_spam, time.time(), found.sketch, hashed(found.identifiers)
+            )
             yield from self._state.book.add_feedback(key, feedback)
         if settings.store_feedback:
             # Scoped to the key: one caller's id can neither hide nor reveal another's.

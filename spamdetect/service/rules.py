@@ -1,15 +1,19 @@
 """What a key has said about its own texts: its lists and its feedback, and what they decide.
 
 Pure: rules and what was found about a text come in, the verdict goes out. An entry of a list
-decides alone; an allow entry goes before a block entry. Without one, the feedback on the text most
-like this one shifts the score, by at most ``MAX_SHIFT`` in log-odds.
+decides alone; an allow entry goes before a block entry. A link or a contact that is allowed does
+not decide, since anybody may link to it: it lowers the score. Without an entry, the feedback on the
+text most like this one shifts the score, by at most ``MAX_SHIFT`` in log-odds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import heapq
 import math
+import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
@@ -18,8 +22,9 @@ import attrs
 import msgspec
 
 from spamdetect.engine import Analysis, Reason
+from spamdetect.links import found_in, is_link
 from spamdetect.service.phrases import PhraseIndex
-from spamdetect.service.traces import domain_of, phrase_words, plain, similarity
+from spamdetect.service.traces import hashed, phrase_words, plain, similarity
 from spamdetect.service.wire import Context
 
 MAX_ENTRIES: Final = 1000
@@ -32,10 +37,19 @@ _ALIKE: Final = 0.5
 _COMPARED: Final = 8
 # What an entry weighs among the reasons: more than any model's log-odds.
 ENTRY_WEIGHT: Final = 20.0
+# What allowed links weigh: enough for an ordinary text to pass, too little for a scam.
+ALLOWED_SHIFT: Final = 3.0
+_SAID: Final = {
+    "sender": "the sender",
+    "link": "a link to",
+    "contact": "the contact",
+    "phrase": "the phrase",
+}
+_ADDRESS: Final = re.compile(r"[^\s@<>,;]*@[^\s@<>,;]+\.[^\s@<>,;.]+")
 _LOWEST: Final = 1e-6
 
 ListName = Literal["allow", "block"]
-EntryKind = Literal["sender", "link", "phrase"]
+EntryKind = Literal["sender", "link", "contact", "phrase"]
 
 
 class Entry(msgspec.Struct, frozen=True, rename={"list_name": "list"}):
@@ -44,8 +58,9 @@ class Entry(msgspec.Struct, frozen=True, rename={"list_name": "list"}):
     Attributes:
         entry_id: The same for the same entry.
         list_name: ``allow`` or ``block``.
-        kind: What it is compared with: ``sender``, ``link`` or ``phrase``.
-        value: A name, an address or ``@domain``; a domain; words.
+        kind: What it is compared with: ``sender``, ``link``, ``contact`` or ``phrase``.
+        value: A name, an address or ``@domain``; a host, perhaps with a path; a telephone number,
+            mail address or ``@name``; words.
         text_kind: The only kind of text that it is for; None is every kind.
     """
 
@@ -67,12 +82,14 @@ class Feedback(msgspec.Struct, frozen=True):
         is_spam: What the text is.
         received_s: Unix time.
         sketch: Hashes of the text, see :mod:`spamdetect.service.traces`.
+        identifiers: Hashes of the links, names and numbers in it.
     """
 
     feedback_id: str
     is_spam: bool
     received_s: float
     sketch: tuple[int, ...]
+    identifiers: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -82,16 +99,18 @@ class Found:
     Attributes:
         analysis: The engine's own verdict.
         reasons: What moved it, if asked for.
-        hosts: The hosts that the text links to.
         words: The words of the normalised text.
         sketch: Its hashes.
+        identifiers: The links, names and numbers in it, see :mod:`spamdetect.links`.
+        digits: All its digits.
     """
 
     analysis: Analysis
     reasons: tuple[Reason, ...] = ()
-    hosts: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     sketch: tuple[int, ...] = ()
+    identifiers: tuple[str, ...] = ()
+    digits: str = ""
 
 
 def make_entry(list_name: ListName, kind: EntryKind, value: str, text_kind: str | None) -> Entry:
@@ -109,21 +128,65 @@ def make_entry(list_name: ListName, kind: EntryKind, value: str, text_kind: str 
     return Entry(entry_id, list_name, kind, value, text_kind)
 
 
+def digits_of(text: str) -> str:
+    """The digits of a text, which a normalised one no longer has."""
+    return "".join(filter(str.isdecimal, unicodedata.normalize("NFKC", text)))
+
+
 def _compared(kind: EntryKind, value: str) -> str:
-    """The form of a value that texts are compared with."""
+    """The form of a value that texts are compared with.
+
+    Raises:
+        ValueError: What the value says cannot be compared.
+    """
     if kind == "sender":
-        return plain(value)
+        sender = plain(value)
+        if _says_address(sender) and not _ADDRESS.fullmatch(sender):
+            raise ValueError("a sender is a name, an address such as a@b.example, or @b.example")
+        return sender
     if kind == "link":
-        host = domain_of(value)
-        if host is None:
-            raise ValueError("the value of a link is a domain, such as example.com")
-        return host
+        return _compared_link(plain(value))
+    if kind == "contact":
+        found = found_in(value)
+        if len(found) == 1 and found[0].startswith("t.me/") and found[0].count("/") == 1:
+            found = (f"@{found[0][5:]}",)
+        # "call +1 800 555 1234 now" would say more than is compared.
+        more = r"[^\d+()./\s-]" if found and found[0].startswith("+") else r"\s"
+        if len(found) != 1 or is_link(found[0]) or re.search(more, value):
+            raise ValueError(
+                "a contact is a telephone number, a mail address, @name or t.me/name, and no more"
+            )
+        return found[0]
     words = phrase_words(value)
     if not words or not any(word.isalnum() for word in words):
         raise ValueError("a phrase must hold a letter or a digit")
     if any(word.startswith("<") for word in words):
         raise ValueError("a phrase holds no link, address or mention; list those by their kind")
-    return " ".join(words)
+    joined = " ".join(words)
+    return f"{joined} {digits_of(value)}" if _has_digits(joined) else joined
+
+
+def _compared_link(value: str) -> str:
+    found = found_in(value if "//" in value else f"http://{value}")
+    link = found[0] if len(found) == 1 and is_link(found[0]) else ""
+    host, _, path = link.partition("/")
+    if "." not in host:
+        raise ValueError("the value of a link is a host, such as example.com, or a host and a path")
+    said = value.partition("//")[2] or value
+    # What would be left out: a query, a port, a user, words in a script without spaces.
+    if any(sign in said for sign in "?#@: ") or path != said.partition("/")[2].strip("/"):
+        raise ValueError("a link is compared by its host and its path alone: list only those")
+    return link
+
+
+def _says_address(sender: str) -> bool:
+    """Whether a sender is meant by the address: one of a messenger, "@name", is a name."""
+    return "@" in sender and not re.fullmatch(r"@\w+", sender)
+
+
+def _has_digits(phrase: str) -> bool:
+    # As which a normalised text shows every digit.
+    return "0" in phrase
 
 
 class KeyRules:
@@ -140,7 +203,9 @@ class KeyRules:
         for entry in entries:
             if entry.kind == "phrase":
                 phrases.append((phrase_words(entry.value), entry))
-            else:
+                continue
+            # What was listed before it could be told to be wrong matches nothing.
+            with contextlib.suppress(ValueError):
                 self._by_name[entry.kind, _compared(entry.kind, entry.value)].append(entry)
         self._phrases = PhraseIndex(phrases) if phrases else None
         self._feedback = feedback
@@ -163,17 +228,19 @@ class KeyRules:
         Returns:
             The same with the verdict that holds, and first among the reasons what decided it.
         """
-        entries = self._matching(found, context)
+        entries, allowed = self._matching(found, context)
         if entries:
             score = 1.0 if entries[0].list_name == "block" else 0.0
             reasons = tuple(map(_entry_reason, entries))
         else:
-            close = self._closest(found.sketch)
-            if close is None:
+            close = self._closest(found)
+            reasons = tuple(map(_entry_reason, allowed))
+            reasons += () if close is None else (_feedback_reason(*close),)
+            if not reasons:
                 return found
-            reason = _feedback_reason(*close)
-            score = _shifted(found.analysis.prediction.spam_score, reason.weight)
-            reasons = (reason,)
+            shift = -ALLOWED_SHIFT if allowed else 0.0
+            shift += 0.0 if close is None else reasons[-1].weight
+            score = _shifted(found.analysis.prediction.spam_score, shift)
         verdict = attrs.evolve(
             found.analysis.prediction,
             is_spam=score >= threshold if not entries else score == 1.0,
@@ -183,47 +250,67 @@ class KeyRules:
         analysis = attrs.evolve(found.analysis, prediction=verdict)
         return attrs.evolve(found, analysis=analysis, reasons=(*reasons, *found.reasons))
 
-    def _matching(self, found: Found, context: Context) -> list[Entry]:
-        """The entries that match, those that decide first."""
+    def _matching(self, found: Found, context: Context) -> tuple[list[Entry], list[Entry]]:
+        """The entries that decide; and those that allow every link and contact of the text."""
         matching: dict[str, Entry] = {}
 
-        def take(entries: Iterable[Entry], *lists: str) -> bool:
-            fitting = [
+        def fitting(entries: Iterable[Entry], *lists: str) -> list[Entry]:
+            return [
                 entry
                 for entry in entries
                 if entry.list_name in lists and entry.text_kind in {None, context.kind}
             ]
-            matching.update((entry.entry_id, entry) for entry in fitting)
-            return bool(fitting)
 
-        for name in _sender_names(context):
+        def take(entries: Iterable[Entry], *lists: str) -> None:
+            matching.update((entry.entry_id, entry) for entry in fitting(entries, *lists))
+
+        # A name may be anybody's: one that looks like an address lets nobody through.
+        author, address = plain(context.author or ""), _address(context)
+        for name in {address, "@" + address.rpartition("@")[2]} if address else ():
             take(self._by_name.get(("sender", name), ()), "allow", "block")
-        links = [self._link_entries(host) for host in found.hosts]
-        for entries in links:
+        named = self._by_name.get(("sender", author), ())
+        take(named, "block") if _says_address(author) else take(named, "allow", "block")
+        allowing: dict[str, Entry] = {}
+        is_allowed = True
+        for each in found.identifiers:
+            entries = self._entries_for(each)
             take(entries, "block")
-        # One link of their own would let anybody's text through: every link must be allowed.
-        if links and all(any(_is_allowed(each, context) for each in entries) for entries in links):
-            for entries in links:
-                take(entries, "allow")
+            fit = fitting(entries, "allow")
+            allowing.update((entry.entry_id, entry) for entry in fit)
+            # People are mentioned everywhere; of what else leads away, all must be allowed.
+            is_allowed = is_allowed and bool(fit or each.startswith("@"))
         if self._phrases is not None:
-            take(self._phrases.find(list(found.words)), "allow", "block")
+            phrases = self._phrases.find(list(found.words))
+            take((each for each in phrases if _has_its_digits(each, found)), "allow", "block")
         ordered = sorted(matching.values(), key=lambda entry: entry.list_name)
-        return [entry for entry in ordered if entry.list_name == ordered[0].list_name]
+        deciding = [entry for entry in ordered if entry.list_name == ordered[0].list_name]
+        return deciding, list(allowing.values()) if is_allowed else []
 
-    def _link_entries(self, host: str) -> list[Entry]:
-        """The entries for a host and for the domains above it."""
+    def _entries_for(self, found: str) -> list[Entry]:
+        """The entries for a link, with those for what is above it; or for a contact."""
+        if not is_link(found):
+            return self._by_name.get(("contact", found), [])
+        host, *path = found.split("/")
         labels = host.split(".")
-        above = (".".join(labels[at:]) for at in range(len(labels)))
-        return [entry for name in above for entry in self._by_name.get(("link", name), ())]
+        above = [".".join(labels[at:]) for at in range(len(labels))]
+        above += ["/".join((host, *path[: at + 1])) for at in range(len(path))]
+        entries = [entry for name in above for entry in self._by_name.get(("link", name), ())]
+        if host == "t.me" and path:
+            entries += self._by_name.get(("contact", f"@{path[0]}"), ())
+        return entries
 
-    def _closest(self, sketch: tuple[int, ...]) -> tuple[Feedback, float] | None:
+    def _closest(self, found: Found) -> tuple[Feedback, float] | None:
         """The feedback on the text most like this one, the newest of equals; and how alike."""
+        sketch, identifiers = found.sketch, set(hashed(found.identifiers))
         shared = Counter(number for each in sketch for number in self._by_hash.get(each, ()))
         best: tuple[float, int] = (0.0, -1)
         # Those that share most, the newest of equals: a campaign may be reported hundreds of times.
         likely = heapq.nlargest(_COMPARED, ((count, number) for number, count in shared.items()))
         for _, number in likely:
-            best = max(best, (similarity(sketch, self._feedback[number].sketch), number))
+            feedback = self._feedback[number]
+            # What was not spam says nothing for a link, a number or a name that was not in it.
+            if feedback.is_spam or identifiers.issubset(feedback.identifiers):
+                best = max(best, (similarity(sketch, feedback.sketch), number))
         alike, number = best
         return (self._feedback[number], alike) if alike > _ALIKE else None
 
@@ -231,15 +318,16 @@ class KeyRules:
 NO_RULES: Final = KeyRules()
 
 
-def _is_allowed(entry: Entry, context: Context) -> bool:
-    return entry.list_name == "allow" and entry.text_kind in {None, context.kind}
+def _address(context: Context) -> str:
+    """The address that a text comes from, without the name before it."""
+    return plain((context.address or "").rpartition("<")[2].rstrip("> "))
 
 
-def _sender_names(context: Context) -> set[str]:
-    names = {plain(name) for name in (context.author, context.address) if name}
-    if context.address and "@" in context.address:
-        names.add("@" + plain(context.address).rpartition("@")[2])
-    return names
+def _has_its_digits(entry: Entry, found: Found) -> bool:
+    """Whether a text has the very digits of a phrase whose shape it has."""
+    return not _has_digits(" ".join(phrase_words(entry.value))) or (
+        digits_of(entry.value) in found.digits
+    )
 
 
 def _shifted(score: float, shift: float) -> float:
@@ -249,8 +337,11 @@ def _shifted(score: float, shift: float) -> float:
 
 def _entry_reason(entry: Entry) -> Reason:
     weight = ENTRY_WEIGHT if entry.list_name == "block" else -ENTRY_WEIGHT
-    what = {"sender": "the sender", "link": "a link to", "phrase": "the phrase"}[entry.kind]
-    explained = f'your {entry.list_name} list has {what} "{entry.value}", which decides'
+    decides = "which decides"
+    if entry.list_name == "allow" and entry.kind in {"link", "contact"}:
+        weight, decides = -ALLOWED_SHIFT, "which counts for it"
+    what = _SAID[entry.kind]
+    explained = f'your {entry.list_name} list has {what} "{entry.value}", {decides}'
     return Reason(f"list:{entry.list_name}:{entry.kind}:{entry.entry_id}", weight, explained)
 
 

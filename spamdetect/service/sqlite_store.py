@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from spamdetect.service.keys import (
+    UPDATE_AGE_S,
     KeyRecord,
     KeySpec,
     NewKey,
@@ -53,6 +54,11 @@ CREATE TABLE IF NOT EXISTS feedback (
 CREATE TABLE IF NOT EXISTS key_rules (
   key_id TEXT NOT NULL, kind TEXT NOT NULL, rule_id TEXT NOT NULL, created_s REAL NOT NULL,
   content BLOB NOT NULL, PRIMARY KEY (key_id, kind, rule_id)
+) WITHOUT ROWID;
+-- The content of one that is done is NULL.
+CREATE TABLE IF NOT EXISTS bot_updates (
+  bot_id INTEGER NOT NULL, update_id INTEGER NOT NULL, received_s REAL NOT NULL, content BLOB,
+  starts INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (bot_id, update_id)
 ) WITHOUT ROWID;
 """
 # For a store of an earlier version.
@@ -276,6 +282,50 @@ class SqliteKeyStore:
 
         return await self._write(write)
 
+    async def take_updates(self, bot_id: int, updates: dict[int, bytes]) -> list[int]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+
+        def write(db: sqlite3.Connection) -> list[int]:
+            now_s = time.time()
+            db.execute(
+                "DELETE FROM bot_updates WHERE bot_id = ? AND content IS NULL AND received_s < ?",
+                (bot_id, now_s - UPDATE_AGE_S),
+            )
+            taken = (
+                db.execute(
+                    "INSERT INTO bot_updates (bot_id, update_id, received_s, content)"
+                    " VALUES (?, ?, ?, ?) ON CONFLICT (bot_id, update_id) DO NOTHING"
+                    " RETURNING update_id",
+                    (bot_id, number, now_s, content),
+                ).fetchone()
+                for number, content in updates.items()
+            )
+            return [row[0] for row in taken if row]
+
+        return await self._write(write)
+
+    async def finish_update(self, bot_id: int, update_id: int) -> None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        await self._write(
+            lambda db: db.execute(
+                "UPDATE bot_updates SET content = NULL WHERE bot_id = ? AND update_id = ?",
+                (bot_id, update_id),
+            )
+        )
+
+    async def unfinished_updates(self, bot_id: int) -> dict[int, tuple[bytes, int]]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+
+        def write(db: sqlite3.Connection) -> list[tuple[int, bytes, int]]:
+            return db.execute(
+                "UPDATE bot_updates SET starts = starts + 1"
+                " WHERE bot_id = ? AND content IS NOT NULL"
+                " RETURNING update_id, content, starts - 1",
+                (bot_id,),
+            ).fetchall()
+
+        return {number: (content, starts) for number, content, starts in await self._write(write)}
+
     async def ping(self) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         self._read("SELECT count(*) FROM api_keys WHERE key_id = ''", ())
@@ -357,4 +407,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    # What is deleted is overwritten: the texts of updates, reports and appeals.
+    connection.execute("PRAGMA secure_delete = ON")
     return connection

@@ -1,24 +1,20 @@
-"""What a key's lists and feedback are compared with: the words, hosts and shingles of a text.
+"""What a key's lists and feedback are compared with: the words and shingles of a text.
 
-All of it is taken from the text as the engine normalises it, so a disguise that the engine sees
-through hides nothing from a list either.
+Words are taken from the text as the engine normalises it, so a disguise that the engine sees
+through hides nothing from a list either. Links, names and numbers are in :mod:`spamdetect.links`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 import unicodedata
 from typing import Final
 
-from spamdetect.engine.links import host_of
 from spamdetect.engine.normalise import normalise
 
 SKETCH_SIZE: Final = 64
 _SHINGLE_WORDS: Final = 3
-_MAX_HOSTS: Final = 200
-_MAX_HOST_CHARS: Final = 253  # the longest name that DNS has
 # A run of letters and digits is one word; where a script has no spaces, each character is.
 _UNSPACED: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
@@ -29,7 +25,6 @@ _MARKS: Final = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u090
 _WORD: Final = re.compile(
     rf"<(?:url|mail|mention)>|[{_UNSPACED}]|(?:(?![{_UNSPACED}])(?:[^\W_]|[{_MARKS}]))+"
 )
-_DOMAIN: Final = re.compile(r"(?=.{1,253}$)[^\s@/:?#.]+(?:\.[^\s@/:?#.]+)+")
 _INVISIBLE: Final = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
 
 
@@ -41,19 +36,6 @@ def words_of(processed_text: str) -> list[str]:
 def phrase_words(phrase: str) -> list[str]:
     """The words of a phrase as they would stand in a normalised text."""
     return words_of(normalise(phrase).text)
-
-
-def hosts_of(text: str) -> tuple[str, ...]:
-    """The hosts that a text links to, each once; after very many of them one that is on no list."""
-    hosts = dict.fromkeys(host_of(url)[-_MAX_HOST_CHARS:] for url in normalise(text).urls)
-    found = tuple(itertools.islice(filter(None, hosts), _MAX_HOSTS))
-    return found if len(hosts) <= _MAX_HOSTS else (*found, "")
-
-
-def domain_of(value: str) -> str | None:
-    """The host of a domain or an address as a person writes it, or None."""
-    host = host_of(plain(value))
-    return host if _DOMAIN.fullmatch(host) else None
 
 
 def plain(name: str) -> str:
@@ -74,6 +56,11 @@ def sketch_of(processed_text: str, hosts: tuple[str, ...]) -> tuple[int, ...]:
     hashes = {_hash(shingle) for shingle in shingles}
     hashes.update(_hash(f"host {host}") for host in hosts)
     return tuple(sorted(hashes)[:SKETCH_SIZE])
+
+
+def hashed(identifiers: tuple[str, ...]) -> tuple[int, ...]:
+    """What stands in feedback for the links, names and numbers of a text."""
+    return tuple(sorted(map(_hash, identifiers)))
 
 
 def similarity(one: tuple[int, ...], other: tuple[int, ...]) -> float:

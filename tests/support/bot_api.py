@@ -32,6 +32,15 @@ class BotApi:
         self.edited: list[dict[str, Any]] = []
         self.answers: list[str] = []
         self.failing: set[str] = set()
+        # Methods that answer 429 so many times, and then what they were asked.
+        self.busy: dict[str, int] = {}
+        self.retry_after_s = 1
+        # Cleared: what bots want of this chat waits.
+        self.open = asyncio.Event()
+        self.open.set()
+        self.stalled_chat: int | None = None
+        self.acknowledged = 0
+        self.done: list[tuple[str, dict[str, Any]]] = []
         self._updates: list[dict[str, Any]] = []
         self._news = asyncio.Condition()
         self._answered = asyncio.Condition()
@@ -111,12 +120,21 @@ class BotApi:
         else:
             given = dict(parse_qsl(body.decode()))
         method = request.path_params["method"]
+        given = {**request.query_params, **given}
         self.called.append(method)
+        if self.busy.get(method):
+            self.busy[method] -= 1
+            after = {"parameters": {"retry_after": self.retry_after_s}}
+            return _failed(429, "Too Many Requests", after)
+        if int(given.get("chat_id", 0)) == self.stalled_chat:
+            await self.open.wait()
         if method == "getMe":
             me = {"id": 1, "is_bot": True, "first_name": "Keys", "username": "key_bot"}
             return _ok(me)
         if method == "getUpdates":
-            return _ok(await self._poll(int(given.get("offset", 0))))
+            self.acknowledged = int(given.get("offset", 0))
+            return _ok(await self._poll(self.acknowledged))
+        self.done.append((method, given))
         if method == "sendMessage":
             async with self._answered:
                 self.sent.append(given)
@@ -155,13 +173,13 @@ class BotApi:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.5):
                     await self._news.wait_for(fresh)
-            return fresh()
+            return fresh()[:100]
 
 
 def _ok(result: Any) -> Response:
     return JSONResponse({"ok": True, "result": result})
 
 
-def _failed(status: int, description: str) -> Response:
-    error = {"ok": False, "error_code": status, "description": description}
+def _failed(status: int, description: str, more: dict[str, Any] | None = None) -> Response:
+    error = {"ok": False, "error_code": status, "description": description, **(more or {})}
     return JSONResponse(error, status_code=status)
