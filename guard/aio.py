@@ -38,7 +38,7 @@ async def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     """Deliver what is buffered and stop, like ``guard.shutdown``, without blocking the loop.
 
     Args:
-        timeout: total time in seconds.
+        timeout: as for ``guard.shutdown``.
         flush: whether to deliver what is buffered.
 
     Raises:

@@ -175,7 +175,7 @@ def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     and not raised; without a runtime it does nothing.
 
     Args:
-        timeout: total time in seconds; what is not accepted at once is tried again until then.
+        timeout: seconds for all of it; they begin anew with each batch that the gateway accepts.
         flush: whether to deliver what is buffered.
 
     Raises:
@@ -252,7 +252,7 @@ def track_llm(
         ``shutdown`` the next call is refused and nothing is buffered: ``block`` and False.
 
     Raises:
-        ValueError: a number is negative or too large, or metadata cannot be encoded.
+        ValueError: a number is negative or too large, or metadata is.
         TypeError: an argument has a wrong type.
         GuardAuthenticationError: no runtime, and no key in the environment (GD-C001).
 
@@ -368,8 +368,8 @@ def track_event(event_type: str, **kwargs: Any) -> None:
     """Report an event of your own; the keyword arguments are its payload.
 
     Raises:
-        ValueError: the type is empty, too long or one of the SDK's own, or the payload cannot be
-            encoded as JSON.
+        ValueError: the type is empty, too long or one of the SDK's own, or the payload is too
+            large.
         TypeError: the type is not a string.
 
     Example:
@@ -447,11 +447,31 @@ def _payload(argument: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
         raise TypeError(f"{argument} must be a mapping, not {type(value).__name__}")
     try:
         encoded = msgspec.json.encode(dict(value), enc_hook=_plain_number)
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise ValueError(f"{argument} cannot be encoded as JSON: {exc}") from None
+    except Exception:  # noqa: BLE001  # a value's own methods may raise anything
+        encoded = msgspec.json.encode(_encodable(argument, value))
     if len(encoded) > _PAYLOAD_BYTES_MAX:
         raise ValueError(f"{argument} must be at most {_PAYLOAD_BYTES_MAX} bytes of JSON")
     return cast("dict[str, Any]", msgspec.Raw(encoded))  # encodes as what it holds
+
+
+def _encodable(argument: str, value: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
+    """Return the encoded values of a mapping without those that JSON cannot have.
+
+    One of them must not cost the report, which says what was spent.
+    """
+    good: dict[str, msgspec.Raw] = {}
+    try:
+        for key, each in value.items():
+            try:
+                encoded = msgspec.json.encode(each, enc_hook=_plain_number)
+                msgspec.json.encode({key: None})
+            except Exception as exc:  # noqa: BLE001  # as above
+                logger.warning("%s: a value is left out: %s", argument, type(exc).__name__)
+            else:
+                good[key] = msgspec.Raw(encoded)
+    except Exception as exc:  # noqa: BLE001  # a mapping of somebody's own
+        logger.warning("%s: the rest is left out: %s", argument, type(exc).__name__)
+    return good
 
 
 def _plain_number(value: object) -> int | float:

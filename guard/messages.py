@@ -24,10 +24,12 @@ def format_user_message(exc: object, locale: str = "en") -> str:
     """
     try:
         code = getattr(exc, "error_code", None)
-    except Exception:  # noqa: BLE001  # a hostile property must not break the error path
-        code = None
-    # An enum member may be a str; its own methods, which could raise, are not called.
-    return get_user_message(str.__str__(code)) if isinstance(code, str) else FALLBACK_MESSAGE
+        # An enum member may be a str; its own methods, which could raise, are not called.
+        return get_user_message(str.__str__(code)) if isinstance(code, str) else FALLBACK_MESSAGE
+    except (Exception, KeyboardInterrupt) as raised:  # of a hostile property
+        if type(raised) is KeyboardInterrupt:  # Ctrl-C
+            raise
+        return FALLBACK_MESSAGE
 
 
 def set_user_message(code: str, text: str) -> None:

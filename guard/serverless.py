@@ -35,7 +35,8 @@ def flush_on_return(function: F | None = None, *, timeout: float = 2.0) -> F | C
 
     Args:
         function: the handler.
-        timeout: maximum time in seconds that the delivery may add to a call.
+        timeout: for how long the delivery may add to a call while no batch is accepted, in
+            seconds.
 
     Example:
         >>> @flush_on_return

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -37,7 +37,7 @@ from guard.delivery.spool import Spool
 from guard.delivery.spooler import Spooler
 from guard.settings import Settings
 from guard.transport.client import GatewayClient
-from guard.transport.replies import BodyRefusedError
+from guard.transport.replies import BodyRefusedError, UnreadableReplyError
 
 logger = logging.getLogger("guard.events")
 
@@ -60,6 +60,7 @@ the loop for each event."""
 _AFTER_FAILURE: Final = Backoff(base_s=1.0, cap_s=15.0)
 
 
+Deliver = Callable[[], Awaitable[GuardError | None]]
 OnDecision = Callable[[str | None, str | None, wire.EventsReply], None]
 
 
@@ -118,6 +119,9 @@ class Flusher:
         # a record nowhere, everything would seem delivered, and a signal would end the process
         # without it.
         self._being_taken = 0
+        # Serial numbers of events whose newest answer says success and cannot be read. They are
+        # sent again; at the end they do not count as lost.
+        self._in_doubt: set[int] = set()
         # Whether the newest delivery failed: one log line when that begins, and one when it ends.
         self._in_trouble = False
         # Whether the newest flush sent a batch or more: then events gather for a moment.
@@ -202,15 +206,19 @@ class Flusher:
             self._wake.clear()
         return True
 
-    async def flush(self) -> None:
+    async def flush(self, deliver: Deliver | None = None) -> None:
         """Send everything in the buffer and on disk.
+
+        Args:
+            deliver: tries as often as it wants; once, if None.
 
         Raises:
             BreakerTransportError: the gateway did not accept it, and it is not on disk either; the
                 events stay buffered.
+            TimeoutError: of ``deliver``.
         """
         lost_before = self._health.lost
-        failure = await self.deliver()
+        failure = await (deliver or self.deliver)()
         left = len(self._buffer)
         if failure is not None and (left or not self._spooler.has_disk):
             raise BreakerTransportError(
@@ -378,10 +386,16 @@ class Flusher:
                     self._in_flight[-1:] = batch.halves()
                     continue
                 # 2. That one: it will never be accepted, and must not hold up the others.
-                self._losses.lose(1, f"the gateway cannot take an event: {exc}")
+                self._losses.lose(1 - batch.losses, f"the gateway cannot take an event: {exc}")
+            except UnreadableReplyError:
+                if len(self._in_doubt) > self._buffer.capacity:  # most of them were shed since
+                    self._in_doubt.clear()
+                self._in_doubt.update(record.serial for record in batch.records)
+                raise
             else:
                 # 3. Accepted, perhaps without some events, or over a reservation (422).
                 self._count(len(batch.events) - batch.losses, reply.rejected)
+                self._in_doubt.difference_update(record.serial for record in batch.records)
                 if status == 422:
                     self._on_error(_over(reply))
                 if batch.records and self._health.channel == "none":
@@ -394,6 +408,8 @@ class Flusher:
             # and are sent again when their claim expires, and charged once.
             self._in_flight.pop()
             settled(batch.records)
+            if batch.records:
+                self._health.settled_s = time.monotonic()
             if batch.losses:
                 self._losses.reported()
             await self._spooler.settle(batch.rows)
@@ -518,20 +534,24 @@ class Flusher:
         left += self._buffer.take(len(self._buffer))
         return list({id(record): record for record in left}.values())
 
-    def give_up(self) -> int:
+    def give_up(self) -> tuple[int, int]:
         """Store what is left in the spool, or count it as lost; the end of delivery.
 
         Blocks. Called once the session is closed, or the loop does not answer.
 
         Returns:
-            How many events were lost.
+            How many events were lost, and how many more were accepted with an answer that cannot
+            be read.
         """
         self._losses.count_drops()
         left = self._take_all()
         lost_before = self._health.lost
-        self._health.lose(self._spooler.store_last(left))
+        unstored = self._spooler.store_last(left)
+        in_doubt = min(unstored, sum(record.serial in self._in_doubt for record in left))
+        self._health.sent += in_doubt
+        self._health.lose(unstored - in_doubt)
         self._spooler.close()
-        return self._health.lost - lost_before
+        return self._health.lost - lost_before, in_doubt
 
     # -- counting -----------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ class Health:
 
     Attributes:
         sent: how many events the gateway accepted.
+        settled_s: when the gateway last accepted a batch from memory, or refused it for good, by
+            ``time.monotonic()``.
         stands_by: whether the key is a proxy's own, which has no control channel.
         rejection: why the gateway refuses the key; None once it has accepted it.
         is_closed: whether delivery has ended: events that are in the buffer then or are recorded
@@ -53,6 +55,7 @@ class Health:
         self.last_contact_ms: int | None = None
         self.last_error_code: str | None = None
         self.sent = 0
+        self.settled_s = 0.0
         # Events that were lost after they had left the buffer. Written under the lock, by the loop,
         # by the thread that ends the process, and by callers after that end.
         self._lost_later = 0

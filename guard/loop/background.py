@@ -16,9 +16,10 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
+from guard.loop.quiet import unlogged
 from guard.loop.threads import ServiceLoop
 
 T = TypeVar("T")
@@ -124,7 +125,8 @@ class BackgroundLoop:
 
     def _main(self, started: Future[asyncio.AbstractEventLoop]) -> None:
         try:
-            loop = ServiceLoop()
+            with unlogged():
+                loop = ServiceLoop()
         except BaseException as exc:  # noqa: BLE001  # it belongs to the caller who waits
             started.set_exception(exc)
             return
@@ -187,7 +189,7 @@ class BackgroundLoop:
         self,
         function: Callable[..., Coroutine[Any, Any, T]],
         *args: Any,
-        timeout_s: float | None = None,
+        timeout_s: float | Callable[[], float] | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> T:
         """Run a coroutine on the loop and wait for it in this thread.
@@ -197,18 +199,20 @@ class BackgroundLoop:
 
         Args:
             function, args: creates the coroutine.
-            timeout_s: how long to wait; None waits to the end.
+            timeout_s: how long to wait, or returns for how long yet; None waits to the end.
             meanwhile: called in this thread before it waits.
 
         Raises:
-            TimeoutError: ``timeout_s`` seconds passed.
+            TimeoutError: the time is over.
         """
         future: Future[T] = Future()
         try:
             self.submit(function, *args, future=future)
             if meanwhile is not None:
                 meanwhile()
-            return future.result(timeout_s)
+            while callable(timeout_s) and not future.done() and (left_s := timeout_s()) > 0:
+                wait((future,), left_s)
+            return future.result(0 if callable(timeout_s) else timeout_s)
         except BaseException:
             future.cancel()
             raise

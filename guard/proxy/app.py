@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import http.cookiejar
 import logging
 import ssl
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import httpx
 
 from guard.core.usage import find_endpoint
 from guard.gateway.api.http import JSON, Receive, Scope, Send, has_bearer, send_whole
+from guard.loop.quiet import no_cookies
 from guard.proxy.admission import RequestAdmission
 from guard.proxy.counts import Counted, ProxyCounts
 from guard.proxy.exchange import Exchange
@@ -147,10 +147,9 @@ def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
     No timeout but that of connecting: a model may think for many minutes, and the program decides
     how long it waits. No limit on connections: the server limits its own.
     """
-    no_cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
     return httpx.AsyncClient(
         verify=tls,
-        cookies=no_cookies,
+        cookies=no_cookies(),
         follow_redirects=False,
         timeout=httpx.Timeout(None, connect=_CONNECT_S),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_ALIVE_MAX),

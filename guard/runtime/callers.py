@@ -13,7 +13,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -28,6 +28,7 @@ from guard.breaker.exceptions import (
 )
 from guard.breaker.rejection import CallerRejectedError
 from guard.core import wire
+from guard.delivery.last_delivery import Patience
 from guard.loop import LoopClosedError, in_thread
 from guard.runtime.account import KeyAccount, ProcessParts
 from guard.scope.scope import Entry
@@ -150,11 +151,11 @@ class CallerAccount(KeyAccount):
             self._has_ended = self._has_ended or is_idle
         return is_idle
 
-    async def end(self, ends_s: float, *, flush: bool) -> None:
+    async def end(self, patience: Patience, *, flush: bool) -> None:
         """Deliver the buffered events and close the session; on the background loop."""
         with self._lock:
             self._has_ended = True
-        await self.events.end(ends_s, flush=flush)
+        await self.events.end(patience, flush=flush)
 
     def __repr__(self) -> str:
         return f"<Caller {self.label}>"
@@ -323,7 +324,7 @@ class Callers:
 
     async def _close(self, account: CallerAccount) -> None:
         try:
-            await account.end(time.monotonic() + _CLOSE_S, flush=True)
+            await account.end(Patience(_CLOSE_S, account.events.health), flush=True)
         finally:  # events that were not delivered go to disk, or are counted as lost
             # In a thread: it writes to the disk, and the loop serves the other callers.
             conclude = functools.partial(account.events.conclude, flush=True)
@@ -356,7 +357,7 @@ class Callers:
         """Deliver everything that is buffered for callers now and wait for it.
 
         Args:
-            timeout_s: for each of them, in seconds; None waits for the gateway's own deadlines.
+            timeout_s: for each of them, as for :meth:`EventPipeline.flush`.
 
         Raises:
             BreakerTransportError: some events were neither delivered nor written to disk.
@@ -365,32 +366,47 @@ class Callers:
             if account.events.waiting:
                 account.events.flush(timeout_s)
 
-    def flush_until(self, ends_s: float) -> None:
-        """Deliver everything that is buffered for callers; retry until a deadline.
+    def flush_last(self, timeout_s: float) -> None:
+        """Deliver everything that is buffered for callers; the process may end.
 
-        Events that were not delivered by then are stored on disk, if there is a spool.
+        Events that were not delivered are stored on disk, if there is a spool.
+
+        Args:
+            timeout_s: how long to try while no batch is accepted, in seconds.
         """
         accounts = [account for account in self.active if account.events.waiting]
-        if not accounts:
-            return
-        left_s = max(0.0, ends_s - time.monotonic())
-        with contextlib.suppress(TimeoutError, RuntimeError, concurrent.futures.CancelledError):
-            self._parts.background.run(self._deliver, ends_s, accounts, timeout_s=left_s)
+        self._for_each(lambda each, left: each.events.deliver(left), accounts, timeout_s)
         for account in accounts:
             session = account.link.session
             if account.events.waiting and session is not None:
                 session.flusher.store_rest()
 
-    async def _deliver(self, ends_s: float, accounts: list[CallerAccount]) -> None:
-        await asyncio.gather(*(account.events.deliver(ends_s) for account in accounts))
+    def _for_each(
+        self,
+        act: Callable[[CallerAccount, Patience], Awaitable[object]],
+        accounts: list[CallerAccount],
+        timeout_s: float,
+    ) -> None:
+        """Do something for all accounts at once, and wait while one of them has time left."""
+        if not accounts:
+            return
+        patiences = [Patience(timeout_s, account.events.health) for account in accounts]
+
+        async def do() -> None:
+            await asyncio.gather(*map(act, accounts, patiences), return_exceptions=True)
+
+        with contextlib.suppress(TimeoutError, RuntimeError, concurrent.futures.CancelledError):
+            self._parts.background.run(
+                do, timeout_s=lambda: max(patience.left_s() for patience in patiences)
+            )
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def finish(self, ends_s: float, *, flush: bool) -> BreakerTransportError | None:
+    def finish(self, timeout_s: float, *, flush: bool) -> BreakerTransportError | None:
         """Deliver, and end all accounts; before the loop ends.
 
         Args:
-            ends_s: the deadline, by ``time.monotonic()``.
+            timeout_s: how long it may take while no batch is accepted, in seconds.
             flush: whether to deliver.
 
         Returns:
@@ -398,14 +414,10 @@ class Callers:
         """
         self._is_finishing = True
         accounts = self.active
-        if not accounts:
-            return None
         for account in accounts:
             account.is_shut_down = True
-        left_s = max(0.0, ends_s - time.monotonic())
         # Whether or not that ended in time, `conclude` stores or counts what is left.
-        with contextlib.suppress(TimeoutError, RuntimeError, concurrent.futures.CancelledError):
-            self._parts.background.run(self._end_all, ends_s, accounts, flush, timeout_s=left_s)
+        self._for_each(lambda each, left: each.end(left, flush=flush), accounts, timeout_s)
         failures = [account.events.conclude(flush=flush) for account in accounts]
         for account in accounts:
             account.decisions.close()
@@ -417,7 +429,3 @@ class Callers:
             events_lost=sum(each.events_lost for each in lost),
             buffer_size=sum(each.buffer_size for each in lost),
         )
-
-    async def _end_all(self, ends_s: float, accounts: list[CallerAccount], flush: bool) -> None:
-        endings = (account.end(ends_s, flush=flush) for account in accounts)
-        await asyncio.gather(*endings, return_exceptions=True)

@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import attrs
 
 from guard import hooks
-from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at, was_shut_down
+from guard.breaker.exceptions import (
+    GuardConfigError,
+    GuardError,
+    GuardTransportError,
+    docs_at,
+    was_shut_down,
+)
 from guard.core import wire
+from guard.delivery.last_delivery import Patience
 from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.instrumentation.unread_answers import UnreadAnswers
@@ -285,9 +292,8 @@ class GuardRuntime(KeyAccount):
         try:
             prepare = self.instrumentation.prepare if self.settings.auto_instrument else None
             self._background.run(self.link.connect, meanwhile=prepare)
-        except BaseException as exc:
-            self._failed_to_open(exc)
-            raise
+        except BaseException as exc:  # noqa: BLE001  # it is raised as what it means
+            raise self._failed_to_open(exc) from exc.__cause__
         self._ready()
         return self
 
@@ -321,9 +327,8 @@ class GuardRuntime(KeyAccount):
             return runtime
         try:
             await runtime._background.run_async(runtime.link.connect)
-        except BaseException as exc:
-            runtime._failed_to_open(exc)
-            raise
+        except BaseException as exc:  # noqa: BLE001  # it is raised as what it means
+            raise runtime._failed_to_open(exc) from exc.__cause__
         runtime._ready()
         return runtime
 
@@ -349,8 +354,10 @@ class GuardRuntime(KeyAccount):
         """Load what the first LLM request needs, shortly after ``init`` has returned."""
         asyncio.get_running_loop().call_later(_LOAD_AFTER_S, self.instrumentation.load_bounds)
 
-    def _failed_to_open(self, exc: BaseException) -> None:
-        """Clean up after a runtime that could not start."""
+    def _failed_to_open(self, exc: BaseException) -> BaseException:
+        """Clean up after a runtime that could not start; return what to raise for it."""
+        if isinstance(exc, OSError):  # such as no descriptors left, for a loop or an import
+            exc = GuardTransportError(f"guard cannot start: {exc.strerror or type(exc).__name__}")
         with self._ending:
             first = not self.is_shut_down
             if first and isinstance(exc, GuardError):
@@ -361,12 +368,13 @@ class GuardRuntime(KeyAccount):
             raise exc if isinstance(exc, GuardError) else self._opening_error() from None
         self.reports.error(exc, "init")
         self._exits.uninstall()
-        self.events.finish(time.monotonic() + _DISCARD_S, flush=False)
+        self.events.finish(_DISCARD_S, flush=False)
         set_process_scope(None, None)
         self._leave_local_gateway()
         self._ended.set()
         self._stop_telling()
         active.uninstall(self)
+        return exc
 
     def _opening_error(self) -> GuardError:
         """Return the error for a runtime that has ended: why it did not start, if that is known."""
@@ -399,7 +407,8 @@ class GuardRuntime(KeyAccount):
         A second caller waits for the first. With a spool, undelivered events go there.
 
         Args:
-            timeout: total time in seconds; what is not accepted at once is tried again until then.
+            timeout: seconds for all of it; they begin anew with each batch of events that the
+                gateway accepts. What it does not accept is tried again until they are over.
             flush: whether to deliver what is buffered; without it the events go to the spool, or
                 are counted as lost.
 
@@ -407,13 +416,13 @@ class GuardRuntime(KeyAccount):
             BreakerTransportError: events were lost, although delivery was requested.
             RuntimeError: called on the background loop's thread, which cannot wait for its own end.
         """
-        ends_s = time.monotonic() + max(0.0, timeout)
         if self._background.is_own_thread:
             raise RuntimeError("guard.shutdown() cannot be called from guard's own thread")
         with self._exits.signal_held():
-            self._shutdown(ends_s, flush)
+            self._shutdown(max(0.0, timeout), flush)
 
-    def _shutdown(self, ends_s: float, flush: bool) -> None:
+    def _shutdown(self, timeout_s: float, flush: bool) -> None:
+        patience = Patience(timeout_s, self.events.health)
         # 1. One thread shuts down.
         with self._ending:
             first = not self.is_shut_down
@@ -423,20 +432,20 @@ class GuardRuntime(KeyAccount):
         # 2. The others wait for it.
         if not first:
             if self._ender != threading.get_ident():
-                self._ended.wait(max(0.0, ends_s - time.monotonic()))
+                while not self._ended.is_set() and (left_s := patience.left_s()) > 0:
+                    self._ended.wait(left_s)
             # In a signal handler that interrupts the first call in this very thread: that call
             # cannot continue before this returns, but the background thread delivers meanwhile.
             elif not self._ended.is_set():
-                self._wait_for_delivery(ends_s)
+                self._wait_for_delivery(patience)
             return
         # 3. Nothing new is recorded; the callers' events, then the process's own, whose end closes
         #    the loop that both need.
         try:
             self.instrumentation.close()
-            failure = self.callers.finish(
-                ends_s - _OWN_SHARE * (ends_s - time.monotonic()), flush=flush
-            )
-            failure = self.events.finish(ends_s, flush=flush) or failure
+            failure = self.callers.finish((1 - _OWN_SHARE) * timeout_s, flush=flush)
+            own_s = max(patience.left_s(), _OWN_SHARE * timeout_s)
+            failure = self.events.finish(own_s, flush=flush) or failure
         finally:
             self._exits.uninstall()  # not before the delivery: SIGTERM would end it
             self._leave_local_gateway()
@@ -445,7 +454,7 @@ class GuardRuntime(KeyAccount):
             self._ended.set()
             if self.settings.mode == "off":
                 active.uninstall(self)
-            hooks.wait(min(_HOOKS_WAIT_S, max(0.0, ends_s - time.monotonic())))
+            hooks.wait(min(_HOOKS_WAIT_S, max(0.0, patience.left_s())))
             self._stop_telling()
         if failure is not None:
             raise failure
@@ -463,7 +472,7 @@ class GuardRuntime(KeyAccount):
         """Deliver everything that is buffered now and wait for it.
 
         Args:
-            timeout: total time in seconds; None waits for the gateway's own deadlines.
+            timeout: how long to try while no batch is accepted, in seconds; once, if None.
 
         Raises:
             BreakerTransportError: some events were neither delivered nor written to disk.
@@ -475,20 +484,19 @@ class GuardRuntime(KeyAccount):
         finally:
             hooks.wait(_HOOKS_WAIT_S if timeout is None else min(_HOOKS_WAIT_S, timeout))
 
-    def _wait_for_delivery(self, ends_s: float) -> None:
+    def _wait_for_delivery(self, patience: Patience) -> None:
         """Wait while the background thread, which is closing, delivers the buffered events."""
-        while self.events.waiting and self._background.is_running and time.monotonic() < ends_s:
+        while self.events.waiting and self._background.is_running and patience.left_s() > 0:
             time.sleep(_DELIVERY_POLL_S)
 
     def _flush_at_signal(self, timeout: float) -> None:
         """Deliver at SIGTERM; called in the main thread, which the signal has interrupted."""
         if self.is_shut_down:
-            self._wait_for_delivery(time.monotonic() + timeout)
+            self._wait_for_delivery(Patience(timeout, self.events.health))
         elif not self._background.is_own_thread:
-            ends_s = time.monotonic() + timeout
             if self.events.waiting:
-                self.events.flush_until(ends_s)
-            self.callers.flush_until(ends_s)
+                self.events.flush_last(timeout)
+            self.callers.flush_last(timeout)
 
     # -- status -------------------------------------------------------------------------------
 

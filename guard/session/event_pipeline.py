@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import logging
 import threading
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from guard.breaker.exceptions import BreakerTransportError
+from guard.breaker.exceptions import BreakerTransportError, GuardError
 from guard.core.buffer import EventBuffer, Record
 from guard.core.events import InstrumentedCall
 from guard.core.ids import IdFactory
 from guard.core.leases import LeaseBook
 from guard.delivery.health import Health
 from guard.delivery.journal import Journal
-from guard.delivery.last_delivery import deliver_until
+from guard.delivery.last_delivery import Patience, deliver_until
 from guard.delivery.outbox import Outbox
 from guard.delivery.spool import owner_of
 from guard.delivery.unwritten import BegunRequest, UnwrittenEntry
@@ -205,14 +205,16 @@ class EventPipeline:
         """Deliver everything that is buffered now and wait for it.
 
         Args:
-            timeout: total time in seconds; None waits for the gateway's own deadlines.
+            timeout: how long to try while no batch is accepted, in seconds; once, if None.
 
         Raises:
             BreakerTransportError: some events were neither delivered nor written to disk.
             RuntimeError: called on the background loop's thread, which cannot wait for itself.
         """
+        patience = None if timeout is None else Patience(timeout, self.health)
         try:
-            self._background.run(self._flush, timeout_s=timeout)
+            left_s = None if patience is None else patience.left_s
+            self._background.run(self._flush, patience, timeout_s=left_s)
         except TimeoutError:
             raise BreakerTransportError(
                 "the events were not delivered in time", buffer_size=self.waiting
@@ -220,22 +222,30 @@ class EventPipeline:
         except (LoopClosedError, concurrent.futures.CancelledError):
             raise BreakerTransportError("guard was shut down") from None
 
-    async def _flush(self) -> None:
-        await (await self._link.open()).flusher.flush()
+    async def _flush(self, patience: Patience | None) -> None:
+        session = await self._link.open()
+        if patience is None:
+            await session.flusher.flush()
+            return
 
-    def flush_until(self, ends_s: float) -> None:
-        """Deliver everything that is buffered; try until a deadline, when the process may end.
+        def deliver() -> Coroutine[Any, Any, GuardError | None]:
+            tries = deliver_until(patience, session.flusher, session.client, is_last=False)
+            return patience.during(tries)
+
+        await session.flusher.flush(deliver)
+
+    def flush_last(self, timeout_s: float) -> None:
+        """Deliver everything that is buffered, also along with questions: the process may end.
 
         Args:
-            ends_s: the deadline, by ``time.monotonic()``.
+            timeout_s: how long to try while no batch is accepted, in seconds.
 
         Raises:
             BreakerTransportError: some events were neither delivered nor written to disk.
         """
-        left_s = max(0.0, ends_s - time.monotonic())
         # With a spool, some time is kept for writing what could not be delivered.
         has_disk = self._settings.spool_dir is not None
-        failure = self._last_delivery(ends_s - (_CLOSE_SHARE * left_s if has_disk else 0.0))
+        failure = self._last_delivery((1 - _CLOSE_SHARE) * timeout_s if has_disk else timeout_s)
         if failure is None or not self.waiting:
             return
         session = self._link.session
@@ -252,29 +262,31 @@ class EventPipeline:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def finish(self, ends_s: float, *, flush: bool) -> BreakerTransportError | None:
+    def finish(self, timeout_s: float, *, flush: bool) -> BreakerTransportError | None:
         """Deliver, close the connections and end the thread; the rest goes to disk.
 
-        What cannot be delivered at once is tried again until the deadline. The order: events before
-        the session, because closing the session closes the leases that pay for them; the loop
-        after the session, which runs on it; the disk last, when no task can take an event any more.
+        What cannot be delivered at once is tried again while there is time. The order: events
+        before the session, because closing the session closes the leases that pay for them; the
+        loop after the session, which runs on it; the disk last, when no task can take an event any
+        more.
         Whatever fails on the way, the loop is closed and each event ends up on disk or is counted.
 
         Args:
-            ends_s: the deadline, by ``time.monotonic()``.
+            timeout_s: how long all of it may take while no batch is accepted, in seconds.
             flush: whether to deliver; without it, and without a spool, the events are lost.
 
         Returns:
             The exception to raise if events were lost, else None.
         """
-        start_s = time.monotonic()
-        reserve_s = min(_CLOSE_MAX_S, _CLOSE_SHARE * max(0.0, ends_s - start_s))
+        ends_s = time.monotonic() + timeout_s
+        reserve_s = min(_CLOSE_MAX_S, _CLOSE_SHARE * timeout_s)
         failure: BaseException | None = None
         waiting = 0
         try:
             session = self._link.session
             if flush and (self.waiting or (session and session.flusher.spooled)):
-                failure = self._last_delivery(ends_s - reserve_s)
+                failure = self._last_delivery(timeout_s - reserve_s)
+                ends_s = max(ends_s, time.monotonic() + reserve_s)
             waiting = self.waiting
             self._close_session(ends_s - reserve_s / 2)
         finally:
@@ -282,22 +294,21 @@ class EventPipeline:
             error = self._conclude(failure, waiting)
         return error if flush else None
 
-    async def end(self, ends_s: float, *, flush: bool) -> None:
+    async def end(self, patience: Patience, *, flush: bool) -> None:
         """Deliver and close the session, but not the loop; :meth:`conclude` must follow.
 
         Args:
-            ends_s: the deadline, by ``time.monotonic()``.
+            patience: how long both may go on.
             flush: whether to deliver.
         """
         session = self._link.session
         if session is None:
             return
-        left_s = max(0.0, ends_s - time.monotonic())
         if flush and (self.waiting or session.flusher.spooled):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout((1 - _CLOSE_SHARE) * left_s):
-                    self._failure = await self.deliver(ends_s)
-        await session.close(max(0.05, ends_s - time.monotonic()))
+                share_s = (1 - _CLOSE_SHARE) * patience.seconds
+                self._failure = await self.deliver(Patience(share_s, self.health))
+        await session.close(max(0.05, patience.left_s()))
 
     def conclude(self, *, flush: bool) -> BreakerTransportError | None:
         """Store or count what :meth:`end` could not deliver; return what to raise for it."""
@@ -307,7 +318,7 @@ class EventPipeline:
     def _conclude(
         self, failure: BaseException | None, waiting: int
     ) -> BreakerTransportError | None:
-        lost = self._give_up()
+        lost, in_doubt = self._give_up()
         # From here on `record` counts events as lost. One that was appended in between stays in the
         # buffer and is counted with its rest.
         self.health.is_closed = True
@@ -315,44 +326,54 @@ class EventPipeline:
         # charged by the next process.
         if self._journal is not None:
             self._journal.close()
-        if not lost:
+        if not lost and not in_doubt:
             return None
+        text = f"{lost} events could not be delivered"
+        if in_doubt:
+            text += f", {in_doubt} were accepted with an answer that cannot be read"
         error = BreakerTransportError(
-            f"{lost} events could not be delivered" + (f": {failure}" if failure else ""),
+            text + (f": {failure}" if failure else ""),
             events_lost=lost,
             buffer_size=waiting,
         )
         error.__cause__ = failure
         return error
 
-    def _last_delivery(self, ends_s: float) -> BaseException | None:
-        """Deliver, and try again until a deadline; return why not everything could be delivered."""
+    def _last_delivery(self, timeout_s: float) -> BaseException | None:
+        """Deliver, and try again while there is time; return why not all could be delivered."""
+        patience = Patience(timeout_s, self.health)
         try:
-            return self._background.run(
-                self.deliver, ends_s, timeout_s=max(0.0, ends_s - time.monotonic())
-            )
+            return self._background.run(self.deliver, patience, timeout_s=patience.left_s)
         except TimeoutError:
             return TimeoutError("no answer in time")
         except (LoopClosedError, concurrent.futures.CancelledError):
             return None
         except RuntimeError:  # no thread can be started: the interpreter is ending
-            return self._deliver_here(ends_s)
+            return self._deliver_here(patience)
 
-    async def deliver(self, ends_s: float) -> BaseException | None:
-        """Deliver everything; try until a deadline. On the background loop."""
-        session = await self._link.open()
-        return await deliver_until(ends_s, session.flusher, session.client)
+    async def deliver(self, patience: Patience) -> BaseException | None:
+        """Deliver everything while there is time; on the background loop.
 
-    def _deliver_here(self, ends_s: float) -> BaseException | None:
+        Raises:
+            TimeoutError: none is left.
+        """
+
+        async def deliver() -> BaseException | None:
+            session = await self._link.open()
+            return await deliver_until(patience, session.flusher, session.client)
+
+        return await patience.during(deliver())
+
+    def _deliver_here(self, patience: Patience) -> BaseException | None:
         """Deliver on a loop in the calling thread, where none can be started in another."""
 
         async def deliver() -> BaseException | None:
-            async with asyncio.timeout(max(0.0, ends_s - time.monotonic())):
-                session = self._link.session = self._link.make_session()
-                try:
-                    return await deliver_until(ends_s, session.flusher, session.client)
-                finally:
-                    await session.close()
+            session = self._link.session = self._link.make_session()
+            try:
+                delivery = deliver_until(patience, session.flusher, session.client)
+                return await patience.during(delivery)
+            finally:
+                await session.close()
 
         loop = ServiceLoop()
         delivering = deliver()
@@ -374,11 +395,11 @@ class EventPipeline:
         except (TimeoutError, RuntimeError, concurrent.futures.CancelledError):
             logger.debug("the connections did not close in time")
 
-    def _give_up(self) -> int:
-        """Write what is left to disk; return how many events are lost."""
+    def _give_up(self) -> tuple[int, int]:
+        """Write what is left to disk; return as :meth:`Flusher.give_up`."""
         session = self._link.session
         if session is None:
             if not self.waiting:
-                return 0
+                return 0, 0
             session = self._link.make_session()
         return session.flusher.give_up()

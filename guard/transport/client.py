@@ -28,6 +28,7 @@ from guard.transport.replies import (
     BodyRefusedError,
     NotAGatewayError,
     Reply,
+    UnreadableReplyError,
     exception_for,
     not_a_gateway,
 )
@@ -319,7 +320,7 @@ class GatewayClient:
         except wire.WireError as exc:
             if kind is wire.Capabilities:
                 raise not_a_gateway(reply, self._settings.api_url) from None
-            raise GuardTransportError(
+            raise UnreadableReplyError(
                 f"{reply.endpoint} answered something else than the protocol says: {exc}",
                 source="GATEWAY_ERROR",
                 endpoint=reply.endpoint,

@@ -16,13 +16,13 @@ from guard.breaker.exceptions import GuardTransportError, was_shut_down
 from guard.core import wire
 from guard.core.mistaken import why_unreached
 from guard.core.plaintext import is_loopback
+from guard.loop.quiet import no_cookies, unlogged
 from guard.scope.scope import OWN_TRAFFIC
 from guard.settings import Settings, require_secure
 from guard.tls import client_context
 from guard.transport.connections import Connections, ConnectionsClosedError
 from guard.transport.own_httpx import httpx
-from guard.transport.quiet import unlogged
-from guard.transport.replies import Reply
+from guard.transport.replies import Reply, UnreadableReplyError
 from guard.transport.signer import Signer
 from guard.version import __version__
 
@@ -101,6 +101,7 @@ class GatewayHttp:
             verify=False if self.tls is None else self.tls,
             # A proxy from the environment must not see traffic that is not encrypted.
             trust_env=self.tls is not None and not is_loopback(host),
+            cookies=no_cookies(),
             follow_redirects=False,
             timeout=None,  # the caller's total deadline, instead of one per read
             limits=httpx.Limits(
@@ -217,6 +218,12 @@ async def _read(response: httpx.Response, endpoint: str) -> bytes:
                     endpoint=endpoint,
                     retryable=False,
                 )
+    except httpx.TransportError as exc:
+        if not response.is_success:
+            raise
+        raise UnreadableReplyError(
+            f"{endpoint}: {_why(exc)}", source="NETWORK_ERROR", endpoint=endpoint
+        ) from None
     finally:
         await response.aclose()
         del response.stream  # breaks a reference cycle with the response

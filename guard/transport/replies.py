@@ -37,6 +37,10 @@ class BodyRefusedError(GuardTransportError):
     """The gateway will never accept this body: it is too large or partly unreadable."""
 
 
+class UnreadableReplyError(GuardTransportError):
+    """The status says success, but the rest is missing, or is not what the protocol says."""
+
+
 @attrs.frozen
 class Reply:
     """One complete reply of the gateway.

@@ -37,12 +37,14 @@ CONTROL = "/api/v1/control"
 
 @attrs.frozen
 class Answer:
-    """One scripted HTTP answer; ``hang`` never comes."""
+    """One scripted HTTP answer; ``hang`` never comes, a ``torn`` one not to its end."""
 
     status: int = 202
     headers: Mapping[str, str] = attrs.field(factory=dict)
     body: bytes | None = None
     hang: bool = False
+    torn: bool = False
+    late_s: float = 0.0
 
 
 class Scripted:
@@ -108,14 +110,17 @@ class Scripted:
                     answer = Answer(200, body=b'{"messages": [], "seq": 0}')
                 if answer.hang:
                     await asyncio.sleep(3600)
+                await asyncio.sleep(answer.late_s)
                 out = answer.body or b""
                 more = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
                 writer.write(
-                    f"HTTP/1.1 {answer.status} X\r\nContent-Length: {len(out)}\r\n"
+                    f"HTTP/1.1 {answer.status} X\r\nContent-Length: {len(out) + answer.torn}\r\n"
                     f"Content-Type: application/json\r\n{more}\r\n".encode()
                     + out
                 )
                 await writer.drain()
+                if answer.torn:
+                    return
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:

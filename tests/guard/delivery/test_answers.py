@@ -357,7 +357,7 @@ class TestTrouble:
         scripted.answer = lambda path, body: answer if path == EVENTS else None
         ids = track(3)
         with pytest.raises(BreakerTransportError) as caught:
-            runtime.flush(WAIT_S)
+            runtime.flush()
         assert caught.value.buffer_size == 3
         assert caught.value.events_lost == 0
         assert runtime.status().buffered == 3
@@ -379,7 +379,7 @@ class TestTrouble:
         track(1)
         for _ in range(5):
             with pytest.raises(BreakerTransportError):
-                runtime.flush(WAIT_S)
+                runtime.flush()
         scripted.answer = lambda path, body: None
         until(lambda: _flushed(runtime))
         until(lambda: len(told()) >= 2)
@@ -398,7 +398,7 @@ class TestTrouble:
         for _ in range(offered):
             track(1)
             with pytest.raises(BreakerTransportError):
-                runtime.flush(WAIT_S)
+                runtime.flush()
         # The quota's ten tokens come on top once; the breaker keeps it far below that.
         assert scripted.count() <= 1.2 * offered + 10
         assert runtime.status().breaker in ("open", "half_open")
@@ -441,7 +441,7 @@ class TestRetryAfter:
         track(1)
         for _ in range(2):
             with pytest.raises(BreakerTransportError, match="buffered") as caught:
-                runtime.flush(WAIT_S)
+                runtime.flush()
         cause = caught.value.__cause__
         assert isinstance(cause, guard.GuardError)
         assert 0 < cause.retry_after <= 300  # type: ignore[attr-defined]
@@ -461,7 +461,7 @@ class TestRetryAfter:
 
         track(1)
         with pytest.raises(BreakerTransportError):
-            runtime.flush(WAIT_S)
+            runtime.flush()
         assert work() == 7
 
 
@@ -487,7 +487,7 @@ class TestBatches:
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         track(600)
         with pytest.raises(BreakerTransportError):
-            runtime.flush(WAIT_S)
+            runtime.flush()
         scripted.answer = lambda path, body: None
         before = scripted.count()
         until(lambda: _flushed(runtime))
@@ -512,7 +512,7 @@ class TestBatches:
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         track(70)
         with pytest.raises(BreakerTransportError):
-            runtime.flush(WAIT_S)
+            runtime.flush()
         assert runtime.status().events_lost == 20
         track(5)
         scripted.answer = lambda path, body: None

@@ -250,7 +250,7 @@ class TestAccounting:
         assert session is not None
         while session.client.circuit.state != "open":
             with pytest.raises(BreakerTransportError):
-                runtime.flush(WAIT_S)
+                runtime.flush()
         scripted.answer = lambda path, body: None
         runtime.shutdown(timeout=120)
         assert len(scripted.events) == 20
@@ -301,7 +301,7 @@ class TestAccounting:
         track(5)
         until(lambda: scripted.count() >= 2)
         with pytest.raises(BreakerTransportError):
-            runtime.flush(WAIT_S)
+            runtime.flush()
         assert runtime.status().buffered == 5
         said = [line for line in caplog.messages if "spool cannot be used" in line]
         assert len(said) == 1
