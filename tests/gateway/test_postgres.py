@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import socket
 import threading
@@ -26,7 +27,7 @@ from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.settings import DatabaseUrl, GatewaySettings
 from guard.gateway.storage.postgres import listener
 from guard.gateway.storage.postgres.connection import WRITER
-from guard.gateway.storage.postgres.migrations import PostgresMigrator
+from guard.gateway.storage.postgres.migrations import PostgresMigrator, SchemaError
 from guard.gateway.storage.postgres.spelling import spelled
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
@@ -60,6 +61,17 @@ def test_a_database_without_an_encoding() -> None:
             admin.create_key("é")
             (key,) = admin.keys()
             assert key["name"] == "é"
+
+
+def test_a_database_that_cannot_keep_every_name_is_refused_at_the_start() -> None:
+    """Else the first name outside of its encoding fails, long after."""
+    dsn = postgres.own_database("ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    said = "LATIN1.*ENCODING 'UTF8'"
+    with pytest.raises((SchemaError, StoreError), match=said):
+        asyncio.run(PostgresStorage(dsn).open(lambda _: None))
+    result = CliRunner().invoke(cli, ["migrate", "status", "--database", dsn])
+    assert result.exit_code == 1
+    assert re.search(said, result.output)
 
 
 def test_a_password_is_in_no_repr_and_no_error() -> None:

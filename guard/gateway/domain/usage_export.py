@@ -48,9 +48,6 @@ _TOKENS: Final = {
 }  # fmt: skip
 
 
-_NEVER: Final = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
-
-
 class ExportError(ValueError):
     """A file that cannot be read; the text names its lines."""
 
@@ -226,13 +223,10 @@ def _moment(value: Any) -> tuple[int, bool]:
     text = str(value).strip()
     is_unix = text.isdecimal() and len(text) != len("20261124")
     try:
-        found = (
-            dt.datetime.fromtimestamp(int(text), dt.UTC)
-            if is_unix
-            else dt.datetime.fromisoformat(text)
-        )
+        found = (dt.datetime.fromtimestamp(int(text), dt.UTC) if is_unix
+                 else dt.datetime.fromisoformat(text))  # fmt: skip
     except (ValueError, OverflowError, OSError):
-        found = _NEVER
+        found = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
     if not 2000 <= found.year < 2100:  # others are milliseconds, or of a broken clock
         raise ValueError(f"{text!r} is no time; write 2026-11-24T13:00Z or 2026-11-24")
     found = found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found

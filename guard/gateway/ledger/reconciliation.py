@@ -83,10 +83,8 @@ def _differences(
     for start_ms, name in sorted(totals):
         spans.setdefault(name, [start_ms, start_ms])[1] = start_ms
     # A model is billed from its first line to its last, whatever other models' lines are.
-    between = {
-        (at, name) for at, name in charged
-        if name in spans and spans[name][0] <= at <= spans[name][1]
-    }  # fmt: skip
+    between = {(at, name) for at, name in charged
+               if name in spans and spans[name][0] <= at <= spans[name][1]}  # fmt: skip
     for key in sorted({*totals, *between}):
         start_ms, name = key
         hours = charged.get(key, [])

@@ -21,14 +21,12 @@ _UNICAST: Final = ipaddress.ip_network("2000::/3")
 Translated, mapped, compatible and site-local addresses are outside of it.
 """
 
-_SPECIAL: Final = [
-    ipaddress.ip_network(network) for network in (
-        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16",
-        "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16",
-        "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
-        "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
-    )
-]  # fmt: skip
+_SPECIAL: Final = [ipaddress.ip_network(network) for network in (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15",
+    "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3", "2001::/23", "2001:db8::/32",
+    "2002::/16", "3fff::/20",
+)]  # fmt: skip
 """IANA's special-purpose addresses, 6to4 and Teredo too. ``is_global`` is another list in each
 release of the interpreter: some take 192.0.0.192 for public."""
 

@@ -76,8 +76,15 @@ def read_version(connection: psycopg.Connection[Any]) -> SchemaVersion:
     """Return the version of the schema, on which this gateway can run.
 
     Raises:
-        SchemaError: only a newer gateway can, or the schema is not a gateway's.
+        SchemaError: only a newer gateway can, the schema is not a gateway's, or the database cannot
+            keep every name.
     """
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        raise SchemaError(
+            f"the database has the encoding {encoding}, in which not every name can be kept: make "
+            "one with CREATE DATABASE guard ENCODING 'UTF8' TEMPLATE template0"
+        )
     found = connection.execute("SELECT to_regclass('facts')").fetchone()
     if found is None or found[0] is None:
         return SchemaVersion(0, 0)
