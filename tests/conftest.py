@@ -154,7 +154,8 @@ def _mark_undrawn(items: list[pytest.Item]) -> None:
             _mark_other_engines(name, cases)
     areas = left_out_areas() if DRAW else ()
     for item in items:
-        if item.nodeid.startswith(areas) or not in_part(f"{DRAW} {item.nodeid}", PART):
+        drawn = item.get_closest_marker("interpreters") or in_part(f"{DRAW} {item.nodeid}", PART)
+        if item.nodeid.startswith(areas) or not drawn:
             item.add_marker("undrawn")
 
 

@@ -10,11 +10,14 @@ more line pass, and so on, until it raises at a line that no handler covers.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
-from types import FrameType
-from typing import Any, Protocol
+from types import CodeType, FrameType
+from typing import Any, Final, Protocol
 
 from guard.control.safepoints import is_users
+
+monitoring: Final[Any] = getattr(sys, "monitoring", None)  # from CPython 3.12 on
 
 
 class KilledBody(Protocol):
@@ -94,3 +97,58 @@ class LineTrap:
 def _may_raise_in(frame: FrameType) -> bool:
     # An exception between the line of an `acquire` and its `try` would leave the lock held.
     return is_users(frame) and "acquire" not in frame.f_code.co_names
+
+
+# -- CPython 3.12 and later: at a line of another thread ------------------------------------------
+
+_RAISES: Final[dict[int, Callable[[FrameType], None]]] = {}
+"""By thread identifier, what raises in a frame of that thread if it may."""
+
+_TOOLS: Final = 4, 3
+"""Identifiers that ``sys.monitoring`` leaves to anyone: the first kill takes one, which is kept."""
+
+
+def _taken() -> int | None:
+    for tool in _TOOLS:
+        if monitoring.get_tool(tool) == "guard":
+            return tool
+    for tool in _TOOLS:
+        if monitoring.get_tool(tool) is None:
+            monitoring.use_tool_id(tool, "guard")
+            for event in (monitoring.events.LINE, monitoring.events.JUMP):
+                monitoring.register_callback(tool, event, _at_event)
+            return tool
+    return None
+
+
+def watch(thread_id: int, codes: Iterable[CodeType], raises: Callable[[FrameType], None]) -> bool:
+    """Have a thread call ``raises`` with its frame at each line and loop of some code.
+
+    Whoever shares the code stops watching it for all; so this is called again until the thread
+    has raised.
+
+    Returns:
+        False if that is not possible: other tools have taken what there is.
+    """
+    tool = _taken()
+    if tool is None:
+        return False
+    _RAISES[thread_id] = raises
+    for code in codes:
+        monitoring.set_local_events(tool, code, monitoring.events.LINE | monitoring.events.JUMP)
+    return True
+
+
+def unwatch(thread_id: int, codes: Iterable[CodeType]) -> None:
+    """Undo :func:`watch`."""
+    _RAISES.pop(thread_id, None)
+    tool = _taken()
+    if tool is not None:
+        for code in codes:
+            monitoring.set_local_events(tool, code, 0)
+
+
+def _at_event(*_: object) -> None:
+    raises = _RAISES.get(threading.get_ident())
+    if raises is not None:
+        raises(sys._getframe(1))

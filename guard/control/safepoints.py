@@ -10,11 +10,13 @@ it.
 from __future__ import annotations
 
 import dis
+import functools
 import socket
 import sys
 import threading
+import weakref
 from asyncio import AbstractEventLoop, CancelledError
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -27,6 +29,15 @@ Kind = Literal["interruptible", "unsafe", "loop", "gone"]
 
 _UNSAFE_MODULES: Final = frozenset({"asyncio", "importlib", "_frozen_importlib", "logging"})
 """Modules whose short calls hold a lock that all threads share, or open and close an event loop."""
+
+_HOLDING_MODULES: Final = frozenset(
+    {"contextlib", "multiprocessing", "queue", "subprocess", "threading", "weakref"}
+)
+"""Modules that are unsafe as a whole while there is patience: they take hold and let go."""
+
+_HOLDING_METHODS: Final = frozenset({"__aenter__", "__aexit__", "__del__", "__enter__", "__exit__"})
+
+_WAIT: Final = threading.Condition.wait.__code__
 
 _LOCK_METHODS: Final = frozenset({"__enter__", "__exit__", "acquire", "release"})
 """Methods that ``threading`` implements in Python: an exception in them would leave a lock held."""
@@ -67,33 +78,56 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
     Args:
         thread_id: identifier of the thread; not of the calling one.
         body: frame of the SDK that called the user's function in that thread.
-        patient: whether a finaliser and a timed ``acquire`` count as unsafe, since they end soon.
-            A body that runs them in a loop is stopped only without patience.
+        patient: whether what ends soon counts as unsafe: a timed ``acquire``, a finaliser,
+            the beginning and end of a ``with``. A body that runs them in a loop is stopped only
+            without patience.
     """
     # The other thread may run on from here: `ThreadBody._post` inspects it again after the post.
     innermost = sys._current_frames().get(thread_id)
+    point = point_at(innermost, body, patient=patient)
+    if point is SAFE and patient and innermost is not None and not _checks(innermost):
+        return UNSAFE
+    return point
+
+
+def frames_inside(frame: FrameType | None, body: FrameType) -> list[FrameType]:
+    """Return a frame and those around it up to ``body``, which is left out; empty without it."""
     frames: list[FrameType] = []
-    frame = innermost
     while frame is not None and frame is not body:
         frames.append(frame)
         frame = frame.f_back
+    return [] if frame is None else frames
+
+
+def point_at(innermost: FrameType | None, body: FrameType, *, patient: bool) -> Point:
+    """Return the point that a thread has reached, as :func:`inspect`, by its innermost frame."""
     # 1. The body's frame is not among them: the thread has left it.
-    if frame is None or innermost is None:
+    frames = frames_inside(innermost, body)
+    if innermost is None or not frames:
         return GONE
     # 2. A finaliser, an event loop, or the start of a thread, anywhere inside the body.
     for frame in frames:
         if frame.f_code is _START and frame.f_locals["self"].ident is None:
             return UNSAFE
-        if patient and frame.f_code.co_name == "__del__":
-            return UNSAFE  # an exception in a finaliser is only printed
         running = _running_loop(frame)
         if running is not None:
             return running
     # 3. The thread waits for a lock, or has just got it.
     if _acquires(innermost, timed=patient):
         return UNSAFE
-    # 4. From the innermost frame outwards, the first frame of a module that is known to be safe or
-    #    not decides. Other modules of the standard library do neither: their caller decides.
+    point = _by_module(frames, patient=patient)
+    # 4. A frame takes hold of something, or lets go of it. A client that blocks cleans up anyway.
+    if patient and point is SAFE and any(map(_holds, frames)):
+        return UNSAFE
+    return point
+
+
+def _by_module(frames: list[FrameType], *, patient: bool) -> Point:
+    innermost = frames[0]
+    if innermost.f_code is _WAIT and "saved_state" in innermost.f_locals:
+        return SAFE  # it waits inside its `try`
+    # From the innermost frame outwards, the first frame of a module that is known to be safe or
+    # not decides. Other modules of the standard library do neither: their caller decides.
     for frame in frames:
         module = _root(frame)
         if module in HTTP_CLIENTS:
@@ -101,7 +135,7 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
             # leads it through its own clean-up.
             sock = blocking_socket(innermost)
             return UNSAFE if sock is None else Point("interruptible", socket=sock)
-        if module in _UNSAFE_MODULES:
+        if module in _UNSAFE_MODULES or (patient and module in _HOLDING_MODULES):
             return UNSAFE
         if module == "guard":
             return SAFE if frame.f_code in INTERRUPTIBLE else UNSAFE
@@ -114,6 +148,12 @@ def is_users(frame: FrameType) -> bool:
     """Return whether a frame runs the user's code, or that of a library of theirs."""
     module = _root(frame)
     return not (module == "guard" or module in HTTP_CLIENTS or module in sys.stdlib_module_names)
+
+
+def may_raise_in(frame: FrameType) -> bool:
+    """Return whether there are points in a frame's code where an exception may be raised."""
+    module = _root(frame)
+    return not (module == "guard" or module in HTTP_CLIENTS or module in _UNSAFE_MODULES)
 
 
 def is_inside(frame: FrameType, body: object) -> bool:
@@ -146,6 +186,62 @@ def handles_kill(thread_id: int, *, in_loop: bool) -> bool:
             break
         exc = exc.__context__
     return isinstance(exc, kinds)
+
+
+def _checks(frame: FrameType) -> bool:
+    """Return whether a pending exception is raised right where a waiting thread's frame is.
+
+    The interpreter looks for one after calls, at loops and where functions begin. From any other
+    instruction the thread would take the exception along, into an ``__exit__`` perhaps.
+    """
+    name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return name.startswith(("CALL", "PRECALL", "RESUME")) or "JUMP_BACKWARD" in name
+
+
+def _holds(frame: FrameType) -> bool:
+    """Return whether a frame takes hold of something or lets go of it, or was called to."""
+    code = frame.f_code
+    if code.co_name in _HOLDING_METHODS or frame.f_lasti in _holding_offsets(code):
+        return True
+    # The callback of a weak reference is a finaliser too: it gets the reference, maybe as `*args`.
+    found = [frame.f_locals.get(name) for name in code.co_varnames[: min(code.co_argcount + 1, 3)]]
+    return any(
+        isinstance(each[0] if type(each) is tuple and each else each, weakref.ref) for each in found
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _holding_offsets(code: CodeType) -> frozenset[int]:
+    """Return the offsets in a function's code at which it takes hold of something or lets go.
+
+    These are the lines of ``finally`` and ``except``, those that begin a ``with``, whose ends have
+    the same number, and what follows the last call before a ``try``: an acquisition by any name.
+    """
+    instructions = list(dis.get_instructions(code))
+    names = {each.offset: each.opname for each in instructions}
+    lines = [position[0] for position in code.co_positions()]
+    handled: dict[int, list[int]] = {}
+    tries: dict[int, int] = {}
+    entries: Any = dis.Bytecode(code)
+    for entry in entries.exception_entries:
+        if names[entry.target] == "PUSH_EXC_INFO":
+            tries[entry.target] = min(entry.start, tries.get(entry.target, entry.start))
+        elif names[entry.target] == "COPY":  # how handlers end; they are covered themselves
+            handled.setdefault(entry.target, []).extend((entry.start, entry.end))
+    spans = [lines[min(each) // 2 : max(each) // 2] for each in handled.values()]
+    held = {line for span in spans for line in span}
+    found = {2 * index for index, line in enumerate(lines) if line is not None and line in held}
+    for start in tries.values():
+        before = [each for each in instructions if each.offset < start]
+        while before and not before[-1].opname.startswith(_CALLS):
+            before.pop()
+        if before:
+            # From `PRECALL` on, which is part of the call on CPython 3.11.
+            found.update(range(before[-1].offset - 4, start, 2))
+    return frozenset(found)
+
+
+_CALLS: Final = "CALL_FUNCTION_EX", "CALL_KW", "CALL"
 
 
 def _root(frame: FrameType) -> str:
@@ -195,6 +291,6 @@ def _acquires(frame: FrameType, *, timed: bool) -> bool:
         if instruction.argval == "acquire":
             acquires = True
         if instruction.offset == frame.f_lasti:
-            called = instruction.opname.startswith("CALL")
+            called = instruction.opname.startswith(("CALL", "PRECALL"))
             return acquires and called and (timed or not instruction.arg)
     return False

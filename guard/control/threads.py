@@ -14,11 +14,12 @@ import asyncio
 import contextlib
 import operator
 import os
+import random
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 from msgspec import Struct
@@ -27,15 +28,33 @@ from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.breaker.refusals import interrupt_for
 from guard.control.async_exceptions import post, withdraw
 from guard.control.cleanup_time import CleanupTime
-from guard.control.line_trap import LineTrap
-from guard.control.safepoints import handles_kill, inspect
+from guard.control.line_trap import LineTrap, unwatch, watch
+from guard.control.safepoints import (
+    SAFE,
+    UNSAFE,
+    Point,
+    frames_inside,
+    handles_kill,
+    inspect,
+    may_raise_in,
+    point_at,
+)
 from guard.control.sockets import shut_down
 from guard.control.task_kill import TaskKill
 from guard.core.control import Mark
 from guard.scope.scope import Scope
 
-_PATIENCE_S: Final = 1.0
-"""How long after its kill a body's finalisers and timed ``acquire`` calls are left to end."""
+_WATCHES: Final = sys.version_info >= (3, 12)
+"""Whether a thread can be made to raise the exception itself: see :func:`line_trap.watch`."""
+
+_PATIENCE_S: Final = 1.0 if _WATCHES else 5.0
+"""How long after its kill a body may go on to take hold of things and let go of them.
+
+Longer where a safe point has to be met by looking."""
+
+_LOOKS: Final = 16
+_LOOK_S: Final = 0.000_5
+"""How often a thread is looked at for one delivery, and the longest pause in between."""
 
 _CHECKS: Final = 100
 """Rounds of a loop in which the interpreter certainly checks for a pending exception."""
@@ -121,6 +140,14 @@ class _ThreadKill:
         # Cancels the task of an event loop that the body runs (`asyncio.run` in a plain function).
         # Written by the background thread under the carrier's lock.
         self.loop_kill: TaskKill | None = None
+        # Code whose lines the thread looks at, to raise the exception itself. Written by the
+        # background thread under the carrier's lock, and taken by the body's.
+        self.watched: set[CodeType] = set()
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether what ends by itself soon is left to."""
+        return time.monotonic() - self.began_s < _PATIENCE_S
 
 
 class ThreadBody(Struct, eq=False):
@@ -185,10 +212,14 @@ class ThreadBody(Struct, eq=False):
         Called with the carrier's lock held. That stops neither the thread nor the exception: what
         is read of the thread's frames may be out of date by the next line.
         """
-        patient = time.monotonic() - kill.began_s < _PATIENCE_S
+        patient = kill.is_patient
         assert self._frame is not None, "the body has not ended"
         ident = self.carrier.ident
         point = inspect(ident, self._frame, patient=patient)
+        if patient and point is UNSAFE and not _WATCHES:
+            point = self._look_often()
+        if _WATCHES and point.socket is None and point.kind != "loop" and self._watch(kill):
+            return False
         if point.kind != "interruptible":
             # The thread has moved to an unsafe point since an earlier post, which is still pending.
             if self.carrier.pending is self:
@@ -210,6 +241,57 @@ class ThreadBody(Struct, eq=False):
             self.sockets_shut_down += 1
             shut_down(then.socket)
         return True
+
+    def _look_often(self) -> Point:
+        """Look until the thread is at a safe point, some times, and return the last point.
+
+        Looks that only come when the thread waits for something find it in the same places each
+        time: while it takes hold of a file, say, and never while it computes. With a short interval
+        it gives way anywhere.
+        """
+        assert self._frame is not None, "the body has not ended"
+        point, interval_s = UNSAFE, sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for _ in range(_LOOKS):
+                time.sleep(random.random() * _LOOK_S)
+                point = inspect(self.carrier.ident, self._frame)
+                if point is not UNSAFE:
+                    break
+        finally:
+            sys.setswitchinterval(interval_s)
+        return point
+
+    def _watch(self, kill: _ThreadKill) -> bool:
+        """Have the thread raise the exception itself, at a line where it may; False if it cannot.
+
+        What is posted is raised where the thread was seen, if that was at a check of the
+        interpreter's, and CPython 3.13 raises it later even then: in an ``__exit__``, perhaps.
+        """
+        ident, body = self.carrier.ident, self._frame
+        assert body is not None, "the body has not ended"
+        frames = frames_inside(sys._current_frames().get(ident), body)
+        codes = {frame.f_code for frame in frames if may_raise_in(frame)}
+        kill.watched |= codes
+        return watch(ident, codes, self._raise_in)
+
+    def _raise_in(self, frame: FrameType) -> None:
+        """Raise the exception in a frame of this thread, if it may be raised there."""
+        kill, body = self._kill, self._frame
+        if self.ended or kill is None or body is None or self.carrier.pending is not None:
+            return
+        in_loop = kill.loop_kill is not None
+        if not kill.grace.is_over and handles_kill(self.carrier.ident, in_loop=in_loop):
+            return
+        if point_at(frame, body, patient=kill.is_patient) is SAFE:
+            self._unwatch(kill)
+            self.reached(frame)
+            raise self.interrupt()
+
+    def _unwatch(self, kill: _ThreadKill) -> None:
+        watched, kill.watched = kill.watched, set()
+        if watched:
+            unwatch(self.carrier.ident, watched)
 
     def _cancel_in_loop(self, kill: _ThreadKill, loop: Any, task: Any) -> None:
         """Cancel the task of an event loop that the body runs in its thread.
@@ -293,8 +375,10 @@ class ThreadBody(Struct, eq=False):
         lock = self.carrier.lock
         list(map(_call, (lock.acquire, lock.release)))
         self._frame = None
-        if self._kill is not None and self._kill.trap is not None:
-            self._kill.trap.disarm()
+        if self._kill is not None:
+            self._unwatch(self._kill)
+            if self._kill.trap is not None:
+                self._kill.trap.disarm()
         # Last: a pending exception must not be raised in the caller's code.
         self._take_pending()
         self.stopped = True

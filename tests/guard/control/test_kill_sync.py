@@ -28,7 +28,7 @@ from guard.runtime.runtime import GuardRuntime
 from tests.support.slow_server import SlowServer
 from tests.support.waiting import WAIT_S, until
 
-pytestmark = pytest.mark.usefixtures("connected")
+pytestmark = [pytest.mark.usefixtures("connected"), pytest.mark.interpreters]
 
 
 def spin(entered: threading.Event, seconds: float = WAIT_S) -> None:

@@ -6,16 +6,27 @@ import _thread
 import contextlib
 import itertools
 import random
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import guard
 from guard import WorkflowKilledInterrupt
+from guard.control import threads
 from guard.core import wire
 from guard.runtime.runtime import GuardRuntime
+from tests.guard.control.things_to_hold import THINGS, compute
+from tests.support import garbage
+from tests.support.slow_server import SlowServer
+from tests.support.waiting import WAIT_S
+
+pytestmark = pytest.mark.interpreters
 
 
 @pytest.fixture
@@ -43,6 +54,41 @@ def killed(runtime: GuardRuntime) -> Callable[[Callable[[], object]], None]:
     return run
 
 
+@pytest.fixture(params=[2, pytest.param(40, marks=pytest.mark.long)])
+def rounds(request: pytest.FixtureRequest) -> int:
+    """How often each thing is tried."""
+    return int(request.param)
+
+
+@pytest.mark.generator("things in use when a kill comes: none is left held, open or half done")
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_left_held_open_or_half_done(
+    killed: Callable[..., None],
+    server: SlowServer,
+    tmp_path: Path,
+    rounds: int,
+    count_cases: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # On a busy machine the time may be over before CPython 3.11 was seen at a safe point.
+    monkeypatch.setattr(threads, "_PATIENCE_S", WAIT_S)
+    found: Counter[str] = Counter()
+    for name, make in THINGS.items():
+        for number in range(rounds):
+            folder = tmp_path / f"{name} {number}"
+            folder.mkdir()
+            use, left = make(folder, server.url)
+            # In a thread that has nothing else to do: what it waits for may never come.
+            user = threading.Thread(target=killed, args=(use,), daemon=True)
+            user.start()
+            user.join(30.0)
+            garbage.collect()
+            if user.is_alive() or left():
+                found[name] += 1
+    count_cases(rounds * len(THINGS))
+    assert not found, f"of {rounds} each"
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", ["Thread", "start_new_thread"])
 def test_while_it_starts_threads(killed: Callable[..., None], how: str) -> None:
@@ -65,3 +111,19 @@ def test_while_it_starts_threads(killed: Callable[..., None], how: str) -> None:
         runner.start()
         runner.join(10.0)
         assert not runner.is_alive(), "the kill has ended the body"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="it has no sys.monitoring")
+def test_where_other_tools_monitor_the_program(killed: Callable[..., None]) -> None:
+    monitoring: Any = getattr(sys, "monitoring")  # noqa: B009  # unknown to CPython 3.11
+    for tool in (3, 4):
+        if monitoring.get_tool(tool) is not None:
+            monitoring.free_tool_id(tool)
+        monitoring.use_tool_id(tool, "another")
+    try:
+        killed(compute)  # posted
+    finally:
+        for tool in (3, 4):
+            monitoring.free_tool_id(tool)
+    killed(compute)
+    assert monitoring.get_tool(4) == "guard"

@@ -26,6 +26,7 @@ from tests.support.waiting import WAIT_S
 pytestmark = [
     pytest.mark.generator("ways to swallow a kill"),
     pytest.mark.usefixtures("connected"),
+    pytest.mark.interpreters,
     pytest.mark.skipif(sys.gettrace() is not None, reason="who traces the process keeps it"),
 ]
 

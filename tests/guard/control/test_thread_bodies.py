@@ -17,6 +17,8 @@ from guard.control.threads import Thread, ThreadBody
 from guard.core.control import Mark
 from guard.scope.scope import Scope
 
+pytestmark = pytest.mark.interpreters
+
 
 def killed_body(carrier: Thread) -> ThreadBody:
     body = ThreadBody(Scope(workflow_id="w"), sys._getframe(1), carrier)
