@@ -152,13 +152,15 @@ async def test_nothing_is_left_of_a_store_that_loses_its_database_while_it_opens
     made = postgres.store(tmp_path)
     started: list[threading.Thread] = []
 
-    async def lost() -> None:
-        assert made._listener is not None
+    start = listener.Listener.start
+
+    def lost(own: listener.Listener) -> None:
+        start(own)
         assert made._watch._thread is not None
-        started.extend([made._listener._thread, made._watch._thread])
+        started.extend([own._thread, made._watch._thread])
         raise StoreLostError("the database cannot be reached")
 
-    monkeypatch.setattr(made.rates, "open", lost)
+    monkeypatch.setattr(listener.Listener, "start", lost)
     with pytest.raises(StoreError, match="cannot open the database"):
         await made.open(lambda _: None)
     assert len(started) == 2
