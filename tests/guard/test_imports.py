@@ -307,7 +307,7 @@ GUARD_LEVELS: Final = {
 }  # fmt: skip
 SPAM_LEVELS: Final = {
     "errors": 0, "thresholds": 0, "_version": 0, "version": 0,
-    "engine": 1,
+    "engine": 1, "links": 1,
     "models": 2, "settings": 2, "_retry": 2,
     "_messages": 3, "_exchange": 3,
     "_calls": 4, "_http": 4, "_local": 4,

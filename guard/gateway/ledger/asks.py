@@ -51,12 +51,12 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
         if known is not None:
             ask, seen_ms = known
             asked_at_ms, deadline_ms = ask.asked_at_ms, ask.deadline_ms
-        # A call for which a raise was too little asks anew, for more than the new limit.
-        if known is not None and ask.limit_nanousd == rule.limit_nanousd:
-            # Waiting calls ask about every second; more often than that is not worth a write.
-            if unit.now_ms - seen_ms >= RETRY_MS // 2:
-                unit.save_ask(ask)
-            continue
+            # A call for which a raise was too little asks anew, for more than the new limit.
+            if ask.limit_nanousd == rule.limit_nanousd:
+                # Waiting calls ask about every second; more often is not worth a write.
+                if unit.now_ms - seen_ms >= RETRY_MS // 2:
+                    unit.save_ask(ask)
+                continue
         # One notice for a limit, however many calls wait; another one after a time without any.
         since_ms = unit.now_ms - LAPSE_MS
         is_first = not unit.is_asked(balance.balance_id, rule.limit_nanousd, since_ms)
