@@ -218,6 +218,16 @@ class RateCap(Struct, kw_only=True):
     on_limit: Literal["refuse", "wait"] = "refuse"
 
 
+_NAMES_SOME: Final = Meta(
+    extra_json_schema={
+        "anyOf": [
+            {"required": [name], "properties": {name: {"minItems": 1}}}
+            for name in ("tools", "models")
+        ]
+    }
+)
+
+
 class RepeatCap(Struct, kw_only=True):
     """At most ``times`` calls of one run that are the same.
 
@@ -270,7 +280,7 @@ class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     approval_tools: Annotated[list[Glob], Meta(max_length=1000)] = []
     approval_timeout_ms: DurationMs = 300_000
     rate_caps: Annotated[list[RateCap], Meta(max_length=100)] = []
-    repeat_caps: Annotated[list[RepeatCap], Meta(max_length=100)] = []
+    repeat_caps: Annotated[list[Annotated[RepeatCap, _NAMES_SOME]], Meta(max_length=100)] = []
     on_accelerating_spend: Literal["notice", "pause", "kill"] | None = None
 
 
