@@ -35,8 +35,7 @@ def copy_back(
 ) -> Copied:
     """Copy the whole database of stopped gateways into a new SQLite file.
 
-    Both are checked, as by :func:`guard.gateway.storage.postgres.copying.copy`. Rate caps begin
-    anew, as when a gateway on SQLite is started again.
+    Both are checked, as by :func:`guard.gateway.storage.postgres.copying.copy`.
 
     Args:
         dsn: a connection URI of the source; its schema must be the newest.

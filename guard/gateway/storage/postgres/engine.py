@@ -1,7 +1,7 @@
 """Life cycle of the store over PostgreSQL: the writer, the readers, the listener to replicas.
 
-Threads: the writer's, one for rate caps, the readers', the listener's and the watch's. Each has
-connections of its own; the watch ends those whose server does not answer.
+Threads: the writer's, the readers', the listener's and the watch's. Each has connections of its
+own; the watch ends those whose server does not answer.
 """
 
 from __future__ import annotations
