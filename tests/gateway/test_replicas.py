@@ -32,7 +32,7 @@ from guard.gateway.services import webhooks as sender
 from guard.gateway.storage.postgres import listener, money
 from guard.gateway.storage.postgres.money import CLAIM_MS
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
-from guard.gateway.storage.sql import tables
+from guard.gateway.storage.sql import kept_rows
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.gateway.test_metrics import scraped
 from tests.support import postgres
@@ -216,12 +216,20 @@ async def test_a_notification_that_no_replica_sends_is_passed_over(tmp_path: Pat
         await each.close()
 
 
+def _chain(unit: PostgresUnitOfWork, own: str, chain_id: str) -> ChainState | None:
+    return unit.chains.find(own, chain_id)
+
+
+def _save_chain(unit: PostgresUnitOfWork, own: str, chain_id: str, chain: ChainState) -> None:
+    unit.chains.save(own, chain_id, chain)
+
+
 @pytest.mark.asyncio
 async def test_what_stays_cached_when_caches_are_full_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another organisation has emptied the cache of chains before it was this one's turn."""
-    for module in (money, tables):
+    for module in (money, kept_rows):
         monkeypatch.setattr(module, "CACHE_MAX", 4)
     one, other = postgres.store(tmp_path), postgres.store(tmp_path)
     for each in (one, other):
@@ -232,10 +240,10 @@ async def test_what_stays_cached_when_caches_are_full_is_read_again(
     ]
     for owner, count in ((neighbour, 2), (own, 9)):
         for number in range(count):
-            await one.write(within(owner), PostgresUnitOfWork.chain, owner, f"c{number}")
+            await one.write(within(owner), _chain, owner, f"c{number}")
     opened = ChainState(1, 2, False, None)
-    await other.write(within(own), PostgresUnitOfWork.save_chain, own, "c7", opened)
-    assert await one.write(within(own), PostgresUnitOfWork.chain, own, "c7") == opened
+    await other.write(within(own), _save_chain, own, "c7", opened)
+    assert await one.write(within(own), _chain, own, "c7") == opened
     for each in (one, other):
         await each.close()
 

@@ -86,7 +86,7 @@ async def budget_of_a_key(process: Process) -> None:
     for organisation in (process.own, process.other):
         await _in_thread(
             organisation.admin.set_budget,
-            limit_nanousd=COST - 1, scope_kind="key", scope_id=process.a.key_id,
+            limit_nanousd=COST - 1, scope_kind="key", scope_id=process.a.key_id, anyway=True,
         )  # fmt: skip
     await _all(process, [GuardBudgetError, None, None])
 

@@ -36,7 +36,7 @@ _FILL: Final = (
     " '[' || (SELECT balance_id FROM balances WHERE budget_id = 'all') || ', '"
     "  || (SELECT balance_id FROM balances WHERE budget_id = 'b' || n) || ']',"
     " 1000, 1000, {now}, {now} + 3600000, 0, 'open', 'lease', 'w' || n, NULL, NULL, NULL, NULL,"
-    " 'f', NULL, 0, 0, 0, NULL FROM n"),
+    " 'f', NULL, 0, 0, 0, NULL, 0, NULL FROM n"),
     ("INSERT INTO usage {numbers} '{own}', 'workflow', 0, 0, 'w' || n, '', '', '', 0, 0, 0, 0, 0,"
     " 0, 0, 0, 0, 0, 1, 1, NULL FROM n"),
     ("INSERT INTO usage {numbers} '{own}', 'run', 0, 0, 'r' || n, '', '', '', 0, 0, 0, 0, 0,"

@@ -72,9 +72,11 @@ def _files() -> Callable[[], object]:
 
 
 def _children() -> int:
-    return sum(
-        len((each / "children").read_text().split()) for each in Path("/proc/self/task").iterdir()
-    )
+    found = 0
+    for each in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += len((each / "children").read_text().split())
+    return found
 
 
 def _is_held(lock: Any) -> Callable[[], object]:
