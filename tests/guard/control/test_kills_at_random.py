@@ -54,10 +54,8 @@ def killed(runtime: GuardRuntime) -> Callable[[Callable[[], object]], None]:
     return run
 
 
-@pytest.fixture(params=[2, pytest.param(6, marks=pytest.mark.long)])
-def rounds(request: pytest.FixtureRequest) -> int:
-    """How often each thing is tried."""
-    return int(request.param)
+ROUNDS = 2
+"""How often each thing is tried."""
 
 
 @pytest.mark.generator("things in use when a kill comes: none is left held, open or half done")
@@ -66,7 +64,6 @@ def test_nothing_is_left_held_open_or_half_done(
     killed: Callable[..., None],
     server: SlowServer,
     tmp_path: Path,
-    rounds: int,
     count_cases: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,7 +71,7 @@ def test_nothing_is_left_held_open_or_half_done(
     monkeypatch.setattr(threads, "_PATIENCE_S", WAIT_S)
     found: Counter[str] = Counter()
     for name, make in THINGS.items():
-        for number in range(rounds):
+        for number in range(ROUNDS):
             folder = tmp_path / f"{name} {number}"
             folder.mkdir()
             use, left = make(folder, server.url)
@@ -85,11 +82,11 @@ def test_nothing_is_left_held_open_or_half_done(
             garbage.collect()
             if user.is_alive() or left():
                 found[name] += 1
-    tried = rounds * len(THINGS)
+    tried = ROUNDS * len(THINGS)
     count_cases(tried)
     # Without the rules one in six leaves something. What can remain is rare, and docs/control.md
     # says what it is: an interpreter that is looked at from outside can step on in between.
-    assert 50 * found.total() <= tried, f"{found} of {rounds} each"
+    assert 50 * found.total() <= tried, f"{found} of {ROUNDS} each"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
