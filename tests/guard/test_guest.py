@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 import guard
 from guard.breaker.exceptions import WorkflowKilledInterrupt
+from guard.core import wire
 from guard.core.catalogue import FALLBACK_MESSAGE
 from tests.support.programs import environment
 from tests.support.waiting import WAIT_S
@@ -25,7 +27,11 @@ class Visited(http.server.BaseHTTPRequestHandler):
     cookies: list[str | None]
 
     def do_GET(self) -> None:
-        self._answer({"protocol": 3, "min_sdk_version": "0.6.0", "server": "x"})
+        if self.path.startswith(wire.CONTROL_PATH):
+            time.sleep(0.02)  # As a gateway's long poll: a client asks again at once.
+            self._answer({"messages": [], "seq": 0})
+        else:
+            self._answer({"protocol": 3, "min_sdk_version": "0.6.0", "server": "x"})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
