@@ -3,100 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from spamdetect.engine import Engine
-from spamdetect.service.app import open_limits, open_store
-from spamdetect.service.bot import BotSettings, TokenBot
 from spamdetect.service.keys import KeyStore
-from spamdetect.service.metrics import Metrics
-from spamdetect.service.moderation import GroupModerator
-from spamdetect.service.server import serving_app
-from spamdetect.service.settings import ServiceSettings
 from tests.support.bot_api import TOKEN, BotApi
-from tests.support.private_server import schema_in
+from tests.support.moderated_group import (
+    ADMIN,
+    BOB,
+    EVE,
+    GROUP,
+    HAM,
+    OTHER_GROUP,
+    SPAM,
+    Room,
+    Running,
+)
 
 pytestmark = pytest.mark.asyncio
-
-SPAM = "Congratulations! You won a free prize. Claim now: http://bit.ly/x1 or call 0800 123 456"
-HAM = "Hi Anna, the meeting is moved to Thursday at ten. See you there, Tom"
-ADMIN, EVE, BOB = 10, 66, 77
-GROUP, OTHER_GROUP = -100_500, -100_600
-
-
-class Room:
-    """A group chat with the bot in it."""
-
-    def __init__(self, api: BotApi, chat_id: int = GROUP) -> None:
-        self.api = api
-        self.chat_id = chat_id
-
-    async def say(self, text: str, user: int = EVE, *, edited: bool = False, **fields: Any) -> int:
-        """Say something; returns the message's id."""
-        update = self.api.update(text, user, "supergroup")
-        message = update.pop("message")
-        message["chat"] = {"id": self.chat_id, "type": "supergroup", "title": "Group"}
-        message.update(fields)
-        update["edited_message" if edited else "message"] = message
-        await self.api.give(update)
-        return int(message["message_id"])
-
-    async def ask(self, text: str, user: int = ADMIN, **fields: Any) -> dict[str, Any]:
-        """Say something and wait for what the bot sends next."""
-        before = len(self.api.sent)
-        await self.say(text, user, **fields)
-        return (await self.api.wait_for(before + 1))[before]
-
-    async def settle(self) -> None:
-        """Wait until the bot has read everything that was said."""
-        await self.ask("/help", user=BOB)
-
-
-@pytest_asyncio.fixture
-async def api() -> AsyncIterator[BotApi]:
-    bot_api = BotApi()
-    bot_api.administrators = {ADMIN}
-    async with serving_app(bot_api.app(), ServiceSettings(port=0)) as listening:
-        bot_api.base_url = listening.base_url
-        yield bot_api
-
-
-@pytest_asyncio.fixture(params=["sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyStore]:
-    async with contextlib.AsyncExitStack() as stack:
-        url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
-        if request.param == "postgres":
-            server_url = request.getfixturevalue("postgres_url")
-            url = await stack.enter_async_context(schema_in(server_url))
-        opened = await open_store(url)
-        yield opened
-        await opened.close()
-
-
-Running = Callable[[], contextlib.AbstractAsyncContextManager[Room]]
-
-
-@pytest.fixture
-def running(api: BotApi, store: KeyStore) -> Running:
-    @contextlib.asynccontextmanager
-    async def run() -> AsyncIterator[Room]:
-        limits = await open_limits(ServiceSettings(), store, Metrics())
-        settings = BotSettings(TOKEN, api_url=api.base_url, commands_per_minute=10_000)
-        bot = TokenBot(settings, store, limits, GroupModerator(store, Engine.load))
-        async with bot.running():
-            yield Room(api)
-        await limits.close()
-
-    return run
 
 
 async def test_nothing_happens_where_nobody_asked_for_it(api: BotApi, running: Running) -> None:
