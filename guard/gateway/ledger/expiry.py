@@ -12,7 +12,7 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.domain.lineage import lineage
-from guard.gateway.ledger import approvals, estimates, idempotency, metered, rates
+from guard.gateway.ledger import approvals, estimates, idempotency, metered, rate_caps
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -35,7 +35,7 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     unit.change_balances(balances)
     unit.change_reservation(reservation)
     left = ledger.release(reservation, balances, state)
-    rates.take_back(unit, reservation, 0)
+    rate_caps.take_back(unit, reservation, 0)
     if reservation.metered:
         metered.close(unit, organisation(unit, reservation.organisation_id), reservation, state)
     # On a closed reservation ``under_way`` means what was charged in advance. Nothing was, so far:

@@ -27,7 +27,7 @@ from guard.gateway.ledger import (
     leases,
     line,
     metered,
-    rates,
+    rate_caps,
     repeats,
     requests,
     winding,
@@ -66,7 +66,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     # 3. It is faster than a rate cap: it asks again later, and gives nothing back until then.
     pacing = [use for use in command.caps if use.waits]
     if pacing and command.refusal is None:
-        turn_in_ms = rates.wait_ms(unit, org.organisation_id, pacing)
+        turn_in_ms = rate_caps.wait_ms(unit, org.organisation_id, pacing)
         if turn_in_ms is not None:
             leases.take_back(unit, command, give_back=False)
             return line.told_its_turn(call.call_id, turn_in_ms, outcome)
@@ -100,7 +100,7 @@ def _answer(
         return EncodedAnswer(idempotency.UNDECIDED, b"", recall=decided.recall)
     # 2. It waits in line: counted once, before it is allowed.
     if isinstance(decided, Waiter):
-        rates.count(unit, org.organisation_id, command.caps)
+        rate_caps.count(unit, org.organisation_id, command.caps)
         # A waiting call asks every second, so a row is written only where a repeat would do harm:
         # where the question has given something back.
         if call.lease is not None and call.lease.lease_id and call.lease.unused_nanousd:
@@ -165,7 +165,7 @@ def _decide(
         return command.refusal
     if command.caps:
         capping = (use for use in command.caps if not use.waits)
-        wait_ms = rates.wait_ms(unit, org.organisation_id, capping)
+        wait_ms = rate_caps.wait_ms(unit, org.organisation_id, capping)
         if wait_ms is not None:
             return policy.rate_refusal(call, wait_ms)
     # 3. A policy refuses the model that is expected to answer. The store knows which that is, so
@@ -415,7 +415,7 @@ def _granted(
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
     granted = judgement.amount
-    rates.count(unit, org.organisation_id, command.caps)
+    rate_caps.count(unit, org.organisation_id, command.caps)
     # No lease where the next call of the lane may be under other budgets (tags are not part of a
     # lane), or where this call may use money that the next one may not.
     is_alone = bool(needs) or decision.is_last or call.winding_down or org.is_tagged
@@ -464,7 +464,7 @@ def _granted(
             granted_nanousd=granted,
             ttl_ms=org.settings.lease_ttl_ms,
             policy_version=command.policy_version,
-            calls=rates.lend(unit, reservation, call, caps) if caps else None,
+            calls=rate_caps.lend(unit, reservation, call, caps) if caps else None,
             rates=decision.rates,
             overspent_nanousd=reservation.overspent,
             returns_ms=RETURNS_MS if is_awaited else 0,

@@ -17,7 +17,7 @@ from guard.core import wire
 from guard.gateway.domain import render
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseCommand, RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.ledger import approvals, expiry, idempotency, rates, renewals
+from guard.gateway.ledger import approvals, expiry, idempotency, rate_caps, renewals
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -71,7 +71,7 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
     if give_back:
         expiry.give_back(unit, lease, call.lease.unused_nanousd)
         if not command.is_ahead:  # a top-up leaves the lease what it has of rate caps
-            rates.take_back(unit, lease, call.lease.calls_left)
+            rate_caps.take_back(unit, lease, call.lease.calls_left)
     return lease
 
 
@@ -171,7 +171,7 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
         return render.not_found("no such lease")
     expiry.give_back(unit, lease, change.unused_nanousd)
     if change.close or change.calls_left or change.unused_nanousd:
-        rates.take_back(unit, lease, change.calls_left)
+        rate_caps.take_back(unit, lease, change.calls_left)
     unit.change_reservation(lease)
     # The holder's figure replaces the gateway's, which only grows with each grant.
     lease.under_way = change.under_way_nanousd
