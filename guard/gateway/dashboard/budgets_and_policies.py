@@ -147,25 +147,27 @@ class BudgetsAndPolicies:
             return await self._budget_form(
                 context, known, error=f"Nothing was saved: {exc}.", status=400
             )
+        previews = context.form.text("do") == "preview"
+        call = context.call(body=body)
         try:
-            wanted = await self._handlers.budget_of(context.call(body=body))
+            if not previews:
+                await self._handlers.put_budget(call)
+                return self._site.done(context, "budget", "/budgets")
+            wanted = await self._handlers.budget_of(call)
         except ConflictError as exc:
             typed.budget_id = budget_id
             return await self._budget_form(
                 context, typed, error=f"Nothing was saved: {exc}.", status=409
             )
         wanted.budget_id = budget_id
-        if context.form.text("do") == "preview" and wanted.unit != "usd":
+        if wanted.unit != "usd":
             error = "A preview replays what calls have cost, so there is none for this unit."
             return await self._budget_form(context, wanted, error=error)
-        if context.form.text("do") == "preview":
-            charges = await self._storage.newest_charges(
-                context.org(), wanted.scope_kind, budget_preview.CHARGES_MAX
-            )
-            found = budget_preview.preview(wanted, charges)
-            return await self._budget_form(context, wanted, preview=found)
-        await self._handlers.put_budget(context.call(body=body))
-        return self._site.done(context, "budget", "/budgets")
+        charges = await self._storage.newest_charges(
+            context.org(), wanted.scope_kind, budget_preview.CHARGES_MAX
+        )
+        found = budget_preview.preview(wanted, charges)
+        return await self._budget_form(context, wanted, preview=found)
 
     async def confirm_budget(self, context: RequestContext) -> Response:
         """Ask before a budget is removed."""
