@@ -150,7 +150,7 @@ def is_users(frame: FrameType) -> bool:
     return not (module == "guard" or module in HTTP_CLIENTS or module in sys.stdlib_module_names)
 
 
-def may_raise_in(frame: FrameType) -> bool:
+def has_safe_points(frame: FrameType) -> bool:
     """Return whether there are points in a frame's code where an exception may be raised."""
     module = _root(frame)
     return not (module == "guard" or module in HTTP_CLIENTS or module in _UNSAFE_MODULES)

@@ -35,8 +35,8 @@ from guard.control.safepoints import (
     Point,
     frames_inside,
     handles_kill,
+    has_safe_points,
     inspect,
-    may_raise_in,
     point_at,
 )
 from guard.control.sockets import shut_down
@@ -271,7 +271,7 @@ class ThreadBody(Struct, eq=False):
         ident, body = self.carrier.ident, self._frame
         assert body is not None, "the body has not ended"
         frames = frames_inside(sys._current_frames().get(ident), body)
-        codes = {frame.f_code for frame in frames if may_raise_in(frame)}
+        codes = {frame.f_code for frame in frames if has_safe_points(frame)}
         kill.watched |= codes
         return watch(ident, codes, self._raise_in)
 
