@@ -152,6 +152,8 @@ class Courier:
             questions.append(inbox.popleft())
         if questions:  # else an earlier call has taken them all
             now_s = self._look()
+            for question in questions:  # from here on the loop is not late for it any more
+                question.ends_s = max(question.ends_s, now_s + question.answer_s)
             self.carry_out(self._desk.asked(questions, now_s))
 
     def _look(self) -> float:
@@ -287,6 +289,7 @@ class Courier:
         except wire.WireError as exc:
             self._conclude(errand, exc)
             return
+        errand.sets_out()
         # From here on the gateway may decide it, even if the socket is lost in this moment.
         errand.has_left = True
         question.over = "the socket"
@@ -416,7 +419,7 @@ class Courier:
     async def _post(self, errand: Errand) -> wire.GateReply:
         """Ask over HTTP; runs when the admission has given the errand its turn."""
         question = errand.ask.question
-        request, ends_s, key = question.request, question.ends_s, question.key
+        request, key = question.request, question.key
         if question.ticket is not None:
             if question.ticket.cancelled():  # while it waited for its turn
                 raise was_shut_down()
@@ -428,14 +431,18 @@ class Courier:
             # would be refused, and without them the ledger could decide by less than is spent.
             if not errand.has_left:
                 errand.records = session.flusher.attach(request)
-                errand.has_left = True
+            errand.sets_out()
+            errand.has_left = True
+            deadline_s = _left_s(question.ends_s)
             try:
-                return await session.client.gate(request, key, deadline_s=_left_s(ends_s))
+                return await session.client.gate(request, key, deadline_s=deadline_s)
             except BodyRefusedError:
                 if not errand.records:
                     raise
                 errand.detach(session)
-                return await session.client.gate(request, key, deadline_s=_left_s(ends_s))
+                errand.sets_out()
+                deadline_s = _left_s(question.ends_s)
+                return await session.client.gate(request, key, deadline_s=deadline_s)
         finally:
             self.asking -= 1
 

@@ -15,6 +15,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.core import wire
 from guard.core.leases import Grant, Question
-from guard.loop import AdmissionError, Arrival, LoopClosedError, Ticket
+from guard.loop import PATIENCE_S, AdmissionError, Arrival, LoopClosedError, Ticket, catch_up
 from guard.scope.scope import Scope
 from guard.session.link import Link
 
@@ -151,15 +152,35 @@ class Gate:
                 raise
 
     def _result(self, question: Question, future: Ticket[Grant]) -> Grant:
-        """Wait for the answer until the deadline, which moves while the question is in line."""
+        """Wait for the answer until the deadline, which moves until the question is sent."""
         while True:
             ends_s = question.ends_s
-            try:
+            with contextlib.suppress(TimeoutError):
                 return future.result(_left_s(ends_s))
-            except TimeoutError:
-                # The desk, on the loop, has moved it meanwhile: wait on.
-                if question.ends_s <= ends_s:
-                    raise
+            if question.ends_s <= ends_s:
+                with contextlib.suppress(TimeoutError):
+                    self._loop_caught_up(question, future).result(PATIENCE_S)
+            if future.done():
+                return future.result()
+            # Unless the loop has moved it meanwhile: then wait on.
+            if question.ends_s <= ends_s:
+                raise TimeoutError
+
+    def _loop_caught_up(self, question: Question, ticket: Ticket[Grant]) -> Future[None]:
+        """Return what completes once the loop has read what has come, or answers the ticket.
+
+        A deadline has passed; but while the loop stands still, it neither sends nor reads.
+        """
+        caught_up: Future[None] = Future()
+
+        def done(_: object = None) -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # the other was first
+                caught_up.set_result(None)
+
+        ticket.add_done_callback(done)
+        if not self._background.call_soon(catch_up, time.monotonic(), question.answer_s, done):
+            done()
+        return caught_up
 
     # -- async callers ----------------------------------------------------------------------------
 
@@ -218,11 +239,15 @@ class Gate:
         """Like :meth:`_result`."""
         while True:
             ends_s = question.ends_s
-            try:
+            with contextlib.suppress(TimeoutError):
                 return await Arrival(future, _left_s(ends_s))
-            except TimeoutError:
-                if question.ends_s <= ends_s:
-                    raise
+            if question.ends_s <= ends_s:
+                with contextlib.suppress(TimeoutError):
+                    await Arrival(self._loop_caught_up(question, future), PATIENCE_S)
+            if future.done():
+                return await Arrival(future, None)
+            if question.ends_s <= ends_s:
+                raise TimeoutError
 
     def _loop_ended(self) -> bool:
         """Return whether the loop's end has cancelled a wait, and not the user."""

@@ -36,6 +36,7 @@ _CALLS_MIN: Final = 2
 """The budget takes as many of the dearest requests, also for an inbox of one line."""
 _PASSES_MAX: Final = 50
 _KILL_AFTER_S: Final = 1.0
+_TIMEOUT_MS: Final = 30_000
 
 
 @attrs.define
@@ -132,7 +133,10 @@ class _Story:
             admin.set_budget, limit_nanousd=budget, scope_kind="workflow", scope_id=TRIAGE
         )
         await asyncio.to_thread(admin.set_policy, "demo", tools_block=["delete_*"])
-        self._runtime = await GuardRuntime.start(key, self._gateway.base_url)
+        # The gateway shares this process's one interpreter with all the other parts of the story.
+        self._runtime = await GuardRuntime.start(
+            key, self._gateway.base_url, timeout_ms=_TIMEOUT_MS
+        )
         say(f"  gateway       {self._gateway.base_url}  (this process)")
         say(f"  database      {self._store}; removed in the end")
         say(f"  spam service  {spam_url}  (trained classifier)")

@@ -8,9 +8,11 @@ from guard.loop.admission import Admission, AdmissionError, Concurrency, Ticket
 from guard.loop.arrival import Arrival
 from guard.loop.background import BackgroundLoop, LoopClosedError
 from guard.loop.forks import held_forks
+from guard.loop.patience import PATIENCE_S, catch_up, fair_timeout
 from guard.loop.threads import in_thread
 
 __all__ = [
+    "PATIENCE_S",
     "Admission",
     "AdmissionError",
     "Arrival",
@@ -18,6 +20,8 @@ __all__ = [
     "Concurrency",
     "LoopClosedError",
     "Ticket",
+    "catch_up",
+    "fair_timeout",
     "held_forks",
     "in_thread",
 ]

@@ -18,7 +18,7 @@ from guard.breaker.exceptions import (
     GuardTransportError,
     was_shut_down,
 )
-from guard.loop import BackgroundLoop, LoopClosedError
+from guard.loop import PATIENCE_S, BackgroundLoop, LoopClosedError
 from guard.session.exit_hooks import ExitHooks
 
 if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
@@ -155,12 +155,14 @@ class Link:
         Raises:
             GuardError: no answer, or guard was shut down.
         """
+        # Both end by themselves, unless the loop stands still.
+        patience_s = 3 * timeout_s + PATIENCE_S
         try:
-            answer: T = self.background.run(self._ask, question, timeout_s, timeout_s=3 * timeout_s)
+            answer: T = self.background.run(self._ask, question, timeout_s, timeout_s=patience_s)
         except (LoopClosedError, concurrent.futures.CancelledError):
             raise was_shut_down() from None
         except TimeoutError:
-            raise GuardTransportError(f"no answer within {3 * timeout_s:g} s") from None
+            raise GuardTransportError(f"no answer within {patience_s:g} s") from None
         return answer
 
     async def ask_async(self, question: Work[T], timeout_s: float) -> T:

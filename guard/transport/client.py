@@ -22,6 +22,7 @@ from guard.breaker.rejection import CallerRejectedError
 from guard.core import wire
 from guard.core.mistaken import mistaken_key
 from guard.core.retry import Backoff, RetryAfter, RetryQuota, retry_after_s
+from guard.loop import fair_timeout
 from guard.settings import Settings
 from guard.transport.http import GatewayHttp, HttpRequest
 from guard.transport.replies import (
@@ -41,9 +42,6 @@ _ATTEMPTS_MAX: Final = 4
 _FAIR_SHARE: Final = 0.5
 """A timeout counts against the gateway only with at least this share of the usual deadline: after a
 wait in this process, the rest of a deadline may be too short for any gateway."""
-
-_LATE_SHARE: Final = 1.25
-"""A timeout noticed after this share of its deadline is not counted: the loop was blocked."""
 
 
 class GatewayClient:
@@ -277,12 +275,11 @@ class GatewayClient:
 
         ends_s = time.monotonic() + deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
+            async with fair_timeout(deadline_s):
                 answer = await self._with_retries(endpoint, attempt, attempts, ends_s)
         except TimeoutError:
             # Only a timeout that is certainly the gateway's counts for the circuit.
-            late = time.monotonic() - ends_s > (_LATE_SHARE - 1) * deadline_s
-            if deadline_s >= _FAIR_SHARE * self._settings.timeout_s and not late:
+            if deadline_s >= _FAIR_SHARE * self._settings.timeout_s:
                 self._failed()
             error = GuardTransportError(
                 f"no answer from {endpoint} within {deadline_s:.3g} s", endpoint=endpoint
