@@ -289,6 +289,7 @@ class GatewayApp:
             await asyncio.sleep(interval_s)
             try:
                 await self.storage.sweep()
+                await self.keys.write_uses()
             except StoreError as exc:
                 logger.warning("the sweep failed: %s", exc)
             except Exception:  # one failed sweep does not end the sweeper

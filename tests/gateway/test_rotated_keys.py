@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from guard.core.ids import IdFactory
 from guard.gateway.bootstrap import begin_with
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.first_secrets import FirstSecrets
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import within
-from guard.gateway.services.keys import hash_key
+from guard.gateway.services.keys import USES_EVERY_MS, KeyRing, hash_key, make_key
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import Tenant
 from tests.support.store import ACTOR, opened_store
@@ -78,14 +79,19 @@ def test_the_old_secret_ends_when_it_was_told_to(tenant: Any) -> None:
     second = tenant.admin.rotate_key(key_id, overlap_ms=HOUR_MS)
     (key,) = tenant.admin.keys()
     assert key["prefix"] == second["api_key"][:12]
-    assert key["old_secrets_end_at_ms"] > key["created_at_ms"]
+    assert [each["prefix"] for each in key["secrets"]] == [
+        second["api_key"][:12],
+        first["api_key"][:12],
+    ]
+    assert key["secrets"][0]["ends_at_ms"] is None
+    assert key["secrets"][1]["ends_at_ms"] > key["created_at_ms"]
     assert tenant.gate(headers=_as(first["api_key"])).status_code == 200
     third = tenant.admin.rotate_key(key_id)
     statuses = [tenant.gate(headers=_as(each["api_key"])).status_code for each in (first, second)]
     assert statuses == [401, 401]
     assert tenant.gate(headers=_as(third["api_key"])).status_code == 200
     (key,) = tenant.admin.keys()
-    assert key["old_secrets_end_at_ms"] is None
+    assert [each["prefix"] for each in key["secrets"]] == [third["api_key"][:12]]
     # A revocation ends all.
     fourth = tenant.admin.rotate_key(key_id, overlap_ms=HOUR_MS)
     tenant.admin.revoke_key(key_id)
@@ -104,13 +110,44 @@ def test_a_key_keeps_its_own_end_and_those_below_it(tenant: Any) -> None:
     rotated = tenant.admin.rotate_key(key_id, overlap_ms=10 * HOUR_MS)
     assert rotated["key"]["expires_at_ms"] == ends_ms
     seen = tenant.admin.keys()[1]
-    assert seen["old_secrets_end_at_ms"] == ends_ms, "an old secret does not outlive its key"
+    assert seen["secrets"][1]["ends_at_ms"] == ends_ms, "an old secret does not outlive its key"
     tenant.admin.set_budget(1, scope_kind="key", scope_id=key_id)
     tenant.send(tenant.llm(2 * CENT), headers=_as(rotated["api_key"]))
     tenant.refused(402, "GD-B004", headers=_as(inner["api_key"]))
     past = tenant.admin.create_key_full("past", expires_at_ms=now_ms)
     with pytest.raises(AdminError, match="has ended"):
         tenant.admin.rotate_key(past["key"]["key_id"])
+
+
+@pytest.mark.asyncio
+async def test_lists_say_when_each_secret_was_used_last(
+    storage_factory: Callable[..., Storage], tmp_path: Path
+) -> None:
+    async with opened_store(storage_factory, tmp_path) as store:
+        storage, own = store.storage, store.org
+        begun_ms = store.clock()
+        ring = KeyRing(storage, store.clock)
+        made = make_key(IdFactory(), begun_ms, role="sdk", organisation_id=own, name="used")
+        await storage.write(within(own), directory.create_key, ACTOR, made.key, made.key_hash, None)
+        replaced = (ACTOR, own, made.key.key_id, "gdk_new", b"new", None, USES_EVERY_MS)
+        await storage.write(within(own), directory.rotate_key, *replaced)
+        store.clock.now += USES_EVERY_MS - 1
+        assert await ring.find(made.api_key, "sdk")
+        await ring.write_uses()
+
+        async def used() -> list[int | None]:
+            (key,) = [k for k in await storage.keys(own) if k.key_id == made.key.key_id]
+            return [each.used_at_ms for each in key.secrets]
+
+        assert await used() == [None, None], "at most once a minute"
+        store.clock.now += 1
+        await ring.write_uses()
+        assert await ring.find(made.api_key, "sdk") is None, "it has ended"
+        assert await ring.find_hashed(b"new", "sdk")
+        assert await used() == [None]
+        store.clock.now += USES_EVERY_MS
+        await ring.write_uses()
+        assert await used() == [begun_ms + USES_EVERY_MS]
 
 
 @pytest.mark.asyncio

@@ -17,7 +17,16 @@ from guard.gateway.cli.database import backup, migrate, restore
 from guard.gateway.cli.directives import directives
 from guard.gateway.cli.local import local
 from guard.gateway.cli.numbers import Finite
-from guard.gateway.cli.output import limited, note, safe, show, where, with_client
+from guard.gateway.cli.output import (
+    limited,
+    moment,
+    note,
+    safe,
+    show,
+    wants_json,
+    where,
+    with_client,
+)
 from guard.gateway.cli.password import password, sign_in_link
 from guard.gateway.cli.people import operators, organisations, sessions
 from guard.gateway.cli.policies import policies
@@ -80,9 +89,16 @@ def keys_list(client: AdminClient) -> None:
     Example:
       guard gateway keys list
     """
-    columns = ["key_id", "role", "name", "prefix", "workflow_id", "signed", "revoked_at_ms",
-               "old_secrets_end_at_ms"]  # fmt: skip
-    show(client.keys(), columns)
+    columns = ["key_id", "role", "name", "secrets", "workflow_id", "signed", "revoked_at_ms"]
+    rows = client.keys()
+    if not wants_json():
+        rows = [{**row, "secrets": ", ".join(map(_secret, row["secrets"]))} for row in rows]
+    show(rows, columns)
+
+
+def _secret(secret: dict[str, Any]) -> str:
+    ends_ms = secret["ends_at_ms"]
+    return f"{secret['prefix']}…" + (f" until {moment(ends_ms)}" if ends_ms else "")
 
 
 @keys.command("create")

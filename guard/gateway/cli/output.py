@@ -259,6 +259,11 @@ def show(
     console.print(table)
 
 
+def moment(at_ms: float) -> str:
+    """Return a time as people write it."""
+    return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
 def _shown(column: str, value: Any) -> str:
     """Return a value as people write it."""
     if value is None or value == "":
@@ -267,8 +272,7 @@ def _shown(column: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int | float):
         if column.endswith(("_at_ms", "_seen_ms", "deadline_ms")) or column == "at_ms":
-            moment = dt.datetime.fromtimestamp(value / 1000, dt.UTC)
-            return moment.strftime("%Y-%m-%d %H:%M:%SZ")
+            return moment(value)
         return dollars(int(value)) if column.endswith("_nanousd") else f"{value:,}"
     return str(value)
 

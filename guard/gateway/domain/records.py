@@ -77,24 +77,34 @@ Role = Literal["sdk", "admin", "proxy"]
 """What a key is for: an agent's calls, the admin API, or the calls of others (a proxy's)."""
 
 
-class Key(Struct, kw_only=True):
-    """An API key without its secrets. One of no organisation is for the whole gateway.
+class Secret(Struct, kw_only=True):
+    """What is known of a secret of a key: how it begins, and its times."""
 
-    ``prefix`` is how its secret begins; secrets that a rotation has replaced are valid until
-    ``old_secrets_end_at_ms``, in lists of keys.
+    prefix: str
+    signed: bool = False
+    created_at_ms: int = 0
+    ends_at_ms: int | None = None
+    used_at_ms: int | None = None
+
+
+class Key(Struct, kw_only=True):
+    """An API key, which lasts; its secrets change. One of no organisation is for the whole gateway.
+
+    ``prefix`` is how its newest secret begins, and ``secrets`` in lists of keys has those that are
+    valid, the newest first.
     """
 
     key_id: str
     organisation_id: str | None
     role: Role
     name: str
-    prefix: str
+    prefix: str = ""
     workflow_id: str | None = None
     signed: bool = False
     created_at_ms: int = 0
     expires_at_ms: int | None = None
     revoked_at_ms: int | None = None
-    old_secrets_end_at_ms: int | None = None
+    secrets: list[Secret] = []
 
 
 class BudgetRule(Struct, kw_only=True):

@@ -165,7 +165,8 @@ def rotate_key(
     if old.expires_at_ms is not None:
         ends_ms = min(ends_ms, old.expires_at_ms)
     key = msgspec.structs.replace(old, prefix=prefix, signed=hmac_secret is not None)
-    unit.replace_secret(key, key_hash, hmac_secret, ends_ms)
+    unit.end_secrets(key_id, ends_ms)
+    unit.add_secret(key, key_hash, hmac_secret)
     details = {"prefix": prefix, "overlap_ms": overlap_ms}
     audit.record(unit, actor, "key.rotate", key_id, details, old.organisation_id)
     unit.announce(PostCommitEvent("catalogue", old.organisation_id))
@@ -191,6 +192,11 @@ def revoke_key(
             audit.record(unit, actor, "key.revoke", below.key_id, {}, key.organisation_id)
         unit.announce(PostCommitEvent("catalogue", key.organisation_id))
     return key
+
+
+def note_secrets_used(unit: UnitOfWork, used_ms: Mapping[bytes, int]) -> None:
+    """Write when secrets were last used, by their hashes."""
+    unit.note_secrets_used(used_ms)
 
 
 def _own_key(

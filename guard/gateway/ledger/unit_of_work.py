@@ -373,15 +373,19 @@ class DirectoryStore(Protocol):
         """Return whether an organisation's agents have a valid key outside of one key's lineage."""
 
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
-        """Insert a key."""
+        """Insert a key with its first secret."""
 
     def save_key(self, key: records.Key) -> None:
         """Write when a key ends."""
 
-    def replace_secret(
-        self, key: records.Key, key_hash: bytes, hmac_secret: str | None, ends_ms: int
-    ) -> None:
-        """Write a key's new secret; those before it are valid until a time at the latest."""
+    def add_secret(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
+        """Insert another secret of a key."""
+
+    def end_secrets(self, key_id: str, ends_ms: int) -> None:
+        """End a key's secrets at a time at the latest."""
+
+    def note_secrets_used(self, used_ms: Mapping[bytes, int]) -> None:
+        """Write when secrets were last used, by their hashes."""
 
     def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
         """Insert a nonce; ``False`` when it is known."""

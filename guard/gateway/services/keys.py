@@ -12,6 +12,8 @@ from msgspec import Struct
 from guard.core.ids import IdFactory
 from guard.gateway.domain.lineage import below
 from guard.gateway.domain.records import Key, KeySecret, Role
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
 
 SDK_PREFIX: Final = "gdk_"
@@ -19,6 +21,8 @@ ADMIN_PREFIX: Final = "gda_"
 PROXY_PREFIX: Final = "gdp_"
 _PREFIXES: Final = {"sdk": SDK_PREFIX, "admin": ADMIN_PREFIX, "proxy": PROXY_PREFIX}
 _CACHE_MAX: Final = 20_000
+USES_EVERY_MS: Final = 60_000
+"""How often the times are written at which secrets were last used."""
 
 
 class NewKey(Struct):
@@ -91,6 +95,9 @@ class KeyRing:
         # Emptied when it is full, and by each change of any key.
         self._cache: dict[bytes, KeySecret | None] = {}
         self.generation = 0
+        # When secrets were last used, by hash, since these were last written.
+        self._used_ms: dict[bytes, int] = {}
+        self._written_ms = clock_ms()
 
     async def find(self, api_key: str, *roles: Role) -> KeySecret | None:
         """Return a valid key of one of these roles, or ``None``."""
@@ -110,10 +117,21 @@ class KeyRing:
         # Checked with each call, also of a cached key: it may expire while it is in the cache.
         if found is None or found.key.role not in roles or found.key.revoked_at_ms is not None:
             return None
-        expires_at_ms = found.key.expires_at_ms
-        if expires_at_ms is not None and expires_at_ms <= self._clock_ms():
+        expires_at_ms, now_ms = found.key.expires_at_ms, self._clock_ms()
+        if expires_at_ms is not None and expires_at_ms <= now_ms:
             return None
+        self._used_ms[hashed] = now_ms
         return found
+
+    async def write_uses(self) -> None:
+        """Write when secrets were last used, if that was not done within the last minute.
+
+        What a failure of the store loses is written with the next use.
+        """
+        now_ms = self._clock_ms()
+        if self._used_ms and now_ms - self._written_ms >= USES_EVERY_MS:
+            used_ms, self._used_ms, self._written_ms = self._used_ms, {}, now_ms
+            await self._storage.write(NOTHING, directory.note_secrets_used, used_ms)
 
     def forget(self) -> None:
         """Empty the cache, because some key has changed."""

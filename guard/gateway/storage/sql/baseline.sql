@@ -11,13 +11,16 @@ CREATE TABLE organisations (
 
 CREATE TABLE keys (
   key_id TEXT PRIMARY KEY, organisation_id TEXT REFERENCES organisations, role TEXT NOT NULL,
-  name TEXT NOT NULL, prefix TEXT NOT NULL, key_hash BLOB NOT NULL UNIQUE, workflow_id TEXT,
-  hmac_secret TEXT, created_at_ms INTEGER NOT NULL, expires_at_ms INTEGER, revoked_at_ms INTEGER
+  name TEXT NOT NULL, workflow_id TEXT, created_at_ms INTEGER NOT NULL, expires_at_ms INTEGER,
+  revoked_at_ms INTEGER
 ) STRICT;
 
-CREATE TABLE old_secrets (
-  key_hash BLOB PRIMARY KEY, key_id TEXT NOT NULL, hmac_secret TEXT, expires_at_ms INTEGER NOT NULL
+CREATE TABLE secrets (
+  key_hash BLOB PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys, prefix TEXT NOT NULL,
+  hmac_secret TEXT, made_ms INTEGER NOT NULL, ends_ms INTEGER, used_ms INTEGER
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX secrets_key ON secrets (key_id);
+CREATE INDEX secrets_prefix ON secrets (prefix);
 
 CREATE TABLE nonces (
   key_id TEXT NOT NULL, nonce TEXT NOT NULL, expires_at_ms INTEGER NOT NULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from guard.core import wire
@@ -18,7 +19,6 @@ from guard.gateway.storage.sql.rows import (
     KEYS,
     OPERATORS,
     ORGANISATIONS,
-    key_from_row,
     operator_from_row,
 )
 
@@ -27,6 +27,8 @@ _SELECT_OPERATORS: Final = OPERATORS.select()
 _SELECT_AUDIT: Final = AUDIT.select()
 _SESSIONS: Final = Table("sessions")
 _SIGN_ONS: Final = Table("sign_ons")
+_SECRETS: Final = Table("secrets")
+_SECRET_USED: Final = _SECRETS.update(("used_ms",))
 _ADD_NONCE: Final = Table("nonces").insert(ignore=True)
 _TOUCH_SESSION: Final = _SESSIONS.update(("seen_at_ms",))
 
@@ -76,26 +78,21 @@ class DirectoryTables(ControlTables):
     def key(self, key_id: str) -> records.Key | None:
         """Return a key."""
         row = self.row(f"{_SELECT_KEYS} WHERE key_id = ?", key_id)
-        return None if row is None else key_from_row(row).key
+        return None if row is None else KEYS.read(row)
 
     def has_key(self, key_hash: bytes) -> bool:
         """Return whether a key has or had this hash, in any state."""
-        sql = (
-            "SELECT 1 FROM keys WHERE key_hash = ?"
-            " UNION ALL SELECT 1 FROM old_secrets WHERE key_hash = ?"
-        )
-        return self.row(sql, key_hash, key_hash) is not None
+        return self.row("SELECT 1 FROM secrets WHERE key_hash = ?", key_hash) is not None
 
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
         sql = f"{_SELECT_KEYS} WHERE key_id LIKE ? AND revoked_at_ms IS NULL"
-        rows = self.rows(sql, below(key_id, "%"))
-        return [key_from_row(row).key for row in rows]
+        return [*map(KEYS.read, self.rows(sql, below(key_id, "%")))]
 
     def keys_in_use(self, organisation_id: str) -> list[records.Key]:
         """Return the keys of an organisation that are not revoked."""
         sql = f"{_SELECT_KEYS} WHERE organisation_id = ? AND revoked_at_ms IS NULL"
-        return [key_from_row(row).key for row in self.rows(sql, organisation_id)]
+        return [*map(KEYS.read, self.rows(sql, organisation_id))]
 
     def has_other_keys(self, organisation_id: str, root_id: str) -> bool:
         """Return whether an organisation's agents have a valid key outside of one key's lineage."""
@@ -108,8 +105,9 @@ class DirectoryTables(ControlTables):
         return found is not None
 
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
-        """Insert a key."""
-        self.write(KEYS.insert(), KEYS.row(key, key_hash, hmac_secret))
+        """Insert a key with its first secret."""
+        self.write(KEYS.insert(), KEYS.row(key))
+        self.add_secret(key, key_hash, hmac_secret)
 
     def save_key(self, key: records.Key) -> None:
         """Write when a key ends."""
@@ -118,24 +116,23 @@ class DirectoryTables(ControlTables):
             (key.expires_at_ms, key.revoked_at_ms, key.key_id),
         )
 
-    def replace_secret(
-        self, key: records.Key, key_hash: bytes, hmac_secret: str | None, ends_ms: int
-    ) -> None:
-        """Write a key's new secret; those before it are valid until a time at the latest."""
-        self.write(
-            "UPDATE old_secrets SET expires_at_ms = min(expires_at_ms, ?) WHERE key_id = ?",
-            (ends_ms, key.key_id),
-        )
+    def add_secret(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
+        """Insert another secret of a key."""
+        row = (key_hash, key.key_id, key.prefix, hmac_secret, self.now_ms, None, None)
+        self.write(_SECRETS.insert(), row)
+
+    def end_secrets(self, key_id: str, ends_ms: int) -> None:
+        """End a key's secrets at a time at the latest."""
         # They are kept for good: a start of the gateway with one of them must not make a key anew.
         self.write(
-            "INSERT INTO old_secrets (key_hash, key_id, hmac_secret, expires_at_ms)"
-            " SELECT key_hash, key_id, hmac_secret, ? FROM keys WHERE key_id = ?",
-            (ends_ms, key.key_id),
+            "UPDATE secrets SET ends_ms = min(coalesce(ends_ms, ?), ?) WHERE key_id = ?",
+            (ends_ms, ends_ms, key_id),
         )
-        self.write(
-            KEYS.update(("prefix", "key_hash", "hmac_secret")),
-            (key.prefix, key_hash, hmac_secret, key.key_id),
-        )
+
+    def note_secrets_used(self, used_ms: Mapping[bytes, int]) -> None:
+        """Write when secrets were last used, by their hashes."""
+        # In one order: replicas that write the same rows never wait for each other.
+        self.write_many(_SECRET_USED, [(at_ms, own) for own, at_ms in sorted(used_ms.items())])
 
     def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
         """Insert a nonce; return ``False`` if it was used before."""

@@ -90,19 +90,12 @@ class SqlQueries(ReadingStore):
 
     async def find_key(self, key_hash: bytes) -> records.KeySecret | None:
         """Return the key with this hash, in any state."""
-        rows = await self._rows(f"{KEYS.select()} WHERE key_hash = ?", key_hash)
-        if rows:
-            return key_from_row(rows[0])
         rows = await self._rows(
-            f"SELECT {KEYS.names('k')}, o.hmac_secret, o.expires_at_ms"
-            " FROM old_secrets o JOIN keys k ON k.key_id = o.key_id WHERE o.key_hash = ?",
+            f"SELECT {KEYS.names('k')}, s.prefix, s.hmac_secret, s.ends_ms"
+            " FROM secrets s JOIN keys k ON k.key_id = s.key_id WHERE s.key_hash = ?",
             key_hash,
         )
-        if not rows:
-            return None
-        found = key_from_row(rows[0])
-        found.hmac_secret, found.key.expires_at_ms = rows[0][-2:]
-        return found
+        return key_from_row(rows[0]) if rows else None
 
     async def keys(self, organisation_id: str | None) -> list[records.Key]:
         """Return keys, of one organisation or of all."""
@@ -113,7 +106,8 @@ class SqlQueries(ReadingStore):
         """Return the key with an id; or those in use of an organisation with a name or a prefix."""
         return await self._keys(
             "organisation_id = ? AND role <> 'admin'"
-            " AND (key_id = ? OR ((name = ? OR prefix = ?) AND revoked_at_ms IS NULL))",
+            " AND (key_id = ? OR (revoked_at_ms IS NULL AND (name = ?"
+            " OR key_id IN (SELECT s.key_id FROM secrets s WHERE s.prefix = ?))))",
             organisation_id, name, name, prefix,
         )  # fmt: skip
 
@@ -123,17 +117,31 @@ class SqlQueries(ReadingStore):
 
     async def _keys(self, where: str, *arguments: Any) -> list[records.Key]:
         rows = await self._rows(f"{KEYS.select()} WHERE {where} ORDER BY key_id", *arguments)
-        ends = dict(
-            await self._rows(
-                "SELECT key_id, max(expires_at_ms) FROM old_secrets WHERE expires_at_ms > ?"
-                " GROUP BY key_id",
-                self.clock_ms(),
-            )
+        keys = {row[0]: KEYS.read(row) for row in rows}
+        secrets = await self._rows(
+            "SELECT key_id, prefix, hmac_secret, made_ms, ends_ms, used_ms FROM secrets"
+            f" WHERE key_id IN (SELECT key_id FROM keys WHERE {where})"
+            " ORDER BY made_ms DESC, ends_ms IS NOT NULL, ends_ms DESC",
+            *arguments,
         )
-        keys = [key_from_row(row).key for row in rows]
-        for key in keys:
-            key.old_secrets_end_at_ms = ends.get(key.key_id)
-        return keys
+        now_ms = self.clock_ms()
+        for key_id, prefix, hmac_secret, made_ms, ends_ms, used_ms in secrets:
+            key = keys.get(key_id)
+            if key is None:  # made between the two reads
+                continue
+            if not key.prefix:
+                key.prefix, key.signed = prefix, hmac_secret is not None
+            if key.revoked_at_ms is None and (ends_ms is None or ends_ms > now_ms):
+                key.secrets.append(
+                    records.Secret(
+                        prefix=prefix,
+                        signed=hmac_secret is not None,
+                        created_at_ms=made_ms,
+                        ends_at_ms=ends_ms,
+                        used_at_ms=used_ms,
+                    )
+                )
+        return [*keys.values()]
 
     async def find_operator(self, name: str) -> tuple[Operator, str] | None:
         """Return an operator and the hash of the password."""

@@ -28,7 +28,7 @@ def _event_data(text: str) -> dict[str, Any]:
 
 
 ORGANISATIONS: Final = StructTable(records.Organisation, "organisations")
-KEYS: Final = StructTable(records.Key, "keys", apart=("key_hash", "hmac_secret"))
+KEYS: Final = StructTable(records.Key, "keys")
 OPERATORS: Final = StructTable(
     Operator, "operators", columns={"role": "operator_role"}, apart=("password_hash",)
 )
@@ -79,9 +79,12 @@ def approval_from_row(row: tuple[Any, ...]) -> records.Approval:
 
 
 def key_from_row(row: tuple[Any, ...]) -> records.KeySecret:
-    """Build a key from its row."""
-    key, secret = KEYS.read(row), row[KEYS.width + 1]
+    """Build a key from its row and one of its secrets: its beginning, HMAC secret and end."""
+    key = KEYS.read(row)
+    key.prefix, secret, ends_ms = row[KEYS.width :]
     key.signed = secret is not None
+    ends = [each for each in (key.expires_at_ms, ends_ms) if each is not None]
+    key.expires_at_ms = min(ends, default=None)
     return records.KeySecret(key, secret)
 
 

@@ -32,7 +32,12 @@ _EVENTS: Final = (
     "SELECT organisation_id, charged_at_ms, workflow_id, agent, chain_id, key_id, model, type,"
     " run_id, provider, cost_nanousd, input_tokens, output_tokens, flags FROM old.events"
 )
+_OF_SECRETS: Final = {"prefix", "key_hash", "hmac_secret"}
+"""Columns of keys that are a secret's now."""
+
 _DERIVED: Final = """
+INSERT INTO secrets SELECT key_hash, key_id, prefix, hmac_secret, created_at_ms, expires_at_ms, NULL
+  FROM old.keys;
 UPDATE events SET request_id = event_id WHERE response_id IS NOT NULL;
 INSERT OR REPLACE INTO directives SELECT organisation_id,
   json_extract(message, '$.budget.scope'), '', 'budget', message, key_id, 0 FROM control
@@ -72,9 +77,12 @@ def convert(old: str, connection: SqliteWriteConnection) -> None:
     _sum_events(connection)
     for (table,) in connection.execute(_OLD_TABLES).fetchall():
         columns = [row[1] for row in connection.execute(f"PRAGMA old.table_info({table})")]
+        if table == "keys":
+            columns = [each for each in columns if each not in _OF_SECRETS]
         names = ", ".join(f'"{_COLUMNS.get(each, each)}"' for each in columns)
         target = _TABLES.get(table, table)
-        connection.execute(f"INSERT INTO {target} ({names}) SELECT * FROM old.{table}")
+        source = ", ".join(f'"{each}"' for each in columns)
+        connection.execute(f"INSERT INTO {target} ({names}) SELECT {source} FROM old.{table}")
     for statement in _DERIVED.split(";"):
         connection.execute(statement)
     connection.execute("COMMIT")
