@@ -10,6 +10,7 @@ questions of a lane back until the one under way has an outcome. Only a shutdown
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from collections import deque
@@ -109,6 +110,8 @@ class Courier:
         # On the loop only.
         self._effects: deque[Effect] = deque()
         self._is_carrying_out = False
+        # Set when something was decided: from then on things may become due by the clock.
+        self.begun = asyncio.Event()
         self._standstill = decision_log.Standstill()
 
     def after_fork(self) -> None:
@@ -117,10 +120,17 @@ class Courier:
         self.asking = 0
         self._effects = deque()
         self._is_carrying_out = False
+        self.begun = asyncio.Event()
         self._desk.after_fork()
         self._updates.after_fork()
         self._renewals.after_fork()
         self._admission.after_fork()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held and nobody waits, so that nothing can become due by the clock."""
+        session = self._link.session
+        return self._desk.is_empty and not self._renewals and not (session and session.asks)
 
     # -- callers ----------------------------------------------------------------------------------
 
@@ -213,6 +223,8 @@ class Courier:
         questions that are refused one after the other would overflow the stack.
         """
         self._effects.extend(effects)
+        if self._effects:
+            self.begun.set()
         if self._is_carrying_out:
             return
         session = self._link.session

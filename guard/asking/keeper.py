@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -16,10 +17,13 @@ from guard.asking.updates import LeaseUpdates
 from guard.core import wire
 from guard.core.leases import Desk
 from guard.instrumentation.unread_answers import UnreadAnswers
+from guard.loop.quiet import until_pulse_s
 
 logger = logging.getLogger("guard.leases")
 
 _TICK_S: Final = 0.25
+_IDLE_TICK_S: Final = 1.0
+"""The tick while nothing is held and nobody waits; whatever begins ends it."""
 _RETURN_TICK_S: Final = 0.05
 """The tick while others wait for what this process holds."""
 
@@ -70,8 +74,7 @@ class Keeper:
         """Do what is due, until cancelled. No failure ends it: leases would run out unrenewed."""
         is_failing = False  # one log line when that begins
         while True:
-            is_awaited = self._desk.is_returning(lease_clock.now_s())
-            await asyncio.sleep(_RETURN_TICK_S if is_awaited else _TICK_S)
+            await self._next_tick()
             try:
                 self._courier.tick()
                 self._unread.expire(time.monotonic())
@@ -81,6 +84,17 @@ class Keeper:
                 is_failing = True
             else:
                 is_failing = False
+
+    async def _next_tick(self) -> None:
+        if self._desk.is_returning(lease_clock.now_s()):
+            await asyncio.sleep(_RETURN_TICK_S)
+        elif self._courier.is_idle and not self._unread.has_later_work:
+            self._courier.begun.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(until_pulse_s(_IDLE_TICK_S)):
+                    await self._courier.begun.wait()
+        else:
+            await asyncio.sleep(until_pulse_s(_TICK_S))
 
     def capable(self, features: frozenset[str]) -> None:
         """Note what the gateway can do."""

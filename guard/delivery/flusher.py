@@ -35,6 +35,7 @@ from guard.delivery.health import Health
 from guard.delivery.loss_report import Losses
 from guard.delivery.spool import Spool
 from guard.delivery.spooler import Spooler
+from guard.loop.quiet import until_pulse_s
 from guard.settings import Settings
 from guard.transport.client import GatewayClient
 from guard.transport.replies import BodyRefusedError, UnreadableReplyError
@@ -186,7 +187,7 @@ class Flusher:
             if not self._buffer.park():
                 return True
         # After a failure a full batch is not urgent, so the buffer is not asked to wake this.
-        return await self._woken(interval_s)
+        return await self._woken(until_pulse_s(interval_s))
 
     async def _napped(self) -> bool:
         """Let events gather for a moment; True when they amount to a batch."""

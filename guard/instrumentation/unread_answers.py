@@ -28,9 +28,14 @@ class UnreadAnswers:
         """Forget the parent's answers: the parent reads them."""
         self.calls = deque()
 
+    @property
+    def has_later_work(self) -> bool:
+        """Whether there is work that becomes due by the clock."""
+        return self.later is not None and bool(self.later.works)
+
     def expire(self, now_s: float) -> None:
         """Charge the work that is too old its bound; on the background loop."""
-        if self.later is not None and self.later.works:
+        if self.later is not None and self.has_later_work:
             self.later.expire(now_s)
 
     def read(self) -> None:

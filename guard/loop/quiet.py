@@ -1,11 +1,13 @@
-"""Keeps guard's own requests and loop out of the program's logs, traces and cookies."""
+"""Keeps guard out of the program's way: of its logs, traces and cookies, and of its idle time."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import logging
+import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 _own: Final = contextvars.ContextVar("guard_own_request", default=False)
 # Each of httpcore's layers has a logger of its own, and a filter does not apply to a logger's
 # children.
+_EARLY_S: Final = 0.001
+"""How early a timer may fire: it must not fire again for the same moment."""
 _LOGGERS: Final = ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy", "asyncio")
 
 
@@ -50,3 +54,14 @@ def no_cookies() -> CookieJar:
     from http.cookiejar import CookieJar, DefaultCookiePolicy  # `import guard` needs neither
 
     return CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+
+
+def until_pulse_s(period_s: float) -> float:
+    """Return the seconds until a process's next moment of a period, for services that look in vain.
+
+    Those of one process wake together, so an idle process is woken once in a period; those of
+    different processes do not, so that a host's workers do not all send at the same moment.
+    """
+    phase_s = os.getpid() * 0.618 % 1.0
+    left_s = period_s - (time.monotonic() - phase_s) % period_s
+    return left_s if left_s > _EARLY_S else left_s + period_s

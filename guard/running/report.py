@@ -12,6 +12,7 @@ import attrs
 import click
 
 from guard.core.visible import visible
+from guard.core.wire import dollars
 from guard.running import plan, reports, words
 from guard.running.account import RunAccount
 from guard.running.balances import RunSpend
@@ -30,14 +31,12 @@ def say(text: str, **style: Any) -> None:
 def spent(spend: RunSpend, limits: plan.RunLimits) -> str:
     """Return the requests and the spend of a run as one line."""
     plural = "" if spend.requests == 1 else "s"
-    limit = "" if limits.limit_nanousd is None else f" of {_dollars(limits.limit_nanousd)}"
+    limit = "" if limits.limit_nanousd is None else f" of {dollars(limits.limit_nanousd)}"
     unsure = ""
     if spend.uncertain_nanousd:
-        unsure = f" (of it up to {_dollars(spend.uncertain_nanousd)} uncertain)"
+        unsure = f" (of it up to {dollars(spend.uncertain_nanousd)} uncertain)"
     counted = "".join(f", {each}" for each in spend.counted)
-    return (
-        f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}{unsure}{counted}"
-    )
+    return f"{spend.requests} LLM request{plural}, {dollars(spend.nanousd)}{limit}{unsure}{counted}"
 
 
 def left(spend: RunSpend) -> str:
@@ -49,12 +48,6 @@ def left(spend: RunSpend) -> str:
     """
     parts = ", ".join(each.left_shown() for each in spend.balances)
     return f"; left: {parts}" if parts else ""
-
-
-def _dollars(nanousd: int) -> str:
-    text = f"{nanousd / 1e9:.6f}".rstrip("0")
-    whole, _, part = text.partition(".")
-    return f"${whole}.{part:0<2}"
 
 
 @attrs.frozen

@@ -29,6 +29,7 @@ from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.loop import BackgroundLoop
+from guard.loop.quiet import until_pulse_s
 from guard.runtime import active, debug_log
 from guard.runtime.account import KeyAccount, ProcessParts
 from guard.runtime.by_scope import ByScope
@@ -342,7 +343,7 @@ class GuardRuntime(KeyAccount):
         self._exits.install()
 
     def _look_later(self) -> None:
-        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        asyncio.get_running_loop().call_later(until_pulse_s(_LOOK_S), self._look)
 
     def _look(self) -> None:
         """Check that the hooks are still in place, and again after a while."""

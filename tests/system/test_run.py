@@ -28,7 +28,7 @@ def test_a_run_is_cut_when_its_money_is_used_up(guard: Runs, vendor: str, agent:
     done = guard("run", "--limit", LIMIT, "--", sys.executable, agent, vendor, "9")
     assert done.stdout == "0 200\n1 200\n2 200\n"
     assert done.returncode == 77
-    assert "3 LLM requests, $0.001538 of $0.002" in done.stderr
+    assert "3 LLM requests, $0.0015375 of $0.002" in done.stderr
     assert "stopped: this run's --limit of $0.002 is reached" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -192,7 +192,7 @@ def test_watch_shows_the_spend(guard: Runs, vendor: str, tmp_path: Path) -> None
     process = guard.start("run", "--watch", "--workflow", "shown", "--", str(script), vendor, "1")
     assert process.stdin is not None
     assert process.stderr is not None
-    text = "guard run: shown: 1 LLM request, $0.000513"
+    text = "guard run: shown: 1 LLM request, $0.0005125"
     assert any(text in line for line in process.stderr), "shown while it runs"
     process.stdin.close()
     assert process.stderr.read().count(text) == 1, "and in the end"

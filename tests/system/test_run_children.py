@@ -124,7 +124,7 @@ def test_a_run_within_a_run_stands_under_both_limits(
     done = guard("run", *outer, "$1", *program)
     facts = json.loads(done.stdout.splitlines()[-1])
     assert (facts["requests"], done.returncode) == (3, 77), done.stderr
-    assert "3 LLM requests, $0.001538 of $1.00" in done.stderr
+    assert "3 LLM requests, $0.0015375 of $1" in done.stderr
 
     done = guard("run", *outer, "$0.0015", *program)
     facts = json.loads(done.stdout.splitlines()[-1])

@@ -131,7 +131,7 @@ def test_processes_of_multiprocessing(guard: Runs, vendor: str, tmp_path: Path) 
     # Every worker ends by SIGTERM, often in the middle of its own end.
     done = guard("run", "--limit", "$2", "--", "pool.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "9 LLM requests, $0.004613 of $2.00" in done.stderr
+    assert "9 LLM requests, $0.0046125 of $2" in done.stderr
 
 
 @contextlib.contextmanager
@@ -186,7 +186,7 @@ def test_uvicorn(guard: Runs, vendor: str, tmp_path: Path, options: list[str]) -
         until(lambda: ask(url) == "one")
         assert [ask(url) for _ in range(3)] == ["one", "one", ""], "there is money for three"
         assert server.wait() == 77
-    assert "3 LLM requests, $0.001538 of $0.002" in "".join(server.said)
+    assert "3 LLM requests, $0.0015375 of $0.002" in "".join(server.said)
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
 
@@ -200,7 +200,7 @@ def test_uvicorn_that_reloads(guard: Runs, vendor: str, tmp_path: Path) -> None:
         until(lambda: ask(f"{url}/version") == "another")
         until(lambda: ask(url) == "")
         assert server.wait() == 77
-    assert "3 LLM requests, $0.001538 of $0.002" in "".join(server.said)
+    assert "3 LLM requests, $0.0015375 of $0.002" in "".join(server.said)
 
 
 def test_a_console_script(guard: Runs, vendor: str, tmp_path: Path) -> None:

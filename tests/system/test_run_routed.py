@@ -105,7 +105,7 @@ def test_a_program_in_another_language_is_cut_when_its_money_is_used_up(
     ]
     assert "the limit of $0.002 is reached" in done.stdout
     assert done.returncode == 77
-    assert "3 LLM requests, $0.001538 of $0.002" in done.stderr
+    assert "3 LLM requests, $0.0015375 of $0.002" in done.stderr
     assert "stopped: this run's --limit of $0.002 is reached" in done.stderr
     assert "not guarded" not in done.stderr
 
@@ -425,7 +425,7 @@ def test_a_program_in_another_language_is_watched(guard: Runs, vendor: str, node
                           env=env_of(vendor))  # fmt: skip
     assert process.stdin is not None
     assert process.stderr is not None
-    text = "guard run: seen: 1 LLM request, $0.000513"
+    text = "guard run: seen: 1 LLM request, $0.0005125"
     assert any(text in line for line in process.stderr), "shown while it runs"
     process.stdin.write("\n")
     process.stdin.close()

@@ -237,6 +237,11 @@ class Desk:
     # -- in line for money that is only set aside -------------------------------------------------
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no lease and nobody waits in line."""
+        return not (self._book.lanes or self._parked)
+
+    @property
     def in_line(self) -> int:
         """How many questions wait for money."""
         return len(self._parked)
@@ -472,7 +477,7 @@ class Desk:
     def tick(self, now_s: float) -> list[Effect]:
         """Return what is due by time: renewals, returns, top-ups, and questions to send again."""
         self._is_full = self._book.lanes >= LANES_MAX
-        if not (self._book.lanes or self._parked):
+        if self.is_empty:
             self._book.metered.clear()  # a workflow without a lane asks anyway
             return []
         # First the leases: a question must not name one that is closed in this tick.

@@ -165,6 +165,10 @@ def test_a_failure_does_not_end_the_care_for_the_leases(caplog: pytest.LogCaptur
         def __init__(self) -> None:
             pass
 
+        @property
+        def is_idle(self) -> bool:
+            return False
+
         def tick(self) -> None:
             ticks.append(len(ticks))
             if len(ticks) == 4:
