@@ -16,6 +16,7 @@ import guard
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.core import wire
 from guard.core.catalogue import FALLBACK_MESSAGE
+from tests.guard.conftest import Tenant
 from tests.support.programs import environment
 from tests.support.waiting import WAIT_S
 
@@ -165,6 +166,32 @@ def output(program: str, visited: tuple[str, list[str | None]]) -> str:
         capture_output=True, text=True, timeout=2 * WAIT_S, check=False,
     )  # fmt: skip
     return ended.stdout or ended.stderr
+
+
+IDLE = """
+import os, threading, time, guard
+guard.init()
+guard.protect(lambda: None)()
+time.sleep(1)
+thread = next(each for each in threading.enumerate() if each is not threading.main_thread())
+def woken():
+    with open(f"/proc/self/task/{thread.native_id}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("voluntary"))
+before = woken()
+time.sleep(8)
+print(woken() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
+def test_an_idle_process_is_woken_about_once_a_second(tenant: Tenant) -> None:
+    variables = {"GUARD_API_KEY": tenant.key, "GUARD_API_URL": tenant.url}
+    ended = subprocess.run(
+        [sys.executable, "-c", IDLE], env=environment(variables),
+        capture_output=True, text=True, timeout=2 * WAIT_S, check=True,
+    )  # fmt: skip
+    # Eight times, and for the pings of its socket; it was woken 50 times.
+    assert int(ended.stdout) <= 24
 
 
 class Own(KeyboardInterrupt): ...
