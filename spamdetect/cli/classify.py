@@ -31,7 +31,14 @@ from spamdetect.cli.options import Whole, model_option, threshold_option
 from spamdetect.engine import Engine, ModelError
 from spamdetect.errors import SpamConfigError
 from spamdetect.files.journal import OUTPUT_FORMATS, Journal, Origin, Verdict
-from spamdetect.files.records import FORMATS, Record, detect_format, input_bytes, read_records
+from spamdetect.files.records import (
+    FORMATS,
+    Record,
+    detect_format,
+    input_bytes,
+    read_records,
+    skipped_files,
+)
 from spamdetect.files.run import Job, classify_records
 from spamdetect.thresholds import Threshold
 
@@ -83,7 +90,10 @@ def classify_command(
     processes: int | None,
     restart: bool,
 ) -> int:
-    """Classify every text of FILE: lines, CSV, JSONL, mbox, .eml or a folder of .eml files.
+    """Classify every text of FILE: lines, CSV, JSONL, mbox, .eml or a folder of mails.
+
+    Mails of a folder are its .eml files, those of a Maildir (cur, new) and the numbered ones of MH.
+    The verdict on a mail is that on the worst of its parts.
 
     Ctrl-C stops it and keeps what is done; the same command again goes on from there.
     """
@@ -121,6 +131,8 @@ def classify_command(
             return 130
         journal.finish(output_format)
     _say_done(tally, time.monotonic() - started_s, output, before)
+    if path.is_dir():
+        _say_skipped(path)
     if tally.total and tally.bad == tally.total:
         raise SpamConfigError(f"No record of {path} holds a text; the output says why of each.")
     return 0
@@ -225,3 +237,16 @@ def _say_done(tally: _Tally, seconds: float, output: Path, before: int) -> None:
         err=True,
     )
     click.echo(f"Verdicts: {output}", err=True)
+
+
+def _say_skipped(folder: Path) -> None:
+    skipped = skipped_files(folder)
+    if skipped:
+        most = sorted(skipped.items(), key=lambda each: (-each[1], each[0]))[:5]
+        endings = ", ".join(f"{count:,} {ending}" for ending, count in most)
+        others = ", ..." if len(skipped) > 5 else ""
+        click.echo(
+            f"Not read, as no mails by their names: {skipped.total():,} files ({endings}{others}). "
+            "An mbox is classified by itself.",
+            err=True,
+        )

@@ -1,12 +1,14 @@
-"""Reads texts from files: plain lines, CSV, JSONL, mbox, .eml, or a folder of .eml files."""
+"""Reads texts from files: plain lines, CSV, JSONL, mbox, .eml, or a folder of mails."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import json
+import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -15,7 +17,7 @@ import attrs
 import msgspec
 
 from spamdetect.errors import SpamConfigError
-from spamdetect.files.mail import mail_text, split_mbox
+from spamdetect.files.mail import mail_texts, split_mbox
 
 FORMATS: Final = ("lines", "csv", "jsonl", "mbox", "eml")
 _BY_SUFFIX: Final = {
@@ -37,11 +39,11 @@ _USUAL_COLUMNS: Final = ("text", "message", "body", "content", "sms", "email", "
 
 @attrs.frozen
 class Record:
-    """One text of a file.
+    """One text of a file, or one mail.
 
     Attributes:
         index: Position from 0.
-        text: The text, or None when this record holds none.
+        texts: The text, or those of a mail, of which the worst counts; empty when there is none.
         problem: Why it holds none.
         end_byte: Bytes of the input read when this record was complete.
         file: The file that it is from, relative to the folder that is read.
@@ -49,7 +51,7 @@ class Record:
     """
 
     index: int
-    text: str | None = attrs.field(repr=False)
+    texts: tuple[str, ...] = attrs.field(repr=False)
     problem: str = ""
     end_byte: int = 0
     file: str = ""
@@ -66,7 +68,7 @@ def detect_format(path: Path) -> str:
 def input_bytes(path: Path) -> int:
     """How many bytes there are to read."""
     if path.is_dir():
-        return sum(file.stat().st_size for file in _mail_files(path))
+        return sum(os.path.getsize(file) for file in _mail_files(path) if file.exists())
     return path.stat().st_size
 
 
@@ -74,7 +76,7 @@ def read_records(path: Path, file_format: str, column: str | None) -> Iterator[R
     """Read the texts of a file one after the other.
 
     Args:
-        path: The file, or a folder of .eml files.
+        path: The file, or a folder of mails: .eml files, a Maildir, numbered files of MH.
         file_format: One of ``FORMATS``.
         column: Column of a CSV, field of JSONL objects; None looks for the usual ones.
 
@@ -91,8 +93,9 @@ def read_records(path: Path, file_format: str, column: str | None) -> Iterator[R
                 stream.seek(0)
             counted = _CountedLines(stream)
             texts = _READERS[file_format](counted, column)
-            for index, (text, problem, line) in enumerate(texts):
-                yield Record(index, text, problem, counted.bytes_read, path.name, line)
+            for index, (found, problem, line) in enumerate(texts):
+                several = found if isinstance(found, tuple) else () if found is None else (found,)
+                yield Record(index, several, problem, counted.bytes_read, path.name, line)
     except OSError as error:
         raise SpamConfigError(f"Cannot read {path}: {error.strerror}.") from error
 
@@ -141,8 +144,8 @@ class _CountedLines:
             yield text.removeprefix("\ufeff") if number == 0 else text
 
 
-# A text or None, what is wrong, and the line where it begins.
-_Texts = Iterator[tuple[str | None, str, int]]
+# A text, those of a mail or None, what is wrong, and the line where it begins.
+_Texts = Iterator[tuple[str | tuple[str, ...] | None, str, int]]
 
 
 def _read_lines(lines: _CountedLines, column: str | None) -> _Texts:
@@ -234,7 +237,7 @@ def _read_mbox(lines: _CountedLines, column: str | None) -> _Texts:
     mails = 0
     for line, raw in split_mbox(lines):
         mails += 1
-        yield mail_text(raw), "", line
+        yield mail_texts(raw), "", line
     if lines.bytes_read and not mails:
         raise SpamConfigError("There is no mail in it: in an mbox each begins with a line 'From '.")
 
@@ -244,16 +247,41 @@ def _read_mails(path: Path) -> Iterator[Record]:
     folder = path if path.is_dir() else path.parent
     for index, file in enumerate(_mail_files(path) if path.is_dir() else [path]):
         name = file.relative_to(folder).as_posix()
-        raw = file.read_bytes()
+        try:
+            raw = file.read_bytes()
+        except OSError as error:
+            if file == path:
+                raise
+            # One of many; in a Maildir, programs rename them all the time.
+            yield Record(index, (), f"{file.name}: {error.strerror}", end_byte, name)
+            continue
         end_byte += len(raw)
         if _MAIL.match(raw):
-            yield Record(index, mail_text(raw), "", end_byte, name)
+            yield Record(index, mail_texts(raw), "", end_byte, name)
         else:
-            yield Record(index, None, f"{file.name} does not begin like a mail", end_byte, name)
+            yield Record(index, (), f"{file.name} does not begin like a mail", end_byte, name)
 
 
 def _mail_files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.eml"))
+    return sorted(file for file in folder.rglob("*") if file.is_file() and _is_mail(file))
+
+
+def _is_mail(file: Path) -> bool:
+    """Whether a file of a folder is a mail by its name and place: .eml, Maildir, MH."""
+    return (
+        file.suffix.lower() == ".eml"
+        or file.parent.name in {"cur", "new"}
+        or (file.name.isdecimal() and file.parent.name != "tmp")
+    )
+
+
+def skipped_files(folder: Path) -> Counter[str]:
+    """How many files of a folder are not read as mails, by the ending of their names."""
+    return Counter(
+        file.suffix.lower() or "no ending"
+        for file in folder.rglob("*")
+        if file.is_file() and not _is_mail(file)
+    )
 
 
 _READERS: Final = {

@@ -66,15 +66,18 @@ async def classify_records(
             if stop.is_set():
                 return
             waiting.append(record)
-            if record.text is not None:
-                yield record.text
+            yield from record.texts
 
+    found: list[Analysis] = []
     async for analysis in _analyses(texts(), job):
-        while waiting[0].text is None:
+        while not waiting[0].texts:
             record = waiting.popleft()
             yield _without_text(record), record.end_byte
-        record = waiting.popleft()
-        yield _with_verdict(record, analysis, job.with_text), record.end_byte
+        found.append(analysis)
+        if len(found) == len(waiting[0].texts):
+            record = waiting.popleft()
+            yield _with_verdict(record, found, job.with_text), record.end_byte
+            found = []
     for record in waiting:
         yield _without_text(record), record.end_byte
 
@@ -121,7 +124,10 @@ def _without_text(record: Record) -> Verdict:
     )
 
 
-def _with_verdict(record: Record, found: Analysis, with_text: bool) -> Verdict:
+def _with_verdict(record: Record, each: list[Analysis], with_text: bool) -> Verdict:
+    """The verdict on a record's only text, or on the worst of a mail's."""
+    worst = max(range(len(each)), key=lambda number: each[number].prediction.spam_score)
+    found = each[worst]
     return Verdict(
         record.index,
         record.file,
@@ -135,5 +141,5 @@ def _with_verdict(record: Record, found: Analysis, with_text: bool) -> Verdict:
         found.text_length,
         found.word_count,
         found.error_code,
-        text=record.text if with_text else None,
+        text=record.texts[worst] if with_text else None,
     )
