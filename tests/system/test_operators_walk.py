@@ -178,7 +178,8 @@ def set_up(office: Office) -> str:
     for name, role in TEAM.items():
         office.admin.put_operator(name, role=role)
     office(
-        "gateway", "budgets", "set", "--scope", "tag", "--id", "team=search", "--window", "week",
+        "gateway", "budgets", "set", "--scope", "tag", "--id", "team=search",
+        "--anyway", "--window", "week",
         "--limit", "$0.035", "--on-exhausted", "ask",
     )  # fmt: skip
     office(
