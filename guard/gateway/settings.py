@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -64,6 +65,22 @@ def _networks(value: tuple[str, ...]) -> None:
 def _header(value: str) -> None:
     if not _TOKEN.fullmatch(value) or value.lower() in _OTHER_HEADERS:
         raise ValueError("the name of a header such as X-Forwarded-User")
+
+
+def _origin(value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        is_origin = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            and parts.path in ("", "/") and not {*"?#@"} & {*value}
+        )  # fmt: skip
+    except ValueError:
+        is_origin = False
+    if not is_origin:
+        raise ValueError(
+            "an address without a path, such as https://guard.example.com: the dashboard needs a "
+            "host name of its own"
+        )
 
 
 def _role(value: str) -> None:
@@ -165,7 +182,10 @@ class GatewaySettings:
         "database; clients pin its fingerprint (GUARD_TLS_FINGERPRINT).", False
     )  # fmt: skip
     public_url: str | None = _setting(
-        "The URL that clients use, when a proxy stands in front; signatures cover it.", None
+        "The URL that clients use, without a path, when a proxy stands in front; signatures cover "
+        "it.",
+        None,
+        _origin,
     )
     trusted_proxies: tuple[str, ...] = _setting(
         "Proxies in front, or their networks, whose X-Forwarded-For is trusted.",

@@ -32,6 +32,8 @@ def other(setting: Setting) -> tuple[str, str, Any]:
         return "json", '"json"', "json"
     if setting.name == "proxy_user_header":
         return "X-User", '"X-User"', "X-User"
+    if setting.name == "public_url":
+        return "https://guard.example/", '"https://guard.example/"', "https://guard.example/"
     if setting.name == "sign_on_role":
         return "viewer", '"viewer"', "viewer"
     match setting.kind:
@@ -81,6 +83,7 @@ def test_each_setting(setting: Setting, tmp_path: Path) -> None:
     # An option goes before the environment, and that before the file.
     again = {
         "log_level": "debug", "log_format": "text", "sign_on_role": "owner",
+        "public_url": "http://b.example",
     }.get(setting.name, {"flag": "false", "time": "78ms"}.get(setting.kind, "78"))  # fmt: skip
     if setting.kind == "list":
         again = "10.0.0.2"
@@ -143,6 +146,10 @@ def test_the_page_is_the_tables() -> None:
         ("connections_max", "0", "at least 1"),
         ("max_pending_bytes", "32 elephants", "32MiB"),
         ("trusted_proxies", "proxy", "not an address or network"),
+        ("public_url", "https://example.com/guard", "an address without a path"),
+        ("public_url", "https://example.com?a", "an address without a path"),
+        ("public_url", "guard.example.com", "such as https://guard.example.com"),
+        ("public_url", "https://[::1", "such as https://guard.example.com"),
         ("log_level", "loud", "critical, error"),
         ("tls_key", "/key", "tls_cert, which is missing"),
     ],

@@ -17,7 +17,7 @@ from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import PostgresReadConnection, connect, reason_of
-from guard.gateway.storage.postgres.migrations import migrate, read_version
+from guard.gateway.storage.postgres.migrations import migrate, read_version, require_sessions
 from guard.gateway.storage.sql import verify
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sqlite import file_lock
@@ -109,6 +109,7 @@ def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], No
     reading = SqliteReadConnection(source)
     try:
         ledger, head = checked(reading, None, "the file")
+        require_sessions(dsn)
         with contextlib.closing(connect(dsn, "guard-gateway-copy")) as target:
             # The only step that stays if the copy fails: empty tables.
             migrate(target)

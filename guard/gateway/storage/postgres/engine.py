@@ -30,7 +30,12 @@ from guard.gateway.storage.postgres.connection import (
     reason_of,
 )
 from guard.gateway.storage.postgres.listener import Listener
-from guard.gateway.storage.postgres.migrations import SchemaError, migrate, note_running
+from guard.gateway.storage.postgres.migrations import (
+    SchemaError,
+    migrate,
+    note_running,
+    require_sessions,
+)
 from guard.gateway.storage.postgres.notices import Feed
 from guard.gateway.storage.postgres.peers import PostgresPeers
 from guard.gateway.storage.postgres.turning import turn_answers
@@ -168,6 +173,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         self._writer = GroupWriter(unit, deliver, inline=False, remote=True, failures=self.failures)
 
     def _open(self) -> PostgresUnitOfWork:
+        require_sessions(self._dsn)
         connection = WriteConnection(self._dsn, "guard-gateway", self._watch)
         try:
             for step in migrate(connection.psycopg):

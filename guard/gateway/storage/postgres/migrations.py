@@ -49,6 +49,8 @@ _NOBODY: Final = (
     "SELECT pg_try_advisory_xact_lock(%s::int, hashtext(current_schema() || ':' || %s))"
 )
 
+_LOOKS: Final = 3
+"""How often to look at which session serves whom: other clients of a pooler take some meanwhile."""
 
 _IS_VALID: Final = (
     "SELECT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
@@ -105,6 +107,38 @@ def read_version(connection: psycopg.Connection[Any]) -> SchemaVersion:
             f"and schema {oldest} is the least that runs on it"
         )
     return SchemaVersion(number, oldest)
+
+
+def require_sessions(dsn: str) -> None:
+    """Refuse a pooler that gives each transaction another session of the server.
+
+    Locks, settings and notifications belong to a session: they would be lost, or reach others.
+
+    Args:
+        dsn: a connection URI or string of libpq.
+
+    Raises:
+        SchemaError: there is one between this gateway and its database.
+    """
+    with contextlib.closing(connect(dsn, "guard-gateway-session")) as first:
+        if _session(first) == first.info.backend_pid:  # which a pooler does not know
+            return
+        with contextlib.closing(connect(dsn, "guard-gateway-session")) as second:
+            for _ in range(_LOOKS):
+                before = _session(first)
+                with second.transaction():
+                    held = _session(second)
+                if held == before or _session(first) != before:
+                    raise SchemaError(
+                        "a pooler in between gives each transaction another session: set pool_mode "
+                        "= session for this database (in PgBouncer), or name the server itself"
+                    )
+
+
+def _session(connection: psycopg.Connection[Any]) -> int:
+    """Return the process of the server that serves a connection now."""
+    [(found,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
+    return int(found)
 
 
 def note_running(connection: psycopg.Connection[Any]) -> None:
@@ -313,6 +347,7 @@ class PostgresMigrator:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         try:
+            require_sessions(self._dsn)
             with contextlib.closing(connect(self._dsn, "guard-gateway-migrate")) as connection:
                 yield connection
         except (psycopg.Error, SchemaError) as exc:
