@@ -166,6 +166,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         waiters: the calls that wait already, in order.
         awaited: the balances that calls at other replicas wait for.
         repeats: the rules that count it as a repeat within its run.
+        before: the outcome of events of the request that were recorded ahead of it.
     """
 
     request: RequestOrigin
@@ -193,6 +194,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     waiters: tuple[Waiter, ...] = ()
     awaited: frozenset[int] = frozenset()
     repeats: tuple[RepeatUse, ...] = ()
+    before: wire.EventsOutcome | None = None
 
     @property
     def is_ahead(self) -> bool:
@@ -213,13 +215,35 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         return models.answers(call.model, self.request.key_id)
 
 
+class Ingested(Struct, frozen=True):
+    """The results of recording some events.
+
+    Attributes:
+        outcome: how many were recorded, how many were known, and which are rejected.
+        last: the last event, with what it inherits from its reservation.
+        over: the last budget that a cost exceeded.
+        over_workflow: the workflow of that cost.
+    """
+
+    outcome: wire.EventsOutcome
+    last: wire.Event | None = None
+    over: wire.Budget | None = None
+    over_workflow: str | None = None
+
+
 class IngestCommand(Struct, kw_only=True, frozen=True):
-    """Record and charge events."""
+    """Record and charge events: a batch, or the next part of one.
+
+    Args:
+        before: the results of the batch's earlier parts.
+        is_last: whether no part follows, so that the batch is answered.
+    """
 
     request: RequestOrigin
     events: list[PricedEvent]
     rejected: list[wire.RejectedEvent] = []
-    batch: bool = True
+    before: Ingested | None = None
+    is_last: bool = True
 
 
 class ReleaseCommand(Struct, kw_only=True, frozen=True):
@@ -249,6 +273,8 @@ class EncodedAnswer(Struct, frozen=True):
         lease_id: the lease that was granted or topped up.
         own_lease: the caller's open lease that the request has named and that has given back.
         waits: the call's place in line, if it has one.
+        ingested: the results so far of a batch of which parts follow. The reply is not finished
+            then.
     """
 
     status: int
@@ -260,6 +286,7 @@ class EncodedAnswer(Struct, frozen=True):
     lease_id: str | None = None
     own_lease: str | None = None
     waits: Waiter | None = None
+    ingested: Ingested | None = None
 
 
 class Actor(Struct, frozen=True):

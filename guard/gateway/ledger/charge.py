@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain import ledger, models, render
-from guard.gateway.domain.commands import EncodedAnswer, IngestCommand, PricedEvent, RequestOrigin
+from guard.gateway.domain.commands import (
+    EncodedAnswer,
+    IngestCommand,
+    Ingested,
+    PricedEvent,
+    RequestOrigin,
+)
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import chains, control, expiry, idempotency, metered, repeats, requests
 from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
@@ -23,17 +28,20 @@ _DECISIONS = {"killed": "kill", "paused": "pause", "active": "allow"}
 
 
 def ingest(unit: UnitOfWork, command: IngestCommand) -> EncodedAnswer:
-    """Record and charge a batch of events.
+    """Record and charge a batch of events, or a part of one.
 
-    The answer is stored with the charges. If it is lost, the batch that is sent again gets it from
-    there; a batch that is put together anew charges nothing twice either, by its events' ids.
+    The answer is stored with the charges of the last part. If it is lost, the batch that is sent
+    again gets it from there. A batch that was interrupted between two parts is sent again as well;
+    its recorded events are found by their ids, and charge nothing twice.
     """
     request = command.request
     kept = idempotency.replay(unit, request)
     if kept is not None:
         return kept
     org = organisation(unit, request.organisation_id)
-    recorded = record_events(unit, org, request, command.events, command.rejected)
+    recorded = record_events(unit, org, request, command.events, command.rejected, command.before)
+    if not command.is_last:
+        return EncodedAnswer(idempotency.UNDECIDED, b"", ingested=recorded)
     outcome, over = recorded.outcome, recorded.over
     reply = wire.EventsReply(outcome.accepted, outcome.duplicates, outcome.rejected)
     if recorded.last is not None:
@@ -41,7 +49,7 @@ def ingest(unit: UnitOfWork, command: IngestCommand) -> EncodedAnswer:
     if over is None:
         answer = EncodedAnswer(202, wire.encode(reply))
     else:
-        answer = EncodedAnswer(422, render.over_budget(reply, over.view(), recorded.over_workflow))
+        answer = EncodedAnswer(422, render.over_budget(reply, over, recorded.over_workflow))
     idempotency.keep(unit, request, answer)
     return answer
 
@@ -68,34 +76,31 @@ def _add_verdict(
         reply.decision = "exhausted" if spent_up else "allow"
 
 
-class RecordedEvents(Struct):
-    """The results of recording some events.
-
-    Attributes:
-        outcome: how many were recorded, how many were known, and which are rejected.
-        last: the last event, with what it inherits from its reservation.
-        over: the last account that a cost exceeded.
-        over_workflow: the workflow of that cost.
-    """
-
-    outcome: wire.EventsOutcome
-    last: wire.Event | None = None
-    over: BudgetAccount | None = None
-    over_workflow: str | None = None
-
-
 def record_events(
     unit: UnitOfWork,
     org: OrganisationState,
     request: RequestOrigin,
     events: list[PricedEvent],
     rejected: list[wire.RejectedEvent],
-) -> RecordedEvents:
-    """Record and charge events; each is charged at most once, however often it is reported."""
-    outcome = wire.EventsOutcome(rejected=list(rejected))
-    recorded = RecordedEvents(outcome)
+    before: Ingested | None = None,
+) -> Ingested:
+    """Record and charge events; each is charged at most once, however often it is reported.
+
+    Args:
+        unit: the unit of work.
+        org: of the caller.
+        request: the caller.
+        events: to record.
+        rejected: what was rejected already.
+        before: the results of earlier parts, to which these are added.
+    """
+    before = before or Ingested(wire.EventsOutcome())
+    outcome = wire.EventsOutcome(
+        before.outcome.accepted, before.outcome.duplicates, [*before.outcome.rejected, *rejected]
+    )
+    last, over, over_workflow = before.last, None, before.over_workflow
     for priced in events:
-        recorded.last = event = priced.event
+        last = event = priced.event
         # 1. It cannot be recorded. It is rejected by itself: one event must not fail the batch.
         if priced.cost and _overflows(unit, org, priced.cost):
             detail = "the organisation's total would pass what can be counted"
@@ -121,7 +126,7 @@ def record_events(
                 event = _inherited(event, reservation)
                 if event is not priced.event:
                     priced = msgspec.structs.replace(priced, event=event)
-                    recorded.last = event
+                    last = event
                 if reservation.state != "open":
                     flags.append("late")
         # 3. Its cost: less than its bound where the organisation charges doubtful requests by what
@@ -145,8 +150,8 @@ def record_events(
         if reservation is not None and prepaid:  # ``_record`` has announced that it changes
             reservation.under_way -= prepaid
         if charged.over and charged.over_account is not None:
-            recorded.over, recorded.over_workflow = charged.over_account, event.workflow_id
-    return recorded
+            over, over_workflow = charged.over_account, event.workflow_id
+    return Ingested(outcome, last, before.over if over is None else over.view(), over_workflow)
 
 
 def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import ledger, models, policy, render
-from guard.gateway.domain.commands import CallRefusal, EncodedAnswer, GateCommand
+from guard.gateway.domain.commands import CallRefusal, EncodedAnswer, GateCommand, Ingested
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.waiting import Waiter
 from guard.gateway.ledger import (
@@ -60,9 +60,12 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     # need no such care: each is recorded once, by its id.
     is_first = kept is None and not command.is_again
     org = organisation(unit, request.organisation_id)
-    outcome = None
+    outcome = command.before
     if command.events or command.rejected:  # before deciding: what they cost counts already
-        outcome = charge.record_events(unit, org, request, command.events, command.rejected).outcome
+        before = None if outcome is None else Ingested(outcome)
+        outcome = charge.record_events(
+            unit, org, request, command.events, command.rejected, before
+        ).outcome
     # 3. It is faster than a rate cap: it asks again later, and gives nothing back until then.
     pacing = [use for use in command.caps if use.waits]
     if pacing and command.refusal is None:

@@ -82,12 +82,14 @@ class Scopes(Struct, frozen=True):
         command: the ledger command; ``None`` for administration.
         lookup_key: the name under which an earlier answer to the same request is stored.
         weight: how many small commands the use case is worth.
+        is_own: whether it is the gateway's own work, which goes ahead of what clients ask for.
     """
 
     organisations: tuple[str, ...] | None = None
     command: LedgerCommand | None = None
     lookup_key: str | None = None
     weight: int = 1
+    is_own: bool = False
 
     def reservation_ids(self) -> set[str]:
         """Return the reservations that the command names."""

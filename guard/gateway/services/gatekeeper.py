@@ -8,7 +8,7 @@ dies in between, they are gone with it, and callers ask again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import attrs
 import msgspec
@@ -22,6 +22,7 @@ from guard.gateway.domain.commands import (
     EncodedAnswer,
     GateCommand,
     IngestCommand,
+    Ingested,
     LeaseCommand,
     PricedEvent,
     ReleaseCommand,
@@ -37,6 +38,9 @@ from guard.gateway.services.catalogue import CatalogueCache, OrgView
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.storage.port import Writer
+
+PART_EVENTS: Final = 100
+"""Events that one unit of work records of a request; others have their turn between two parts."""
 
 CommandT = TypeVar("CommandT", bound=LedgerCommand)
 
@@ -106,6 +110,12 @@ class Gatekeeper:
         view = await self._catalogue.view(request.organisation_id)
         if call.workflow_id is None:
             call.workflow_id = request.key_workflow_id
+        before = None
+        if len(call.events) > PART_EVENTS:
+            # Without the key, under which the answer to the question is going to be stored.
+            keyless = msgspec.structs.replace(request, idempotency_key=None)
+            some, call.events = call.events[:-PART_EVENTS], call.events[-PART_EVENTS:]
+            before = (await self._record(keyless, view, some, is_all=False)).ingested
         events, rejected = self._prepare(request, view, call.events) if call.events else ([], [])
         # Out of the call, which previews keep in memory, and which the store may run twice.
         call.events = []
@@ -153,6 +163,7 @@ class Gatekeeper:
             waiters=self._line.waiters(request.organisation_id),
             awaited=self._line.awaited(request.organisation_id),
             repeats=uses,
+            before=None if before is None else before.outcome,
         )
         answer = await self._write(gate.gate, command)
         # A question gives back first, so it answers a recall of the caller's own lease as well. A
@@ -226,9 +237,32 @@ class Gatekeeper:
     async def ingest(self, request: RequestOrigin, batch: wire.EventBatch) -> EncodedAnswer:
         """Record and charge a batch of events."""
         view = await self._catalogue.view(request.organisation_id)
-        priced, rejected = self._prepare(request, view, batch.events)
-        command = IngestCommand(request=request, events=priced, rejected=rejected)
-        return await self._write(charge.ingest, command)
+        return await self._record(request, view, batch.events, is_all=True)
+
+    async def _record(
+        self, request: RequestOrigin, view: OrgView, events: list[wire.Event], *, is_all: bool
+    ) -> EncodedAnswer:
+        """Record events in parts; ``is_all`` has the last of them answered.
+
+        If it fails between two parts, the earlier ones stay recorded: the events that a repeat
+        reports again are found by their ids.
+        """
+        before: Ingested | None = None
+        while True:
+            some, events = events[:PART_EVENTS], events[PART_EVENTS:]
+            priced, rejected = self._prepare(request, view, some)
+            command = IngestCommand(
+                request=request,
+                events=priced,
+                rejected=rejected,
+                before=before,
+                is_last=is_all and not events,
+            )
+            answer = await self._write(charge.ingest, command)
+            # Besides the last answer, one that was stored before, and a conflict, end it.
+            if not events or answer.ingested is None:
+                return answer
+            before = answer.ingested
 
     async def release(self, request: RequestOrigin, body: wire.ReleaseRequest) -> EncodedAnswer:
         """Release a reservation, or a call's place in line."""

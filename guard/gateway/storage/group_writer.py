@@ -11,6 +11,12 @@ interpreter lock. Durable commits, heavy work and groups behind them go to the w
 does everything for a while after a slow commit on the loop. The two never run at the same time: the
 loop hands over to the idle thread, and waits until it is idle again before running a group itself.
 
+Nobody waits for long: services divide what is large into pieces of a bounded weight, and a group
+has either light pieces or as many heavy ones as make up one large piece. While both wait, groups of
+light and of heavy pieces take turns, so a decision waits for one heavy group at most. Pieces of a
+group that have not begun after a while are left to later groups. The gateway's own work, such as
+expiry, is the first in its queue.
+
 A remote store commits one group while the loop reads the requests of the next. That overlap exists
 only if some requests are still to come: callers that are all answered at once all ask again at
 once. So groups for a remote store are smaller, and heavy work does not wait for more.
@@ -49,11 +55,21 @@ GROUP_WEIGHT_MAX: Final = 2048
 REMOTE_WEIGHT_MAX: Final = 256
 """The same for a store in a process of its own."""
 
+LIGHT_WEIGHT_MAX: Final = 16
+"""A heavier piece is in no group with light ones."""
+
+HEAVY_WEIGHT_MAX: Final = 128
+"""A group of heavy pieces is committed at this weight."""
+
+UNIT_S: Final = 0.02
+"""If the pieces of a group take more of their thread's time, those that have not begun are left to
+later groups."""
+
 GATHER_MAX: Final = 64
 """A group that has so many pieces (by weight for a remote store) does not wait for more."""
 
-INLINE_WEIGHT_MAX: Final = 256
-"""A heavier queue runs on the thread: it would hold up the loop for too long."""
+INLINE_PIECES_MAX: Final = 256
+"""A longer queue runs on the thread, as heavy pieces do: it would hold up the loop for too long."""
 
 SLOW_COMMIT_S: Final = 0.05
 """If a group takes longer on the loop, the following ones go to the thread for a while."""
@@ -71,7 +87,7 @@ UnitT = TypeVar("UnitT", bound=Transaction)
 
 
 class _Item(Generic[UnitT]):
-    __slots__ = ("error", "future", "outside", "result", "scopes", "weight", "work")
+    __slots__ = ("begun", "error", "future", "outside", "result", "scopes", "weight", "work")
 
     def __init__(
         self,
@@ -86,6 +102,8 @@ class _Item(Generic[UnitT]):
         self.future = future
         self.weight = weight
         self.outside = outside
+        # Whether it is in a group that was run; the others have to wait for another group.
+        self.begun = False
         # Set where the work runs; the future is set from them on the loop, after the commit. They
         # cannot be set on the future directly: futures are not thread-safe, and the work may run
         # again when its group is halved.
@@ -123,10 +141,12 @@ class GroupWriter(Generic[UnitT]):
         self._remote = remote
         self._weight_max = REMOTE_WEIGHT_MAX if remote else GROUP_WEIGHT_MAX
         self._loop = asyncio.get_running_loop()
-        # Submitted and not in a group yet, in order. Only the loop reads and writes it.
-        self._collected: list[_Item[UnitT]] = []
-        # The sum of their weights.
-        self._weight = 0
+        # Submitted and not in a group yet, in order: light pieces, and heavy ones or those outside
+        # of a transaction. Only the loop reads and writes them.
+        self._light: list[_Item[UnitT]] = []
+        self._heavy: list[_Item[UnitT]] = []
+        # The kind of the last group.
+        self._was_heavy = False
         # Whether the thread has a group. Set by the loop when it hands one over, and cleared by the
         # loop when the thread has called back, so it needs no lock.
         self._busy = False
@@ -163,6 +183,7 @@ class GroupWriter(Generic[UnitT]):
         *,
         weight: int = 1,
         outside_transaction: bool = False,
+        is_own: bool = False,
     ) -> asyncio.Future[T]:
         """Queue work and return a future of its result, set after the commit.
 
@@ -171,6 +192,7 @@ class GroupWriter(Generic[UnitT]):
             scopes: the scopes that the work touches.
             weight: how many small pieces of work this one is worth.
             outside_transaction: run it on the thread, outside of any transaction.
+            is_own: put it ahead of others of its kind.
 
         Raises:
             StoreError: the writer is closed.
@@ -180,22 +202,22 @@ class GroupWriter(Generic[UnitT]):
         item = _Item(work, self._loop.create_future(), scopes, weight, outside_transaction)
         # One chain of ``_gather`` calls is enough. If something is collected already, one is
         # running; if the thread is busy, ``_deliver`` starts one when it is done.
-        if not self._collected and not self._busy:
+        if not self.queued and not self._busy:
             self._loop.call_soon(self._gather, 0)
-        self._collected.append(item)
-        self._weight += weight
+        queue = self._heavy if outside_transaction or weight > LIGHT_WEIGHT_MAX else self._light
+        queue.insert(0 if is_own else len(queue), item)
         return item.future
 
     @property
     def queued(self) -> int:
         """How many pieces of work wait for the group before them."""
-        return len(self._collected)
+        return len(self._light) + len(self._heavy)
 
     async def close(self) -> None:
         """Finish queued work, then end the thread."""
         self._closing = True
         # The sleep lets the thread's callbacks run, which clear ``_busy`` and answer the callers.
-        while self._collected or self._busy:
+        while self.queued or self._busy:
             if not self._busy:
                 self._start()
             await asyncio.sleep(0.001)
@@ -209,8 +231,8 @@ class GroupWriter(Generic[UnitT]):
     def _gather(self, seen: int) -> None:
         # Requests arrive over a few ticks; while more come, the group waits for them. ``seen`` is
         # how many there were in the tick before.
-        count = len(self._collected)
-        gathered = self._weight if self._remote else count
+        count = self.queued
+        gathered = count + (HEAVY_WEIGHT_MAX if self._remote and self._heavy else 0)
         if seen < count and gathered < GATHER_MAX and not self._closing:
             self._loop.call_soon(self._gather, count)
         else:
@@ -218,15 +240,13 @@ class GroupWriter(Generic[UnitT]):
 
     def _start(self) -> None:
         # 1. The thread has the unit: ``_deliver`` calls ``_gather`` again when it is done.
-        if self._busy or not self._collected:
+        if self._busy or not self.queued:
             return
+        # Behind a long queue the loop is better left free to read.
+        is_quick = self._inline and len(self._light) <= INLINE_PIECES_MAX
         group = self._take()
-        # The weight of the whole queue, not of the group: behind a long queue the loop is better
-        # left free to read.
-        light = self._inline and self._weight <= INLINE_WEIGHT_MAX and not group[0].outside
-        self._weight = sum(item.weight for item in self._collected)
         # 2. Quick work: here, without a change of threads.
-        if light and self._loop.time() >= self._slow_until:
+        if is_quick and not self._was_heavy and self._loop.time() >= self._slow_until:
             started = time.perf_counter()
             try:
                 events = self._run_group(group)
@@ -247,21 +267,23 @@ class GroupWriter(Generic[UnitT]):
         self._wake.release()
 
     def _take(self) -> list[_Item[UnitT]]:
-        """Remove the next group from the queue: in order, as much as one commit may hold.
+        """Remove the next group from one of the queues: in order, as much as one commit may hold.
 
         The first item is always in it, however heavy. Work outside of a transaction is a group by
-        itself, and ends the group before it, so that the order of submission is kept.
+        itself.
         """
-        collected = self._collected
-        weight = collected[0].weight
-        count = 1
-        if not collected[0].outside:
-            for item in itertools.islice(collected, 1, None):
+        self._was_heavy = bool(self._heavy) and not (self._light and self._was_heavy)
+        queue = self._heavy if self._was_heavy else self._light
+        weight_max = HEAVY_WEIGHT_MAX if self._was_heavy else self._weight_max
+        weight, count = queue[0].weight, 1
+        if not queue[0].outside:
+            for item in itertools.islice(queue, 1, None):
                 weight += item.weight
-                if item.outside or weight > self._weight_max:
+                if item.outside or weight > weight_max:
                     break
                 count += 1
-        group, self._collected = collected[:count], collected[count:]
+        group = queue[:count]
+        del queue[:count]
         return group
 
     def _finished(self, group: list[_Item[UnitT]], events: list[PostCommitEvent]) -> None:
@@ -277,15 +299,21 @@ class GroupWriter(Generic[UnitT]):
             except Exception:
                 # The work is committed: its callers are answered whatever happens to the events.
                 logger.exception("the events of a commit were not delivered")
+        left = [item for item in group if not item.begun]
+        if left:  # of one kind, as the group was
+            queue = self._heavy if self._was_heavy else self._light
+            queue[:0] = left
         for item in group:
             future = item.future
+            if not item.begun:
+                continue
             if future.done():  # its caller was cancelled; the work is committed all the same
                 continue
             if item.error is not None:
                 future.set_exception(item.error)
             else:
                 future.set_result(item.result)
-        if self._collected:
+        if self.queued:
             self._loop.call_soon(self._gather, 0)
 
     # -- on the thread -------------------------------------------------------------------------
@@ -319,7 +347,7 @@ class GroupWriter(Generic[UnitT]):
                         logger.error("the store failed: %s", exc)
                     self.healthy = False
                     for item in group:
-                        item.error = exc
+                        item.error, item.begun = exc, True
                     return []
             time.sleep(_BUSY_STEP_S)
 
@@ -350,13 +378,18 @@ class GroupWriter(Generic[UnitT]):
         # later item never sees a state without an earlier one that succeeds. The errors of this
         # attempt are forgotten: each item gets a new one if it fails again.
         for item in group:
-            item.error = None
+            item.error, item.begun = None, False
         middle = len(group) // 2
         # Patiently, on the loop too: what the first half has committed must not run once more.
-        return [*self._run_patiently(group[:middle]), *self._run_patiently(group[middle:])]
+        events = self._run_patiently(group[:middle])
+        if group[middle - 1].begun:  # nothing of the first half is left to a later group
+            events += self._run_patiently(group[middle:])
+        return events
 
     def _attempt(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
         """Run a group in one transaction; an item that fails does not fail the others.
+
+        If the first ones take long, the others are not begun.
 
         Raises:
             StoreBusyError: another program is writing to the file; nothing was begun.
@@ -365,15 +398,19 @@ class GroupWriter(Generic[UnitT]):
         """
         unit = self._unit
         clock, found = time.perf_counter, self.statistics
-        started = clock()
+        started, done_at_s = clock(), time.thread_time() + UNIT_S
         try:
             unit.begin([item.scopes for item in group])
             begun = clock()
             self._locked_since_s = None
             self.groups += 1
-            self.items += len(group)
+            count = 0
             for item in group:
                 self._run_item(item)
+                count += 1
+                if time.thread_time() > done_at_s:
+                    break
+            self.items += count
             done = clock()
             events = unit.commit()
         except StoreBusyError:
@@ -387,17 +424,18 @@ class GroupWriter(Generic[UnitT]):
                 self._noted(second)
             # An item that failed by itself keeps its own error, which says more.
             for item in group:
-                item.error = item.error or error
+                item.error, item.begun = item.error or error, True
             raise
         found.commits.add(clock() - done)
         found.lock_waits.add(begun - started)
-        found.sizes.add(len(group))
+        found.sizes.add(count)
         # A commit alone does not show that a full disk has room again; ``has_room`` does.
         if not self.healthy and not self.is_full:
             self.healthy = not any(isinstance(item.error, StoreError) for item in group)
         return events
 
     def _run_item(self, item: _Item[UnitT]) -> None:
+        item.begun = True
         unit = self._unit
         started = time.perf_counter()
         unit.savepoint()
@@ -415,6 +453,7 @@ class GroupWriter(Generic[UnitT]):
     def _run_outside(self, item: _Item[UnitT]) -> list[PostCommitEvent]:
         self.groups += 1
         self.items += 1
+        item.begun = True
         try:
             item.result = item.work(self._unit)
         except Exception as exc:  # noqa: BLE001  # carried to its caller

@@ -13,7 +13,7 @@ import msgspec
 from guard.gateway.domain.errors import StoreError, StoreFullError
 from guard.gateway.domain.statistics import MoneySample, StoreStatistics
 from guard.gateway.ledger.state import NOTHING, Scopes
-from guard.gateway.storage.group_writer import INLINE_WEIGHT_MAX, GroupWriter
+from guard.gateway.storage.group_writer import HEAVY_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sql import money_samples, samples
 from guard.gateway.storage.sql.connection import ReadingStore
 from guard.gateway.storage.sql.failures import store_error, summary
@@ -40,8 +40,8 @@ SAMPLE_WAIT_S: Final = 30.0
 _ROOM_BYTES: Final = 65_536
 """Bytes that are written to see whether a disk that was full has room again."""
 
-_LONG: Final = Scopes(weight=INLINE_WEIGHT_MAX + 1)
-"""The scopes of a long step: any organisation, and too heavy to run on the loop."""
+_LONG: Final = Scopes(weight=HEAVY_WEIGHT_MAX, is_own=True)
+"""The scopes of a long step: any organisation, and in a group by itself."""
 
 
 class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
@@ -103,7 +103,10 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         if self._writer is None:
             raise StoreError("the store is not open")
         return self._writer.submit(
-            lambda unit: use_case(unit, *args, **kwargs), scopes, weight=scopes.weight
+            lambda unit: use_case(unit, *args, **kwargs),
+            scopes,
+            weight=scopes.weight,
+            is_own=scopes.is_own,
         )
 
     async def look_up(self, work: Callable[[PooledT], T]) -> T:
