@@ -45,12 +45,12 @@ def first_secrets(settings: GatewaySettings) -> FirstSecrets:
     )
     api_key = _key(settings.first_api_key, settings.first_api_key_file, "first_api_key", SDK_PREFIX)
     if api_key is not None and admin_key is None:
-        raise SettingError("first_api_key", "effect beside first_admin_key, which is missing")
+        raise SettingError("first_api_key", "needs first_admin_key")
     name, password = secret_of(
         settings.first_password, settings.first_password_file, "first_password"
     )
     if password is not None and not PASSWORD_LENGTH_MIN <= len(password) <= PASSWORD_LENGTH_MAX:
-        raise SettingError(name, f"{PASSWORD_LENGTH_MIN} to {PASSWORD_LENGTH_MAX} characters")
+        raise SettingError(name, f"takes {PASSWORD_LENGTH_MIN} to {PASSWORD_LENGTH_MAX} characters")
     return FirstSecrets(admin_key, api_key, password)
 
 
@@ -70,8 +70,8 @@ def _key(value: str | None, file: Path | None, setting: str, prefix: str) -> str
     ):
         raise SettingError(
             name,
-            (f"{prefix} and then " if prefix else "")
-            + "32 or more random characters (letters, digits, _ and -), as "
+            f"takes {f'{prefix} and then ' if prefix else ''}32 or more random characters "
+            "(letters, digits, _ and -), as "
             f'`echo "{prefix}$(openssl rand -hex 32)"` makes them',
         )
     return key
@@ -92,16 +92,16 @@ def secret_of(value: str | None, file: Path | None, setting: str) -> tuple[str, 
         return setting, value
     name = f"{setting}_file"
     if value is not None:
-        raise SettingError(name, f"no effect beside {setting}: give one of them")
+        raise SettingError(name, f"has no effect beside {setting}: give one of them")
     try:
         with file.open("rb") as opened:
             read = opened.read(_FILE_MAX)
         text = read.decode("utf-8").rstrip("\r\n")
     except OSError as exc:
         reason = exc.strerror or exc
-        raise SettingError(name, f"a file that can be read; {file}: {reason}") from None
+        raise SettingError(name, f"names a file that cannot be read: {file}: {reason}") from None
     except UnicodeDecodeError:
-        raise SettingError(name, f"a file of text in UTF-8, which {file} is not") from None
+        raise SettingError(name, f"takes a file of text in UTF-8, which {file} is not") from None
     if not text:
-        raise SettingError(name, f"a file with the secret in it; {file} is empty")
+        raise SettingError(name, f"takes a file with the secret in it; {file} is empty")
     return name, text

@@ -32,13 +32,13 @@ class SettingError(ValueError):
 
     Attributes:
         name: of the setting, as in a file.
-        takes: describes the accepted values.
+        says: what is wrong with it, in words that follow its name.
     """
 
-    def __init__(self, name: str, takes: str) -> None:
-        super().__init__(f"{name} takes {takes}")
+    def __init__(self, name: str, says: str) -> None:
+        super().__init__(f"{name} {says}")
         self.name = name
-        self.takes = takes
+        self.says = says
 
 
 def _whole(low: int, high: int = 2**53) -> Check:
@@ -104,7 +104,7 @@ def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
         try:
             check(value)
         except (TypeError, ValueError) as exc:
-            raise SettingError(attribute.name, str(exc)) from None
+            raise SettingError(attribute.name, f"takes {exc}") from None
 
 
 class DatabaseUrl(str):
@@ -307,15 +307,13 @@ class GatewaySettings:
     def __attrs_post_init__(self) -> None:
         """Check the settings that belong together."""
         if self.tls_self_signed and self.tls_cert is not None:
-            raise SettingError("tls_self_signed", "no effect beside tls_cert: give one of them")
+            raise SettingError("tls_self_signed", "has no effect beside tls_cert: give one of them")
         if self.proxy_user_header is not None and not self.trusted_proxies:
-            raise SettingError("proxy_user_header", "trusted_proxies beside it, which are missing")
+            raise SettingError("proxy_user_header", "needs trusted_proxies: whose header counts")
         if self.sign_on_role is not None and self.sign_on_organisation is None:
-            raise SettingError(
-                "sign_on_role", "sign_on_organisation beside it, which is missing: whom they join"
-            )
+            raise SettingError("sign_on_role", "needs sign_on_organisation: which one they join")
         if self.tls_key is not None and self.tls_cert is None:
-            raise SettingError("tls_key", "the key of tls_cert, which is missing")
+            raise SettingError("tls_key", "needs tls_cert: the certificate that it belongs to")
 
     @property
     def own_files(self) -> Path:

@@ -189,7 +189,7 @@ def load(
     except SettingError as exc:
         source = sources.get(exc.name, exc.name)
         is_time = exc.name.endswith("_ms") and "ms" not in source.lower()
-        raise SettingsError(f"{source} takes {'more than 0' if is_time else exc.takes}") from None
+        raise SettingsError(f"{source} {'takes more than 0' if is_time else exc.says}") from None
 
 
 def origins(

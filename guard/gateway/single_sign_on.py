@@ -21,11 +21,13 @@ def provider_of(settings: GatewaySettings) -> OpenIdProvider | None:
     try:
         require_secure(settings.openid_issuer)
     except ValueError as exc:
-        raise SettingError("openid_issuer", str(exc)) from None
+        raise SettingError("openid_issuer", f"takes {exc}") from None
     if settings.openid_client_id is None:
-        raise SettingError("openid_issuer", "openid_client_id beside it, which is missing")
+        raise SettingError(
+            "openid_issuer", "needs openid_client_id: what the provider calls this gateway"
+        )
     if not all(importlib.util.find_spec(name) for name in ("authlib", "joserfc")):
-        raise SettingError("openid_issuer", f"a package: {installs('oidc')}")
+        raise SettingError("openid_issuer", f"needs a package: {installs('oidc')}")
     _, secret = secret_of(
         settings.openid_client_secret, settings.openid_client_secret_file, "openid_client_secret"
     )
