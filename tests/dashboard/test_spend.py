@@ -238,7 +238,7 @@ def test_each_name_on_spend_leads_to_its_page(visitor: Any, tenant: Any) -> None
 
 
 def test_latency_says_what_it_covers(visitor: Any, tenant: Any) -> None:
-    assert "No LLM request is stored yet" in visitor.get("/latency").text
+    assert "No LLM request is stored." in visitor.get("/latency").text
     fill(tenant)
     text = visitor.get("/latency").text
     assert "Of the 13 stored events, since" in text

@@ -75,6 +75,7 @@ class BudgetsAndPolicies:
         now_ms = self._site.parts.clock_ms()
         return await self._site.render(
             context, "budgets.html", budgets=budgets, by_budget=by_budget, asked=asked,
+            balances_max=BALANCES_MAX, is_cut=len(balances) == BALANCES_MAX,
             unmatched=await self._unmatched(context), raise_key=secrets.token_hex(8),
             suggested=_suggested,
             forecasts=await outlooks(self._storage, context.org(), shown, now_ms),

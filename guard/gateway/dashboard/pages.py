@@ -90,6 +90,7 @@ class Pages:
             balances=balances,
             forecasts=await outlooks(self._storage, own, balances, now_ms),
             watched=watched,
+            budgets_set=0 if watched else await self._storage.budget_count(own),
             burn=None if watched is None else await self._burn(own, watched, now_ms),
             workflows=workflows[:OVERVIEW_ROWS],
             more_workflows=len(workflows) > OVERVIEW_ROWS,
@@ -245,7 +246,8 @@ class Pages:
         )
         if tab == "errors":
             return {"events": [e for e in events if is_error(e)][:PAGE], "looked_at": len(events)}
-        return {"events": events[:PAGE], "has_more": len(events) > PAGE}
+        return {"events": events[:PAGE], "has_more": len(events) > PAGE,
+                "is_older": before != NEWEST}  # fmt: skip
 
     async def users(self, context: RequestContext) -> Response:
         """Show the spend of each user, most expensive first."""

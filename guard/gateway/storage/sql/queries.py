@@ -192,6 +192,13 @@ class SqlQueries(ReadingStore):
         rows = await self._rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
         return [*map(BUDGETS.read, rows)]
 
+    async def budget_count(self, organisation_id: str) -> int:
+        """Return how many budgets an organisation has."""
+        [(count,)] = await self._rows(
+            "SELECT count(*) FROM budgets WHERE organisation_id = ?", organisation_id
+        )
+        return int(count)
+
     async def call_budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the limits of calls of an organisation, the first thousand."""
         rows = await self._rows(

@@ -1,0 +1,76 @@
+"""Pages say that something is absent only after it was counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from guard.gateway import dashboard
+from guard.gateway.dashboard import budgets_and_policies
+
+TEMPLATES: Final = Path(dashboard.__file__).parent / "templates"
+YET: Final = re.compile(r"\b((?:No|Nothing|None)\b[^.:<>{}]*\byet)\b")
+"""A sentence that tells a person to begin: it is wrong beside what somebody has made."""
+
+MADE: Final = {
+    "No budget yet", "No policy yet", "No channel yet", "Nothing is told yet", "No events yet",
+    "Nothing was spent yet", "No repeats were counted yet",
+}  # fmt: skip
+"""The sentences whose absence is counted below, or that the page's own count decides."""
+
+PAGES: Final = (
+    "/", "/budgets", "/policies", "/alerts", "/events", "/users", "/latency", "/spend",
+    "/workflow?id=w", "/workflow?id=w&tab=spans", "/model?id=gpt-4o", "/agent?id=a",
+    "/tag?name=t&id=1",
+)  # fmt: skip
+
+
+def sentences(text: str) -> set[str]:
+    return set(YET.findall(text))
+
+
+def test_each_sentence_of_the_templates_is_known_here() -> None:
+    found = set[str]().union(*(sentences(each.read_text()) for each in TEMPLATES.iterdir()))
+    assert found == MADE, "say what was counted, or add it here and what makes it false below"
+
+
+def _fill(tenant: Any) -> None:
+    for number in range(8):
+        tenant.admin.set_budget(
+            limit_nanousd=10**9, scope_kind="workflow", scope_id=f"w{number}", anyway=True
+        )
+    tenant.admin.set_policy("p", tools_block=["delete_*"])
+
+
+@pytest.mark.generator("pages that say what is absent")
+def test_nothing_is_called_absent_beside_eight_budgets(
+    visitor: Any, tenant: Any, count_cases: Callable[[int], None]
+) -> None:
+    assert sentences(visitor.get("/").text) == {"No budget yet"}
+    assert sentences(visitor.get("/policies").text) == {"No policy yet"}
+    _fill(tenant)
+    wrong = {}
+    for page in PAGES:
+        path, _, query = page.partition("?")
+        said = sentences(visitor.get(path, **dict(re.findall(r"(\w+)=([^&]+)", query))).text)
+        if said & {"No budget yet", "No policy yet"}:
+            wrong[page] = said
+    assert not wrong
+    assert "8 budgets are set" in visitor.get("/").text
+    count_cases(len(PAGES))
+
+
+def test_balances_that_are_not_shown_are_not_called_absent(
+    visitor: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for window in ("day", "week"):
+        tenant.admin.set_budget(limit_nanousd=10**9, scope_kind="organisation", window=window)
+    assert visitor.get("/budgets").text.count("No call was counted in this window.") == 2
+    monkeypatch.setattr(budgets_and_policies, "BALANCES_MAX", 0)
+    text = visitor.get("/budgets").text
+    assert "not among the 0 fullest" in text
+    assert "No call was counted" not in text
