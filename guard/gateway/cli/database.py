@@ -150,18 +150,35 @@ def migrate_status(database: Path | str, as_json: bool) -> None:
 @migrate.command("up")
 @_database("The database; a gateway on a SQLite file has to be stopped.", Database())
 @click.option("--dry-run", is_flag=True, help="Try every step, and take it back.")
-def migrate_up(database: Path | str, dry_run: bool) -> None:
+@click.option(
+    "--preview", is_flag=True, help="Say which rotated keys of release 0.7 become one; do nothing."
+)
+@click.option(
+    "--carry",
+    is_flag=True,
+    help="From 0.7: the budget of a joined key that is above its limit keeps what it has counted.",
+)
+def migrate_up(database: Path | str, dry_run: bool, preview: bool, carry: bool) -> None:
     """Apply the pending steps.
 
     \b
     Examples:
       guard gateway migrate up
+      guard gateway migrate up --preview
       guard gateway migrate up --dry-run --database /var/lib/guard/gateway.sqlite3
     """
     from guard.gateway.databases import migrator
 
     with store_errors():
-        steps = migrator(database).up(dry_run=dry_run)
+        found = migrator(database)
+        lines = found.preview(carry=carry)
+        steps = () if preview else found.up(dry_run=dry_run, carry=carry)
+    for line in lines:
+        click.echo(safe(line))
+    if preview:
+        if not lines:
+            click.echo("no keys are joined")
+        return
     for step in steps:
         done = "would be applied" if dry_run else "applied"
         click.echo(f"{done}: {step.number} {step.name}".rstrip())

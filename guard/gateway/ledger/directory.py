@@ -165,10 +165,10 @@ def rotate_key(
     if old.expires_at_ms is not None:
         ends_ms = min(ends_ms, old.expires_at_ms)
     key = msgspec.structs.replace(old, prefix=prefix, signed=hmac_secret is not None)
-    unit.end_secrets(key_id, ends_ms)
+    unit.end_secrets(old.key_id, ends_ms)
     unit.add_secret(key, key_hash, hmac_secret)
     details = {"prefix": prefix, "overlap_ms": overlap_ms}
-    audit.record(unit, actor, "key.rotate", key_id, details, old.organisation_id)
+    audit.record(unit, actor, "key.rotate", old.key_id, details, old.organisation_id)
     unit.announce(PostCommitEvent("catalogue", old.organisation_id))
     return key
 
@@ -185,9 +185,9 @@ def revoke_key(
     if key.revoked_at_ms is None:
         key = msgspec.structs.replace(key, revoked_at_ms=unit.now_ms)
         unit.save_key(key)
-        audit.record(unit, actor, "key.revoke", key_id, {}, key.organisation_id)
+        audit.record(unit, actor, "key.revoke", key.key_id, {}, key.organisation_id)
         # A revoked key must not live on in the keys that were made under it.
-        for below in unit.keys_below(key_id):
+        for below in unit.keys_below(key.key_id):
             unit.save_key(msgspec.structs.replace(below, revoked_at_ms=unit.now_ms))
             audit.record(unit, actor, "key.revoke", below.key_id, {}, key.organisation_id)
         unit.announce(PostCommitEvent("catalogue", key.organisation_id))

@@ -138,6 +138,8 @@ class Subjects:
         """
         # A run sets one for the glob `ID*`, which is for the keys below its own.
         exact = _WILD.split(name, maxsplit=1)[0].rstrip(SEPARATOR)
+        current = await self._storage.current_key_id(exact)
+        name, exact = current + name[len(exact) :], current
         is_secret = name.startswith(_SECRETS)
         found = await self._storage.keys_named(own, exact, exact[:_PREFIX] if is_secret else exact)
         if any(key.key_id == exact for key in found):

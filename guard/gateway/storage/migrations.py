@@ -51,11 +51,19 @@ class Migrator(Protocol):
             StoreError: the database cannot be read, or is for newer gateways only.
         """
 
-    def up(self, *, dry_run: bool) -> Sequence[MigrationStep]:
+    def preview(self, *, carry: bool = False) -> Sequence[str]:
+        """Return what a conversion of release 0.7 would join, in sentences.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+
+    def up(self, *, dry_run: bool, carry: bool = False) -> Sequence[MigrationStep]:
         """Apply the pending steps and return them.
 
         Args:
             dry_run: roll everything back in the end.
+            carry: let joined balances above their limits keep what they have counted.
 
         Raises:
             StoreError: in use, or a step failed; what was applied before stays, except when dry.

@@ -104,6 +104,7 @@ class AdminHandlers:
                 raise ValueError("every_organisation is for keys of role proxy")
             if call.actor.organisation_id is not None:
                 raise ConflictError("this admin key is for one organisation")
+        owner_id = wanted.owner_id and await self._storage.current_key_id(wanted.owner_id)
         made = make_key(
             self._ids,
             self._clock_ms(),
@@ -114,7 +115,7 @@ class AdminHandlers:
             expires_at_ms=wanted.expires_at_ms,
             signed=wanted.signed,
             hmac_secret=wanted.hmac_secret,
-            owner_id=wanted.owner_id,
+            owner_id=owner_id,
         )
         key = await self._write(
             call, directory.create_key, made.key, made.key_hash, made.hmac_secret
@@ -123,7 +124,7 @@ class AdminHandlers:
 
     async def rotate_key(self, call: AdminCall) -> bodies.CreatedKey:
         call.require("owner")
-        key_id = call.path["key_id"]
+        key_id = await self._storage.current_key_id(call.path["key_id"])
         old = next((k for k in await self.keys(call) if k.key_id == key_id), None)
         made = make_key(
             self._ids,

@@ -24,7 +24,7 @@ from guard.gateway.storage.sqlite import file_lock
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 
-_FIRST: Final = ("organisations", "operators", "budgets")
+_FIRST: Final = ("organisations", "operators", "budgets", "keys")
 """Others refer to these."""
 
 _TABLES: Final = (

@@ -339,7 +339,11 @@ class PostgresMigrator:
         pending = [MigrationStep(number, each.name) for number, each in schema.after(found.number)]
         return SchemaStatus(found.number, schema.newest(), pending, found.oldest)
 
-    def up(self, *, dry_run: bool) -> Sequence[MigrationStep]:
+    def preview(self, *, carry: bool = False) -> Sequence[str]:
+        """Return nothing: release 0.7 knew no PostgreSQL."""
+        return ()
+
+    def up(self, *, dry_run: bool, carry: bool = False) -> Sequence[MigrationStep]:
         """Apply the pending steps; if dry, in one transaction that is rolled back."""
         with self._connected() as connection:
             return rehearse(connection) if dry_run else migrate(connection)

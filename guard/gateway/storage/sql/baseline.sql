@@ -22,6 +22,10 @@ CREATE TABLE secrets (
 CREATE INDEX secrets_key ON secrets (key_id);
 CREATE INDEX secrets_prefix ON secrets (prefix);
 
+CREATE TABLE key_aliases (
+  alias_id TEXT PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE nonces (
   key_id TEXT NOT NULL, nonce TEXT NOT NULL, expires_at_ms INTEGER NOT NULL,
   PRIMARY KEY (key_id, nonce)

@@ -15,6 +15,7 @@ from guard.gateway.ledger.state import AuditRow, OrganisationState
 from guard.gateway.storage.sql.control_tables import ControlTables
 from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sql.rows import (
+    ALIASED,
     AUDIT,
     KEYS,
     OPERATORS,
@@ -76,8 +77,9 @@ class DirectoryTables(ControlTables):
         return ORGANISATIONS.read(self.row(sql, organisation_id))
 
     def key(self, key_id: str) -> records.Key | None:
-        """Return a key."""
-        row = self.row(f"{_SELECT_KEYS} WHERE key_id = ?", key_id)
+        """Return a key, by its id or one that it had in release 0.7."""
+        sql = f"{_SELECT_KEYS} WHERE key_id = coalesce(({ALIASED}), ?)"
+        row = self.row(sql, key_id, key_id)
         return None if row is None else KEYS.read(row)
 
     def has_key(self, key_hash: bytes) -> bool:

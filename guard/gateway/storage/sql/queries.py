@@ -13,6 +13,7 @@ from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.domain.waiting import LAPSE_MS
 from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
 from guard.gateway.storage.sql.rows import (
+    ALIASED,
     APPROVALS,
     BUDGETS,
     IS_NAMED,
@@ -101,6 +102,11 @@ class SqlQueries(ReadingStore):
         """Return keys, of one organisation or of all."""
         where, arguments = equals(organisation_id=organisation_id)
         return await self._keys(where or "true", *arguments)
+
+    async def current_key_id(self, key_id: str) -> str:
+        """Return the id of the key that had another one in release 0.7; any other as it is."""
+        rows = await self._rows(ALIASED, key_id)
+        return str(rows[0][0]) if rows else key_id
 
     async def keys_named(self, organisation_id: str, name: str, prefix: str) -> list[records.Key]:
         """Return the key with an id; or those in use of an organisation with a name or a prefix."""

@@ -29,6 +29,9 @@ def _event_data(text: str) -> dict[str, Any]:
 
 ORGANISATIONS: Final = StructTable(records.Organisation, "organisations")
 KEYS: Final = StructTable(records.Key, "keys")
+ALIASED: Final = "SELECT a.key_id FROM key_aliases a WHERE a.alias_id = ?"
+"""A query of the key that had another id in release 0.7."""
+
 OPERATORS: Final = StructTable(
     Operator, "operators", columns={"role": "operator_role"}, apart=("password_hash",)
 )

@@ -107,7 +107,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         self._lock = FileLock(self.path)
         # 2. The file, made here for its mode: it holds secrets, and SQLite would use the umask.
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        kept = convert_0_7(self.path)
+        kept = convert_0_7(self.path, now_ms=self.clock_ms())
         if kept is not None:
             logger.warning("%s was of release 0.7 and is converted; kept as %s", self.path, kept)
         # 3. The lock again: the file may be a new one since step 1.

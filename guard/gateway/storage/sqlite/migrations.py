@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,10 @@ from urllib.parse import quote
 
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.storage.migrations import MigrationStep, SchemaStatus
-from guard.gateway.storage.sqlite import file_lock, release_0_7, schema
+from guard.gateway.storage.sql.rows import wall_clock_ms
+from guard.gateway.storage.sqlite import file_lock, joined_keys, release_0_7, schema
+
+logger = logging.getLogger("guard.gateway.storage")
 
 
 class SqliteMigrator:
@@ -36,25 +40,37 @@ class SqliteMigrator:
         ]
         return SchemaStatus(version, newest, pending)
 
-    def up(self, *, dry_run: bool) -> Sequence[MigrationStep]:
+    def preview(self, *, carry: bool = False) -> list[str]:
+        """Return what a conversion of release 0.7 joins; a gateway may be running."""
+        with _failures(self._path), contextlib.closing(open_to_read(self._path)) as reading:
+            if schema.read_version(reading) != schema.RELEASE_0_7:
+                return []
+            now_ms = wall_clock_ms()
+            return joined_keys.Joined.of(reading, now_ms, carry=carry, schema="main").lines
+
+    def up(self, *, dry_run: bool, carry: bool = False) -> Sequence[MigrationStep]:
         """Apply the pending steps; to a copy, when dry."""
         with _failures(self._path), file_lock.held(self._path):
             pending = self.status().pending
             if dry_run:
                 with partial(self._path, "rehearsal") as copy:
-                    copy_up_to_date(self._path, copy)
+                    copy_up_to_date(self._path, copy, carry=carry)
             else:
-                convert_0_7(self._path)
+                convert_0_7(self._path, carry=carry)
                 with contextlib.closing(schema.connect(str(self._path), durable=True)) as writing:
                     schema.migrate(writing)
         return pending
 
 
-def convert_0_7(path: Path) -> Path | None:
+def convert_0_7(path: Path, *, carry: bool = False, now_ms: int | None = None) -> Path | None:
     """Replace a file of release 0.7 by one of today's, and keep it under another name.
 
     The new file is complete before it gets its name, in one rename: if the process dies, there is
     a file that can be opened. The caller holds the lock of the file.
+
+    Args:
+        path: of the file.
+        carry, now_ms: as for :meth:`joined_keys.Joined.of`.
 
     Returns:
         Where the old file is; ``None`` if it was not one of 0.7.
@@ -63,12 +79,18 @@ def convert_0_7(path: Path) -> Path | None:
         if schema.read_version(reading) != schema.RELEASE_0_7:
             return None
     with partial(path, "converting") as converted:
-        copy_up_to_date(path, converted)
+        for line in copy_up_to_date(path, converted, carry=carry, now_ms=now_ms):
+            logger.warning("converting %s: %s", path, line)
         return put_in_place(converted, path, "0.7")
 
 
-def copy_up_to_date(source: Path, target: Path) -> None:
+def copy_up_to_date(
+    source: Path, target: Path, *, carry: bool = False, now_ms: int | None = None
+) -> list[str]:
     """Copy the contents of a file into an empty one, with the newest schema, and close both.
+
+    Returns:
+        What a conversion of release 0.7 has joined.
 
     Raises:
         RuntimeError: the source is damaged, or of an unknown version.
@@ -85,7 +107,9 @@ def copy_up_to_date(source: Path, target: Path) -> None:
     with contextlib.closing(schema.connect(str(target), durable=True)) as writing:
         schema.migrate(writing)
         if version == schema.RELEASE_0_7:
-            release_0_7.convert(_read_only(source), writing)
+            at_ms = wall_clock_ms() if now_ms is None else now_ms
+            return release_0_7.convert(_read_only(source), writing, at_ms, carry=carry).lines
+    return []
 
 
 @contextlib.contextmanager

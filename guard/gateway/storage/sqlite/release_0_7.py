@@ -1,6 +1,7 @@
 """Writes the contents of a file of release 0.7 into a new file of the first schema.
 
-Rows are copied as they are. Usage is summed from the events, all of which 0.7 kept.
+Rows are copied as they are, but for keys that were rotated (:mod:`.joined_keys`). Usage is summed
+from the events, all of which 0.7 kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from guard.gateway.domain import models
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.storage.sql.money import MoneyTables
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
+from guard.gateway.storage.sqlite.joined_keys import Joined
 
 BATCH_EVENTS: Final = 1000
 """Events whose sums are written together."""
@@ -26,18 +28,14 @@ _COLUMNS: Final = {
 
 _OLD_TABLES: Final = (
     "SELECT name FROM old.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-    " AND name NOT IN ('figures', 'workflows', 'runs')"
+    " AND name NOT IN ('figures', 'workflows', 'runs', 'keys')"
 )
 _EVENTS: Final = (
-    "SELECT organisation_id, charged_at_ms, workflow_id, agent, chain_id, key_id, model, type,"
+    "SELECT organisation_id, charged_at_ms, workflow_id, agent, chain_id, key_of(key_id),"
+    " model, type,"
     " run_id, provider, cost_nanousd, input_tokens, output_tokens, flags FROM old.events"
 )
-_OF_SECRETS: Final = {"prefix", "key_hash", "hmac_secret"}
-"""Columns of keys that are a secret's now."""
-
 _DERIVED: Final = """
-INSERT INTO secrets SELECT key_hash, key_id, prefix, hmac_secret, created_at_ms, expires_at_ms, NULL
-  FROM old.keys;
 UPDATE events SET request_id = event_id WHERE response_id IS NOT NULL;
 INSERT OR REPLACE INTO directives SELECT organisation_id,
   json_extract(message, '$.budget.scope'), '', 'budget', message, key_id, 0 FROM control
@@ -61,12 +59,16 @@ DELETE FROM usage WHERE size_ms = 60000
 workflows and runs were seen; and no minutes but those of the last two days."""
 
 
-def convert(old: str, connection: SqliteWriteConnection) -> None:
+def convert(old: str, connection: SqliteWriteConnection, now_ms: int, *, carry: bool) -> Joined:
     """Fill an empty database of the first schema, in one transaction.
+
+    Returns:
+        What was rotated, and is one key now.
 
     Args:
         old: a URI of the file of 0.7, which is only read.
         connection: to the new database, opened with ``uri=True`` and outside of a transaction.
+        now_ms, carry: as for :meth:`Joined.of`.
 
     Raises:
         sqlite3.Error: the old file is damaged, or the disk is full.
@@ -74,19 +76,25 @@ def convert(old: str, connection: SqliteWriteConnection) -> None:
     connection.execute("ATTACH ? AS old", (old,))
     connection.execute("PRAGMA foreign_keys = OFF")  # tables come in any order
     connection.execute("BEGIN")
+    plan = Joined.of(connection, now_ms, carry=carry, schema="old")
+    connection.create_function("key_of", 1, plan.key_of, deterministic=True)
     _sum_events(connection)
     for (table,) in connection.execute(_OLD_TABLES).fetchall():
         columns = [row[1] for row in connection.execute(f"PRAGMA old.table_info({table})")]
-        if table == "keys":
-            columns = [each for each in columns if each not in _OF_SECRETS]
         names = ", ".join(f'"{_COLUMNS.get(each, each)}"' for each in columns)
         target = _TABLES.get(table, table)
-        source = ", ".join(f'"{each}"' for each in columns)
-        connection.execute(f"INSERT INTO {target} ({names}) SELECT {source} FROM old.{table}")
+        source = ", ".join(
+            "key_of(key_id)" if each == "key_id" else f'"{each}"' for each in columns
+        )
+        connection.execute(
+            f"INSERT OR REPLACE INTO {target} ({names}) SELECT {source} FROM old.{table}"
+        )
     for statement in _DERIVED.split(";"):
         connection.execute(statement)
+    plan.apply(connection)
     connection.execute("COMMIT")
     connection.execute("DETACH old")
+    return plan
 
 
 def _sum_events(connection: SqliteWriteConnection) -> None:
