@@ -11,6 +11,7 @@ a step goes back to a file that the flow had left already. ``--list`` prints eac
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -23,6 +24,18 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from benchmarks.covered import ASKED, MODEL, URL, _answer
+
+STREAMED: Final = ASKED.replace(b"{", b'{"stream": true, ', 1)
+EVENT: Final = (
+    b'data: {"id": "c%d", "object": "chat.completion.chunk", "model": "bench-model", '
+    b'"choices": [{"index": 0, "delta": {"content": "word"}}]}\n\n'
+)
+USED: Final = (
+    b'data: {"id": "c%d", "object": "chat.completion.chunk", "model": "bench-model", '
+    b'"choices": [], '
+    b'"usage": {"prompt_tokens": 200, "completion_tokens": 10, "total_tokens": 210}}\n\n'
+    b"data: [DONE]\n\n"
+)
 
 ROUNDS: Final = 5
 _SETTLE_S: Final = 0.02
@@ -105,10 +118,25 @@ def _flows() -> dict[str, tuple[str, Callable[[], object]]]:
     def request() -> None:
         client.post(URL, content=ASKED)
 
+    numbers = itertools.count()
+
+    def stream(request: httpx.Request) -> httpx.Response:
+        number = next(numbers)
+        events = (*[EVENT % number] * 10, USED % number)
+        headers = {"content-type": "text/event-stream"}
+        return httpx.Response(200, content=iter(events), headers=headers)
+
+    streaming = httpx.Client(transport=httpx.MockTransport(stream))
+
+    def streamed() -> None:
+        with streaming.stream("POST", URL, content=STREAMED) as answer:
+            answer.read()
+
     return {
         "call, covered": ("hops", call),
         "call, asked": ("hops-call-{}", call),
         "request, covered": ("hops", request),
+        "streamed, covered": ("hops", streamed),
         "request, asked": ("hops-request-{}", request),
     }
 
@@ -172,7 +200,10 @@ def main() -> None:
     admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=4 * 10**9)
     admin.set_budget(scope_kind="organisation", scope_id="", limit_nanousd=10**15)
     environment = {**os.environ, "GUARD_API_URL": url, "GUARD_API_KEY": key}
-    print(f"{'flow':18} {'over':7} {'thread':7} {'functions':>9} {'files':>6} {'returns':>8}")
+    print(
+        f"{'flow':18} {'over':7} {'thread':7} {'functions':>9} {'files':>6} {'returns':>8}",
+        flush=True,
+    )
     try:
         for transport in ("auto", "http"):
             command = [sys.executable, "-m", "benchmarks.hops", "--transport", transport]

@@ -23,7 +23,6 @@ class RequestBound(Struct, frozen=True, gc=False):
             body's own limit may be lowered to; None where no limit can be put in.
         answers: how many answers share ``output_tokens``; how many prompts an array holds.
         beside_output: tokens that are charged as output beside the answers (a prediction).
-        hides_output: whether an answer may hold tokens that its reader does not see.
         terms: what it says about the rates that it can meet.
         local: whether it goes to this machine, where a model without a known price is free.
         fees: the most that it can be charged besides tokens: units by line of ``guard.core.fees``.
@@ -42,7 +41,6 @@ class RequestBound(Struct, frozen=True, gc=False):
     least_output: int | None = None
     answers: int = 1
     beside_output: int = 0
-    hides_output: bool = True
     terms: Terms = ANY_TERMS
     local: bool = False
     fees: dict[str, int] | None = None

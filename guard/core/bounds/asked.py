@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from guard.core.bounds.thinking import hides_output, least_output, reasons
+from guard.core.bounds.thinking import least_output, reasons
 from guard.core.usage.message import Message, items
 from guard.core.wire import TOKENS_MAX, UNITS_MAX
 
@@ -23,7 +23,7 @@ class AskedOutput(Struct, gc=False):
         open_ended: whether the prompt holds more than the body: an earlier conversation, a stored
             prompt, what a tool of the vendor finds.
         extra_tokens: of the prompt beside the body's text.
-        least_output, answers, beside_output, hides_output: as in ``RequestBound``.
+        least_output, answers, beside_output: as in ``RequestBound``.
     """
 
     model: str | None = None
@@ -34,7 +34,6 @@ class AskedOutput(Struct, gc=False):
     least_output: int | None = None
     answers: int = 1
     beside_output: int = 0
-    hides_output: bool = True
 
 
 def answered(
@@ -79,7 +78,6 @@ def answered(
         least,
         number,
         beside,
-        does_reason or hides_output(model),
     )
 
 
@@ -139,21 +137,6 @@ def limit(*values: Any) -> int | None:
         if type(value) is int and value >= 0:
             return min(value, TOKENS_MAX)
     return None
-
-
-def times(tokens: int | None, *counts: Any) -> int | None:
-    """Return a limit for as many answers as the largest of ``counts`` says.
-
-    >>> times(100, None, 3), times(None, 3)
-    (300, None)
-    """
-    if tokens is None:
-        return None
-    for count in counts:
-        if count is not None and count != 1:
-            most = max((c for c in counts if type(c) is int), default=1)
-            return min(tokens * max(1, most), TOKENS_MAX)
-    return tokens
 
 
 def run_by_vendor(tools: Any, own: tuple[str, ...]) -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from guard.core.bounds.asked import AskedOutput, answered, embedded, given, limit, section
-from guard.core.bounds.plain import TOOL_USE_TOKENS, bedrock_model
-from guard.core.bounds.thinking import thinking_budget
+from guard.core.bounds.thinking import asks_to_think, thinking_budget
 from guard.core.bounds.vendors import EMBEDDED
+from guard.core.usage.anthropic import TOOL_USE_TOKENS
+from guard.core.usage.bedrock import model_in
 from guard.core.usage.message import Message, mapping
 
 
 def converse(path: str, said: Message) -> AskedOutput:
     """Read ``/model/{id}/converse`` and ``/converse-stream``."""
-    model = bedrock_model(path)
+    model = model_in(path)
     more = section(said, "additionalModelRequestFields")
     thinking = mapping(more.get("thinking", more.get("reasoning_config")))
     return answered(
@@ -34,7 +35,7 @@ def converse(path: str, said: Message) -> AskedOutput:
 
 def invoke(path: str, said: Message) -> AskedOutput:
     """Read ``/model/{id}/invoke`` and ``/invoke-with-response-stream``."""
-    model = bedrock_model(path)
+    model = model_in(path)
     streams = path.endswith("-stream")
     if model is not None and ("embed" in model or "rerank" in model):
         return embedded(model, *map(said.get, EMBEDDED))
@@ -50,7 +51,6 @@ def invoke(path: str, said: Message) -> AskedOutput:
         config.get("max_new_tokens"),
         config.get("maxTokenCount"),
     )
-    thinking = said.get("thinking")
     return answered(
         model,
         output,
@@ -59,6 +59,6 @@ def invoke(path: str, said: Message) -> AskedOutput:
         said.get("numResults"),
         streams=streams,
         extra_tokens=TOOL_USE_TOKENS if given(said.get("tools")) else 0,
-        thinks=given(thinking) and mapping(thinking).get("type") != "disabled",
+        thinks=asks_to_think(said.get("thinking")),
         takes_limit=False,  # the path does not say whose words the body uses
     )

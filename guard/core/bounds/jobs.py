@@ -7,12 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from guard.core.bounds.plain import google_model
 from guard.core.input_ratios import InputRatios
 from guard.core.rates import BATCH, Terms
 from guard.core.request_bound import RequestBound
 from guard.core.usage.anthropic import AnthropicMessages
-from guard.core.usage.gemini import Gemini
+from guard.core.usage.gemini import Gemini, model_in
 from guard.core.usage.jobs import Jobs
 from guard.core.usage.message import items, mapping, text_or_none
 from guard.core.usage.response_format import ResponseFormat
@@ -56,7 +55,8 @@ def job(
         if isinstance(request, dict)
     ]
     if not bounds:
-        return RequestBound(provider, google_model(path), unnumbered=IN_FILES)
+        model = model_in(path)
+        return RequestBound(provider, model and fitted(model), unnumbered=IN_FILES)
     return _sum(provider, bounds)
 
 

@@ -19,7 +19,7 @@ from guard.core.bounds.asked import (
 )
 from guard.core.bounds.images import image_tokens
 from guard.core.bounds.pieces import IMAGES, SOUND
-from guard.core.bounds.thinking import thinking_budget
+from guard.core.bounds.thinking import asks_to_think, thinking_budget
 from guard.core.fees import by_the_piece
 from guard.core.usage.message import Message, mapping
 from guard.core.wire import TOKENS_MAX
@@ -59,7 +59,11 @@ def chat(path: str, said: Message) -> AskedOutput:
         is_structured=any(
             given(said.get(each)) for each in ("tools", "functions", "response_format")
         ),
-        thinks=any(given(said.get(each)) for each in ("reasoning_effort", "reasoning", "thinking")),
+        thinks=(
+            given(said.get("reasoning_effort"))
+            or given(said.get("reasoning"))
+            or asks_to_think(said.get("thinking"))
+        ),
         thinking=thinking_budget(
             *(mapping(said.get(each)).get("budget_tokens") for each in ("thinking", "reasoning")),
             mapping(said.get("reasoning")).get("max_tokens"),

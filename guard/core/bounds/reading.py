@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from guard.core.bounds import bedrock, openai, pieces, plain, vendors
+from guard.core.bounds import bedrock, openai, pieces, vendors
 from guard.core.bounds.asked import AskedOutput
 from guard.core.bounds.forms import Upload, form
 from guard.core.bounds.images import EDITED_IMAGE_TOKENS
@@ -71,12 +71,6 @@ def bound_of(
         ratios: how many tokens a prompt of some size has at most.
     """
     kind = type(response_format)
-    quick = plain.READERS.get(kind)
-    if quick is not None and len(body) <= _BODY_BYTES_MAX:
-        try:
-            return quick(response_format.provider, path, body, ratios)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # another shape, or no JSON
     if isinstance(response_format, Jobs):
         body = body if len(body) <= _BODY_BYTES_MAX else b""
         return job(response_format, path, body, ratios, bound_of)
@@ -130,7 +124,6 @@ def _bounded(
         asked.least_output,
         asked.answers,
         asked.beside_output,
-        asked.hides_output,
         _terms(provider, model, said, body, tokens is not None),
         fees=besides.fees,
         unnumbered=besides.unnumbered,
@@ -168,6 +161,22 @@ def _besides(
     return paid(kind, provider, path, model, said)
 
 
+_TEXT: Final = Terms(text_only=True)
+_NO_WRITES: Final = Terms(cache_writes=0, text_only=True)
+_LONG_WRITES: Final = Terms(cache_writes=2, text_only=True)
+
+
+def _cache_terms(asks_to_write: bool, model: str | None, body: bytes) -> Terms:
+    """Return what may be written to a cache: unasked, or only where the body asks for it."""
+    is_marked = b'"cache_control"' in body
+    if asks_to_write:
+        if not is_marked and b'"cachePoint"' not in body:
+            return _NO_WRITES
+    elif model is None or "claude" not in model or not is_marked:  # a router passes it on to Claude
+        return _TEXT
+    return _LONG_WRITES if b'"1h"' in body else _TEXT
+
+
 _MAKES_SOUND: Final = (b'"audio', b'"input_audio', b"AUDIO", b"audio/", b'"speech')
 
 
@@ -180,7 +189,7 @@ def _terms(provider: str, model: str | None, said: Message, body: bytes, is_boun
             tier = fitted(value)
             break
     asks_to_write = provider in ("anthropic", "aws") or "anthropic_version" in said
-    terms = plain.written(body) if asks_to_write else plain.terms_of(model, None, body)
+    terms = _cache_terms(asks_to_write, model, body)
     text_only = is_bounded and not any(mark in body for mark in _MAKES_SOUND)
     surcharge = US_ONLY_PERMILLE if said.get("inference_geo") == "us" else PERMILLE
     if provider == "openrouter":

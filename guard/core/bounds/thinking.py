@@ -14,16 +14,6 @@ _REASONING: Final = re.compile(
 )
 """Models that reason unless the request says otherwise."""
 
-_PLAIN: Final = re.compile(
-    r"gpt-(?:3|4)|chatgpt|davinci|babbage|claude-(?:instant|v?[123]|(?:opus|sonnet|haiku)-4)|gemini-(?:1|2\.0)|gemma-?[123]?(?![4-9])|palm|bison"
-    r"|llama|mixtral|mistral-(?:7b|tiny|small-2[45]|medium-2[45]|large|nemo)|open-mi|ministral"
-    r"|codestral|devstral|pixtral|command|(?<!-)aya|deepseek-(?:chat|coder|v2|v3$|v3-)|qwen-?(?:1|2)"
-    r"|grok-(?:[12]|3(?!-mini))|nova-(?:micro|lite|pro|premier)|titan|jamba|jurassic|phi-?[123]"
-    r"|kimi-k2-(?:0|instruct)|moonshot|sonar(?!-(?:reasoning|deep))|embed|rerank|whisper|tts",
-    re.IGNORECASE,
-)
-"""Models that show all that they generate, unless the request asks them to reason."""
-
 _LEAST: Final = 256
 _LEAST_STRUCTURED: Final = 4096
 """A JSON value or a call of a tool that is cut short is worth nothing, and thoughts come first."""
@@ -40,16 +30,6 @@ def reasons(model: str | None) -> bool:
     (True, False, True, True)
     """
     return model is not None and _REASONING.search(model) is not None
-
-
-@functools.lru_cache(4096)
-def hides_output(model: str | None) -> bool:
-    """Return whether a model may generate tokens that its reader does not see; unknown ones may.
-
-    >>> hides_output("claude-sonnet-4-5"), hides_output("gpt-5"), hides_output("somebody/model")
-    (False, True, True)
-    """
-    return reasons(model) or model is None or _PLAIN.search(model) is None
 
 
 def least_output(
@@ -75,6 +55,16 @@ def least_output(
     if thinking > 0:
         least = max(least, thinking + _LEAST_NAMED)
     return least if named is None or least < named else named
+
+
+def asks_to_think(thinking: Any) -> bool:
+    """Return whether a member asks the model to reason; an empty one says nothing.
+
+    >>> asks_to_think({"type": "disabled"}), asks_to_think({"type": "adaptive"}), asks_to_think({})
+    (False, True, False)
+    """
+    is_off = type(thinking) is dict and thinking.get("type") == "disabled"
+    return not is_off and thinking not in (None, {}, [], "")
 
 
 def thinking_budget(*values: Any) -> int:

@@ -16,9 +16,10 @@ from guard.core.bounds.asked import (
     run_by_vendor,
     section,
 )
-from guard.core.bounds.plain import TOOL_USE_TOKENS, google_model
 from guard.core.bounds.thinking import thinking_budget
 from guard.core.fees import by_the_piece
+from guard.core.usage.anthropic import TOOL_USE_TOKENS
+from guard.core.usage.gemini import model_in
 from guard.core.usage.message import Message, mapping
 
 _OWN_ANTHROPIC_TOOLS: Final = ("custom", "bash_", "text_editor_", "computer_", "memory_")
@@ -38,7 +39,7 @@ def messages(path: str, said: Message) -> AskedOutput:
     """Read Anthropic's ``/v1/messages``, and ``:rawPredict`` of Vertex AI."""
     thinking = mapping(said.get("thinking"))
     return answered(
-        name(said.get("model")) or google_model(path),
+        name(said.get("model")) or model_in(path),
         limit(said.get("max_tokens"), said.get("max_tokens_to_sample")),
         streams=said.get("stream") is True,
         open_ended=(
@@ -56,7 +57,7 @@ def messages(path: str, said: Message) -> AskedOutput:
 
 def gemini(path: str, said: Message) -> AskedOutput:
     """Read ``:generateContent``, ``:streamGenerateContent`` and the methods of embeddings."""
-    model = google_model(path)
+    model = model_in(path)
     method = path.rpartition(":")[2]
     if method in ("predict", "predictLongRunning"):
         embeds = "embedding" in (model or "") or "gecko" in (model or "") or by_the_piece(model)

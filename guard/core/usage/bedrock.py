@@ -41,7 +41,7 @@ class Converse(Struct, frozen=True):
         if not isinstance(said, dict) or not says_any(said, "inputTokens", "outputTokens"):
             return None
         return Usage(
-            model=model_of(call),
+            model=model_in(call.path),
             input_tokens=count(said.get("inputTokens")),
             output_tokens=count(said.get("outputTokens")),
             cache_read_tokens=count(said.get("cacheReadInputTokens")),
@@ -63,7 +63,7 @@ class Converse(Struct, frozen=True):
         if usage is not None or not events.first:
             return usage
         spoken = (_spoken(event.get("delta")) for event in events.every())
-        return call.estimated(events, spoken, model=model_of(call))
+        return call.estimated(events, spoken, model=model_in(call.path))
 
 
 class InvokeModel(Struct, frozen=True):
@@ -76,11 +76,11 @@ class InvokeModel(Struct, frozen=True):
         """Read the model's own ``usage`` where it is known, else the response headers."""
         usage = AnthropicMessages(self.provider).from_message(message, call)
         if usage is not None:
-            return replaced(usage, model=model_of(call))
+            return replaced(usage, model=model_in(call.path))
         if call.header(_HEADER.format("input")) is None:
             return None
         return Usage(
-            model=model_of(call),
+            model=model_in(call.path),
             input_tokens=_said(call, "input"),
             output_tokens=_said(call, "output"),
             cache_read_tokens=_said(call, "cache-read-input"),
@@ -92,11 +92,11 @@ class InvokeModel(Struct, frozen=True):
         """Read the model's own events and the metrics that Bedrock adds to the last one."""
         own = AnthropicMessages(self.provider).from_events(events, call)
         if own is not None and not own.estimated:
-            return replaced(own, model=model_of(call))
+            return replaced(own, model=model_in(call.path))
         for event in events.newest(b'"amazon-bedrock-invocationMetrics"'):
             metrics = mapping(event.get("amazon-bedrock-invocationMetrics"))
             return Usage(
-                model=model_of(call),
+                model=model_in(call.path),
                 input_tokens=count(metrics.get("inputTokenCount")),
                 output_tokens=count(metrics.get("outputTokenCount")),
                 cache_read_tokens=count(metrics.get("cacheReadInputTokenCount")),
@@ -104,13 +104,13 @@ class InvokeModel(Struct, frozen=True):
                 response_id=own.response_id if own is not None else None,
             )
         if own is not None or not events.first:
-            return own and replaced(own, model=model_of(call))
-        return call.estimated(events, events.every(), model=model_of(call))
+            return own and replaced(own, model=model_in(call.path))
+        return call.estimated(events, events.every(), model=model_in(call.path))
 
 
-def model_of(call: Call) -> str | None:
-    """Return the model's id (or ARN) from the path."""
-    found = _MODEL.search(call.path)
+def model_in(path: str) -> str | None:
+    """Return the model's id (or ARN), or that of a stored prompt, from the path."""
+    found = _MODEL.search(path)
     return unquote(found[1]) if found else None
 
 

@@ -118,9 +118,14 @@ def _audio(details: Any) -> int:
     )
 
 
+def model_in(path: str) -> str | None:
+    """Return the model that a path names."""
+    found = _MODEL.search(path)
+    return found[1] if found else None
+
+
 def _model(call: Call) -> str | None:
-    found = _MODEL.search(call.path)
-    return found[1] if found else call.model()
+    return model_in(call.path) or call.model()
 
 
 def _embedded(message: Message, call: Call) -> Usage | None:

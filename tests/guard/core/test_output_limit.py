@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from guard.core.bounds import InputRatios, bound_of, rejects_limit, with_output_limit
 from guard.core.bounds.members import with_member
-from guard.core.bounds.thinking import hides_output, reasons
+from guard.core.bounds.thinking import reasons
 from guard.core.leases import fitting_output, worst_case
 from guard.core.request_bound import RequestBound
 from guard.core.usage.vendors import find_endpoint
@@ -58,7 +58,8 @@ class TestLeast:
             (OPENAI, CHAT, {"model": "gpt-4o", "messages": HELLO, "max_tokens": 100}, 100),
             (OPENAI, RESPONSES, {"model": "gpt-4.1", "input": "a"}, 256),
             (OPENAI, RESPONSES, {"model": "gpt-4.1", "input": "a", "tools": [TOOL]}, 4096),
-            (OPENAI, RESPONSES, {"model": "gpt-4.1", "input": "a", "text": {"format": {}}}, 4096),
+            (OPENAI, RESPONSES, {"model": "gpt-4.1", "input": "a", "text": {
+                "format": {"type": "json_object"}}}, 4096),
             (ANTHROPIC, MESSAGES, {"model": "claude-haiku-4-5", "messages": HELLO,
                                    "max_tokens": 32_000}, 1024),
             (ANTHROPIC, MESSAGES, {"model": "claude-haiku-4-5", "messages": HELLO,
@@ -108,24 +109,24 @@ class TestLeast:
 
 
 @pytest.mark.parametrize(
-    ("model", "does_reason", "hides"),
+    ("model", "does_reason"),
     [
-        ("gpt-4o-mini", False, False), ("gpt-4.1", False, False), ("gpt-5-nano", True, True),
-        ("openai/gpt-oss-120b", True, True), ("o1-pro", True, True), ("o4-mini", True, True),
-        ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", False, False),
-        ("anthropic/claude-3.7-sonnet:thinking", True, True), ("claude-opus-5", False, True),
-        ("gemini-2.0-flash", False, False), ("gemini-2.5-flash", True, True),
-        ("deepseek-chat", False, False), ("deepseek-reasoner", True, True),
-        ("deepseek-ai/DeepSeek-R1", True, True), ("mistral-large-latest", False, False),
-        ("magistral-medium", True, True), ("Qwen/Qwen3-32B", True, True), ("grok-4", True, True),
-        ("grok-3", False, False), ("grok-3-mini", True, True), ("command-a-03-2025", False, False),
-        ("command-a-reasoning-08-2025", True, True), ("llama-3.3-70b-versatile", False, False),
-        ("amazon.nova-lite-v1:0", False, False), ("my-deployment", False, True),
-        (None, False, True),
+        ("gpt-4o-mini", False), ("gpt-4.1", False), ("gpt-5-nano", True),
+        ("openai/gpt-oss-120b", True), ("o1-pro", True), ("o4-mini", True),
+        ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", False),
+        ("anthropic/claude-3.7-sonnet:thinking", True), ("claude-opus-5", False),
+        ("gemini-2.0-flash", False), ("gemini-2.5-flash", True),
+        ("deepseek-chat", False), ("deepseek-reasoner", True),
+        ("deepseek-ai/DeepSeek-R1", True), ("mistral-large-latest", False),
+        ("magistral-medium", True), ("Qwen/Qwen3-32B", True), ("grok-4", True),
+        ("grok-3", False), ("grok-3-mini", True), ("command-a-03-2025", False),
+        ("command-a-reasoning-08-2025", True), ("llama-3.3-70b-versatile", False),
+        ("amazon.nova-lite-v1:0", False), ("my-deployment", False),
+        (None, False),
     ],
 )  # fmt: skip
-def test_which_models_reason(model: str | None, does_reason: bool, hides: bool) -> None:
-    assert (reasons(model), hides_output(model)) == (does_reason, hides)
+def test_which_models_reason(model: str | None, does_reason: bool) -> None:
+    assert reasons(model) == does_reason
 
 
 class TestBytes:
