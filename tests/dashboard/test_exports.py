@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from decimal import Decimal
 from typing import Any, Final
 
@@ -163,6 +164,50 @@ def test_long_files_are_sent_in_batches_and_whole(
             assert shown[-1][column] == "cut after 1 rows: there are more"
     monkeypatch.setattr(exports, "ROWS_MAX", 40)
     assert len(rows(visitor, "events")[1]) == 40, "all of them, so nothing is said"
+
+
+def test_no_step_of_a_file_has_more_rows_than_a_batch(
+    visitor: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users come from one query; their thousand lines were written in one step."""
+    monkeypatch.setattr(exports, "BATCH", 7)
+    for batch in range(3):
+        users = [f"u{batch}-{number}" for number in range(10)]
+        tenant.send("w", *({"type": "llm", "user": u, "data": {"model": "m"}} for u in users))
+    steps = list[int]()
+    lines = tables.csv_lines
+
+    def counted(columns: Any, found: Any) -> str:
+        steps.append(len(found))
+        return lines(columns, found)
+
+    monkeypatch.setattr(tables, "csv_lines", counted)
+    assert len(rows(visitor, "users")[0]) == 30
+    assert (sum(steps), max(steps)) == (30, 7)
+
+
+@pytest.mark.asyncio
+async def test_files_take_turns_step_by_step_and_wait_for_no_slow_reader() -> None:
+    turn, running, order = asyncio.Lock(), list[str](), list[str]()
+
+    async def parts(name: str) -> AsyncIterator[str | bytes]:
+        for _ in range(3):
+            running.append(name)
+            await asyncio.sleep(0)
+            assert running == [name]
+            running.clear()
+            yield name
+
+    async def read(name: str) -> None:
+        async for part in exports._in_turn(turn, parts(name)):
+            order.append(str(part))
+
+    slow = exports._in_turn(turn, parts("slow"))
+    await anext(slow)
+    async with asyncio.timeout(60):
+        await asyncio.gather(read("a"), read("b"))
+    assert order == ["a", "b"] * 3
+    await slow.aclose()  # type: ignore[attr-defined]  # as a server does when a client has gone
 
 
 def test_a_file_of_users_says_that_it_is_cut(

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from guard.gateway.api.admin.handlers import PART_ROWS
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.cli.main import gateway as cli
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.embedded import run_gateway
+from guard.gateway.ledger import reconciliation
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 
@@ -189,6 +192,49 @@ def test_the_models_of_a_file_are_booked_at_once(
     assert "2 adjustments booked, -$0.03 in all" in done.output
     entries = [e for e in tenant.admin.audit() if e["action"] == "usage.reconcile"]
     assert [entry["details"]["models"] for entry in entries] == [["gpt-4o", "o3"]]
+
+
+def test_a_large_bill_that_is_cut_off_is_completed_by_booking_it_again(
+    tenant: Tenant, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant.admin.set_budget(100)
+    names = [f"m{number:03}" for number in range(2 * PART_ROWS + 7)]
+    tenant.send(*(tenant.llm(1000, data={**SEEN, "model": name}) for name in names))
+    clock.now_ms += HOUR_MS
+    rows = [
+        {"start_ms": START_MS, "width_ms": HOUR_MS, "model": name, "cost_nanousd": 900}
+        for name in names
+    ]
+    book, sizes = reconciliation.book, list[int]()
+
+    def fails(unit: Any, actor: Any, own: str, part: Any, *args: Any) -> Any:
+        sizes.append(len(part))
+        if len(sizes) == 2:
+            raise StoreError("lost")
+        return book(unit, actor, own, part, *args)
+
+    def booked() -> list[Any]:
+        found = [e["details"] for e in tenant.admin.audit() if e["action"] == "usage.reconcile"]
+        return [(each["part"], each["parts"], each["adjustments"]) for each in found]
+
+    monkeypatch.setattr(reconciliation, "book", fails)
+    fields: dict[str, Any] = {"source": "s", "provider": "openai"}
+    dry = tenant.admin.reconcile(rows, dry_run=True, **fields)
+    assert [each["adjustment_nanousd"] for each in dry] == [-100] * len(rows)
+    assert (sizes, booked()) == ([], []), "judged, and nothing is booked"
+    with pytest.raises(AdminError):
+        tenant.admin.reconcile(rows, dry_run=False, **fields)
+    assert booked() == [(1, 3, PART_ROWS)]
+    made = tenant.admin.reconcile(rows, dry_run=False, **fields)
+    assert [each["adjustment_nanousd"] for each in made] == (
+        [0] * PART_ROWS + [-100] * (len(rows) - PART_ROWS)
+    )
+    assert sorted(booked()) == [(1, 3, PART_ROWS), (2, 3, PART_ROWS), (3, 3, 7)]
+    assert max(sizes) == PART_ROWS
+    assert tenant.balance()["committed_nanousd"] == 900 * len(rows)
+    again = tenant.admin.reconcile(rows, dry_run=False, **fields)
+    assert {each["adjustment_nanousd"] for each in again} == {0}
+    assert tenant.admin.verify_ledger()["problems"] == []
 
 
 def test_a_row_within_its_hour_is_refused(spent: Tenant) -> None:

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -17,14 +17,18 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent, RequestOrigin
+from guard.gateway.ledger import lapse
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.storage.port import Storage
+from guard.gateway.storage.sql import engine as sql_engine
 from guard.gateway.storage.sql.retention import STEP_ROWS, STEPS_MAX
 from guard.gateway.storage.sqlite import engine
 from guard.gateway.storage.sqlite.backup import backup
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_store
-from tests.support.store import DAY, Clock, ingest
-from tests.support.waiting import WAIT_S
+from tests.support.store import DAY, Clock, ingest, opened_store
+from tests.support.waiting import WAIT_S, until_async
 
 NOW = 1_800_000_000_000
 _numbers = itertools.count()
@@ -155,6 +159,41 @@ async def test_a_report_that_goes_on_does_not_hold_the_writer(
         reading.sqlite.close()
     await storage.checkpoint()
     assert storage._log_bytes() == 0
+
+
+@pytest.mark.asyncio
+async def test_expiry_goes_on_while_other_upkeep_takes_long(
+    storage_factory: Callable[..., Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An approval of three seconds ended after 23: its end waited for old rows to be deleted."""
+    monkeypatch.setattr(sql_engine, "EXPIRE_EVERY_S", 0.01)
+    may_end, swept = asyncio.Event(), list[bool]()
+    expire = lapse.sweep
+
+    def counted(unit: UnitOfWork) -> int:
+        swept.append(may_end.is_set())
+        return expire(unit)
+
+    async def takes_long() -> None:
+        await may_end.wait()
+
+    async with opened_store(storage_factory, tmp_path) as store:
+        monkeypatch.setattr(lapse, "sweep", counted)
+        monkeypatch.setattr(store.storage, "retain", takes_long)
+        sweeping = asyncio.create_task(store.storage.sweep())
+        await until_async(lambda: len(swept) >= 3)
+        assert not sweeping.done()
+        may_end.set()
+        async with asyncio.timeout(WAIT_S):
+            await sweeping
+        # One that is cancelled leaves nothing running behind.
+        may_end.clear()
+        sweeping = asyncio.create_task(store.storage.sweep())
+        await until_async(lambda: not swept[-1])
+        sweeping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sweeping
+        assert [task for task in asyncio.all_tasks() if "_tend" in str(task.get_coro())] == []
 
 
 @pytest.mark.asyncio

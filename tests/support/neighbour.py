@@ -41,10 +41,18 @@ class Neighbour:
         api_key: of the organisation.
         now_ms: the time at which the newest of its events came.
         number: tells it from other clients of the organisation.
+        rules: how many of each kind it applies at once.
     """
 
     def __init__(
-        self, url: str, admin_key: str, organisation_id: str, api_key: str, now_ms: int, number: int
+        self,
+        url: str,
+        admin_key: str,
+        organisation_id: str,
+        api_key: str,
+        now_ms: int,
+        number: int,
+        rules: int = RULES,
     ) -> None:
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=300)
         self._key = {"X-API-Key": api_key, "X-Guard-Protocol": "3"}
@@ -52,6 +60,7 @@ class Neighbour:
         self._own = organisation_id
         self._now_ms = now_ms
         self._number = number
+        self._rules = rules
         self._numbers: Iterator[int] = itertools.count()
 
     def sign_in(self, url: str, name: str) -> None:
@@ -136,7 +145,7 @@ class Neighbour:
     def apply(self, *, prune: bool = False) -> httpx.Response:
         """Set as many rules as a request may have, each of them another than before."""
         limit = 10**12 + next(self._numbers) + 1000 * self._number
-        rules = range(0 if prune and next(self._numbers) % 4 > 1 else RULES)
+        rules = range(0 if prune and next(self._numbers) % 4 > 1 else self._rules)
         body = {
             "budgets": [{"scope_kind": "workflow", "scope_id": f"w{each}", "window": "day",
                          "limit_nanousd": limit, "anyway": True} for each in rules],

@@ -91,9 +91,10 @@ async def _reconcile(store: Store, pick: random.Random) -> None:
         Billed(start_ms=day, width_ms=DAY, model=f"m{number}", cost_nanousd=pick.randrange(10**9))
         for number in range(4)
     ]
+    charged = await store.storage.charged_hours(store.org, *reconciliation.span_of(billed), "p")
     await store.storage.write(
-        within(store.org), reconciliation.reconcile, ACTOR, store.org, billed, "p", "bill.csv",
-        False,
+        within(store.org), reconciliation.book, ACTOR, store.org,
+        reconciliation.judged(billed, charged), "p", "bill.csv", 1, 1,
     )  # fmt: skip
 
 

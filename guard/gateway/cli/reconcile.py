@@ -29,9 +29,9 @@ def reconcile(client: AdminClient, file: Path, provider: str | None, dry_run: bo
     """Book what a vendor has billed, from FILE, its export of usage or costs (CSV or JSON).
 
     For each model and hour (or day) one signed adjustment brings what was charged to what was
-    billed. First it shows what it would book, then it books all of it at once, or nothing. Booking
-    the same file again changes nothing. A line that cannot be read is named, and then nothing is
-    booked.
+    billed. First it shows what it would book. Booking the same file again changes nothing; after a
+    failure in the middle, it books the rest. A line that cannot be read is named, and then nothing
+    is booked.
 
     \b
     Examples:

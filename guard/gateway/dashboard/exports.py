@@ -1,9 +1,16 @@
-"""What pages show, as files: the same filters and the same rights, read and sent in batches."""
+"""What pages show, as files: the same filters and the same rights, read and sent in steps.
+
+An organisation's exports take turns, step by step, and each step is followed by a pause as long as
+it took: requests that decide calls are served in between, however many exports are asked for.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast, get_args
 
@@ -23,13 +30,17 @@ from guard.gateway.storage.port import NEWEST
 ROWS_MAX: Final = 10_000
 """Rows of one file; a last one says that there were more."""
 
-BATCH: Final = 500
+BATCH: Final = 100
+"""Rows of one step."""
+
+PAUSE_MAX_S: Final = 0.1
 USERS_MAX: Final = 1000
 BALANCES_MAX: Final = 200
 """As many as the page of budgets looks at."""
 
 Rows = list[dict[str, Any]]
 Batches = AsyncIterator[Rows]
+Parts = AsyncIterator[str | bytes]
 
 _EVENT: Final = (
     "event_seq", "event_id", "type", "at_ms", "received_at_ms", "workflow_id", "run_id", "call_id",
@@ -60,6 +71,9 @@ class Export(Struct, frozen=True):
         rows_max = self.rows_max or ROWS_MAX
         left = rows_max
         async for found in self.batches(context):
+            while len(found) > BATCH and left > BATCH:
+                yield found[:BATCH]
+                found, left = found[BATCH:], left - BATCH
             if len(found) > left:
                 said = next(name for name in self.columns if not name.endswith("_ms"))
                 text = f"cut after {rows_max:,} rows: there are more"
@@ -76,6 +90,8 @@ class Exports:
         self._site = site
         self._storage = site.parts.storage
         self._handlers = site.parts.handlers
+        # Whose step may run, by organisation; kept by the exports that wait for it.
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -84,7 +100,7 @@ class Exports:
             "events": self._events, "budgets": self._budgets, "audit": self._audit,
         }  # fmt: skip
         return [
-            Route(f"/export/{name}.{kind}", self._site.page(_sent(name, kind, export)),
+            Route(f"/export/{name}.{kind}", self._site.page(self._sent(name, kind, export)),
                   methods=["GET"])
             for name, export in names.items()
             for kind in ("csv", "json")
@@ -192,33 +208,42 @@ class Exports:
                 return
             before = found[-1].seq
 
+    def _sent(self, name: str, kind: str, export: Callable[[RequestContext], Export]) -> View:
+        """Return the view that sends one page as one kind of file."""
 
-def _sent(name: str, kind: str, export: Callable[[RequestContext], Export]) -> View:
-    """Return the view that sends one page as one kind of file."""
+        async def view(context: RequestContext) -> Response:
+            wanted = export(context)
+            batches = wanted.rows(context)
+            first: Rows = await anext(batches, [])  # what fails at once becomes a page that says so
+            parts = (_csv if kind == "csv" else _json)(wanted.columns, first, batches)
+            turn = self._turns.setdefault(context.org(), asyncio.Lock())
+            headers = security.PAGE_HEADERS | {
+                "Content-Disposition": f'attachment; filename="{name}.{kind}"'
+            }
+            media_type = "text/csv; charset=utf-8" if kind == "csv" else "application/json"
+            return StreamingResponse(_in_turn(turn, parts), media_type=media_type, headers=headers)
 
-    async def view(context: RequestContext) -> Response:
-        wanted = export(context)
-        batches = wanted.rows(context)
-        first: Rows = await anext(batches, [])  # what fails at once becomes a page that says so
-        lines = _csv if kind == "csv" else _json
-        headers = security.PAGE_HEADERS | {
-            "Content-Disposition": f'attachment; filename="{name}.{kind}"'
-        }
-        media_type = "text/csv; charset=utf-8" if kind == "csv" else "application/json"
-        return StreamingResponse(
-            lines(wanted.columns, first, batches), media_type=media_type, headers=headers
-        )
-
-    return view
+        return view
 
 
-async def _csv(columns: tuple[str, ...], first: Rows, batches: Batches) -> AsyncIterator[str]:
+async def _in_turn(turn: asyncio.Lock, parts: Parts) -> Parts:
+    while True:
+        async with turn:
+            began_s = time.monotonic()
+            part = await anext(parts, None)
+            await asyncio.sleep(min(time.monotonic() - began_s, PAUSE_MAX_S))
+        if part is None:
+            return
+        yield part
+
+
+async def _csv(columns: tuple[str, ...], first: Rows, batches: Batches) -> Parts:
     yield tables.csv_head(columns) + tables.csv_lines(columns, first)
     async for rows in batches:
         yield tables.csv_lines(columns, rows)
 
 
-async def _json(columns: tuple[str, ...], first: Rows, batches: Batches) -> AsyncIterator[bytes]:
+async def _json(columns: tuple[str, ...], first: Rows, batches: Batches) -> Parts:
     is_first = not first
     yield b"[\n" + tables.json_rows(_only(columns, first), is_first=True)
     async for rows in batches:

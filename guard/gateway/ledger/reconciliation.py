@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from guard.core import wire
 from guard.core.model_names import family
@@ -21,60 +21,30 @@ TYPE: Final = "adjustment"
 """Type of the events by which adjustments are booked."""
 
 
-def reconcile(
-    unit: UnitOfWork,
-    actor: Actor,
-    organisation_id: str,
-    billed: Sequence[Billed],
-    provider: str | None,
-    source: str,
-    dry_run: bool,
-) -> list[Adjustment]:
-    """Book, for each model and time, the difference between the bill and the charges.
+class Judged(NamedTuple):
+    """A model and time of a bill: its name, what is billed (``None``: no line), and the charges."""
 
-    Booking the same bill again changes nothing, because no difference is left.
+    start_ms: int
+    width_ms: int
+    model: str
+    billed_nanousd: int | None
+    hours: Sequence[ChargedHour]
+
+
+def span_of(rows: Sequence[Billed | Judged]) -> tuple[int, int]:
+    """Return when some rows begin and end."""
+    return min(row.start_ms for row in rows), max(row.start_ms + row.width_ms for row in rows)
+
+
+def judged(billed: Sequence[Billed], charged: Iterable[ChargedHour]) -> list[Judged]:
+    """Return each model and time of a bill, with its charges, in the order of time.
 
     Args:
-        unit: the unit of work.
-        actor: who does it.
-        organisation_id: whose charges.
         billed: the rows of the vendor's bill; all of the same width.
-        provider: whose charges are compared; ``None`` for those of all.
-        source: names the vendor's file in the audit log.
-        dry_run: only return what would be booked.
+        charged: all charges between the first row and the last one.
     """
-    org = accounts.organisation(unit, organisation_id)
-    if not billed:
-        return []
     width_ms = billed[0].width_ms
-    since_ms = min(row.start_ms for row in billed)
-    until_ms = max(row.start_ms for row in billed) + width_ms
-    charged: dict[tuple[int, str], list[ChargedHour]] = {}
-    for hour in unit.charged_hours(organisation_id, since_ms, until_ms, provider):
-        start_ms = hour.hour_ms - hour.hour_ms % width_ms
-        charged.setdefault((start_ms, family(hour.model)), []).append(hour)
-    found = list(_differences(billed, charged, unit.now_ms))
-    if not dry_run:
-        for adjustment, hours in found:
-            if hours and (adjustment.adjustment_nanousd or adjustment.uncertain_nanousd):
-                _book(unit, org, adjustment, hours)
-        booked = [adjustment for adjustment, _ in found if adjustment.adjustment_nanousd]
-        if booked:
-            details = {
-                "source": source,
-                "adjustments": len(booked),
-                "nanousd": sum(each.adjustment_nanousd for each in booked),
-                "models": sorted({each.model for each in booked}),
-                "since_ms": since_ms,
-                "until_ms": until_ms,
-            }
-            audit.record(unit, actor, "usage.reconcile", source, details, organisation_id)
-    return [adjustment for adjustment, _ in found]
-
-
-def _differences(
-    billed: Sequence[Billed], charged: dict[tuple[int, str], list[ChargedHour]], now_ms: int
-) -> Iterator[tuple[Adjustment, list[ChargedHour]]]:
+    hours = _by_row(charged, width_ms)
     totals: dict[tuple[int, str], int] = {}
     for row in billed:
         key = row.start_ms, family(row.model)
@@ -83,43 +53,108 @@ def _differences(
     for start_ms, name in sorted(totals):
         spans.setdefault(name, [start_ms, start_ms])[1] = start_ms
     # A model is billed from its first line to its last, whatever other models' lines are.
-    between = {(at, name) for at, name in charged
+    between = {(at, name) for at, name in hours
                if name in spans and spans[name][0] <= at <= spans[name][1]}  # fmt: skip
-    for key in sorted({*totals, *between}):
-        start_ms, name = key
-        hours = charged.get(key, [])
-        cost = sum(hour.cost_nanousd for hour in hours)
-        uncertain = min(sum(hour.uncertain_nanousd for hour in hours), max(cost, 0))
-        width_ms = billed[0].width_ms
-        total, note = totals.get(key), ""
-        # 1. The vendor may still bill more for this time: not booked.
-        if start_ms + width_ms > now_ms:
-            note, hours = "has not ended", []
-        # 2. Billed for something that did not pass through the gateway: not booked.
-        elif not hours:
-            note = "not charged here"
-        # 3. The vendor bills nothing for this time, so the requests in doubt were not billed. What
-        # is known to have been answered stays charged.
-        elif total is None:
-            total = cost - uncertain
-        is_left = bool(note)
-        yield (
-            Adjustment(
-                start_ms=start_ms,
-                width_ms=width_ms,
-                model=name,
-                charged_nanousd=cost,
-                uncertain_nanousd=uncertain,
-                billed_nanousd=total or 0,
-                adjustment_nanousd=0 if is_left or total is None else total - cost,
-                note=note,
-            ),
-            hours,
+    return [
+        Judged(
+            start_ms, width_ms, name, totals.get((start_ms, name)), hours.get((start_ms, name), ())
         )
+        for start_ms, name in sorted({*totals, *between})
+    ]
+
+
+def book(
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str,
+    part: Sequence[Judged],
+    provider: str | None,
+    source: str,
+    number: int,
+    parts: int,
+) -> list[Adjustment]:
+    """Book, for each model and time of a part of a bill, what the bill and the charges differ by.
+
+    The charges are read anew. Booking the same part again changes nothing, because no difference is
+    left: so a bill of which some parts were booked is completed by booking all of it again.
+
+    Args:
+        unit: the unit of work.
+        actor: who does it.
+        organisation_id: whose charges.
+        part: what to book, as judged before.
+        provider: whose charges are compared; ``None`` for those of all.
+        source: names the vendor's file in the audit log.
+        number: of the part, from 1, for the audit log.
+        parts: how many the bill has.
+    """
+    org = accounts.organisation(unit, organisation_id)
+    since_ms, until_ms = span_of(part)
+    charged = _by_row(
+        unit.charged_hours(organisation_id, since_ms, until_ms, provider), part[0].width_ms
+    )
+    made = []
+    for row in part:
+        row = row._replace(hours=charged.get((row.start_ms, row.model), ()))
+        adjustment = adjustment_of(row, unit.now_ms)
+        made.append(adjustment)
+        if not adjustment.note and (adjustment.adjustment_nanousd or adjustment.uncertain_nanousd):
+            _book(unit, org, adjustment, row.hours)
+    booked = [each for each in made if each.adjustment_nanousd]
+    if booked:
+        details: dict[str, Any] = {
+            "source": source,
+            "adjustments": len(booked),
+            "nanousd": sum(each.adjustment_nanousd for each in booked),
+            "models": sorted({each.model for each in booked}),
+            "since_ms": since_ms,
+            "until_ms": until_ms,
+        }
+        if parts > 1:
+            details |= {"part": number, "parts": parts}
+        audit.record(unit, actor, "usage.reconcile", source, details, organisation_id)
+    return made
+
+
+def _by_row(
+    charged: Iterable[ChargedHour], width_ms: int
+) -> dict[tuple[int, str], list[ChargedHour]]:
+    found: dict[tuple[int, str], list[ChargedHour]] = {}
+    for hour in charged:
+        start_ms = hour.hour_ms - hour.hour_ms % width_ms
+        found.setdefault((start_ms, family(hour.model)), []).append(hour)
+    return found
+
+
+def adjustment_of(row: Judged, now_ms: int) -> Adjustment:
+    """Return what a row of a bill and its charges differ by, or why nothing is booked for it."""
+    cost = sum(hour.cost_nanousd for hour in row.hours)
+    uncertain = min(sum(hour.uncertain_nanousd for hour in row.hours), max(cost, 0))
+    total, note = row.billed_nanousd, ""
+    # 1. The vendor may still bill more for this time: not booked.
+    if row.start_ms + row.width_ms > now_ms:
+        note = "has not ended"
+    # 2. Billed for something that did not pass through the gateway: not booked.
+    elif not row.hours:
+        note = "not charged here"
+    # 3. The vendor bills nothing for this time, so the requests in doubt were not billed. What is
+    # known to have been answered stays charged.
+    elif total is None:
+        total = cost - uncertain
+    return Adjustment(
+        start_ms=row.start_ms,
+        width_ms=row.width_ms,
+        model=row.model,
+        charged_nanousd=cost,
+        uncertain_nanousd=uncertain,
+        billed_nanousd=total or 0,
+        adjustment_nanousd=0 if note or total is None else total - cost,
+        note=note,
+    )
 
 
 def _book(
-    unit: UnitOfWork, org: OrganisationState, adjustment: Adjustment, hours: list[ChargedHour]
+    unit: UnitOfWork, org: OrganisationState, adjustment: Adjustment, hours: Sequence[ChargedHour]
 ) -> None:
     for hour in hours:
         if hour.uncertain_nanousd:

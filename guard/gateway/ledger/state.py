@@ -127,6 +127,10 @@ NOTHING: Final = Scopes(organisations=())
 """No organisation: for rows that belong to none of them, or are only added."""
 
 
+OWN: Final = Scopes(is_own=True)
+"""Any organisation, for the gateway's own work."""
+
+
 def scopes_of(command: LedgerCommand) -> Scopes:
     """Return what a ledger command touches."""
     request = command.request

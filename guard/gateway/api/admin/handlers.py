@@ -44,6 +44,9 @@ T = TypeVar("T")
 _OWNERS_ONLY: Final = {directory.create_key, directory.rotate_key, directory.revoke_key}
 """Use cases that decide on access: for owners only."""
 
+PART_ROWS: Final = 100
+"""Rows of a bill that one unit of work books."""
+
 ASKS_MAX: Final = 1000
 """How many calls that wait for a raise are read."""
 
@@ -233,11 +236,24 @@ class AdminHandlers:
             )
             for row in wanted.rows
         ]
-        return await self._storage.write(
-            within(call.own, weight=len(billed)),
-            reconciliation.reconcile,
-            call.actor, call.own, billed, wanted.provider, wanted.source, wanted.dry_run,
-        )  # fmt: skip
+        # 1. Judged as a whole, beside the writer. Whatever is wrong with the bill is found here.
+        charged = await self._storage.charged_hours(
+            call.own, *reconciliation.span_of(billed), wanted.provider
+        )
+        rows = await asyncio.to_thread(reconciliation.judged, billed, charged)
+        if wanted.dry_run:
+            now_ms = self._clock_ms()
+            return [reconciliation.adjustment_of(row, now_ms) for row in rows]
+        # 2. Booked in parts, between which others have their turn. If one fails, those before it
+        # are booked; the same bill sent again books the rest.
+        parts = [rows[at : at + PART_ROWS] for at in range(0, len(rows), PART_ROWS)]
+        made = []
+        for number, part in enumerate(parts, 1):
+            made += await self._storage.write(
+                within(call.own, weight=len(part)), reconciliation.book, call.actor, call.own,
+                part, wanted.provider, wanted.source, number, len(parts),
+            )  # fmt: skip
+        return made
 
     async def put_price(self, call: AdminCall) -> records.Price:
         return await self._write(call, catalogue.put_price, as_price(call.own, call.body))
@@ -251,11 +267,11 @@ class AdminHandlers:
         calls = self._recent.newest(own, wanted.calls)
         current = await self._storage.policies(own)
         changed = as_policy(own, wanted.name, wanted.policy)
-        found = compare(calls, current, replaced(current, changed))
+        # Off the loop, here and below: it judges a thousand calls by a thousand policies, twice.
+        found = await asyncio.to_thread(compare, calls, current, replaced(current, changed))
         accelerated = None
         if changed.document.on_accelerating_spend is not None:
             runs = await self._storage.spend_by_minute(own)
-            # Off the loop: it looks at each minute of each run.
             accelerated = await asyncio.to_thread(acceleration.preview, changed, runs)
         return bodies.Preview(
             calls=len(calls),

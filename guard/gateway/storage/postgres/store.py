@@ -36,11 +36,8 @@ class PostgresStorage(PostgresEngine, Storage):
         audit_retention_days: how long the audit log is kept; 0 keeps all of it.
     """
 
-    async def sweep(self) -> int:
-        """Run the periodic work of the organisations that need it; delete a few old rows.
-
-        Every replica does so. Work that another replica has done is not found again.
-        """
+    async def _expire(self) -> int:
+        # Every replica does so. Work that another replica has done is not found again.
         await self._note_alive()
         now_ms = self.clock_ms()
         # Without locks: an organisation that is added to the list needlessly does no harm, and one
@@ -49,12 +46,9 @@ class PostgresStorage(PostgresEngine, Storage):
         expired = 0
         for start in range(0, len(due), SWEEP_ORGANISATIONS):
             some = tuple(due[start : start + SWEEP_ORGANISATIONS])
-            expired += await self.write(Scopes(organisations=some), lapse.sweep)
+            expired += await self.write(Scopes(organisations=some, is_own=True), lapse.sweep)
         if not due:
-            await self.write(NOTHING, lapse.sweep)
-        await self.turn_answers()
-        await self.retain()
-        await self.sample()
+            await self.write(Scopes(organisations=(), is_own=True), lapse.sweep)
         return expired
 
     async def resume(self) -> int:

@@ -37,6 +37,9 @@ REPORT_WAIT_S: Final = 900.0
 SAMPLE_WAIT_S: Final = 30.0
 """The same for the queries of the metrics, which run on the reports' connections."""
 
+EXPIRE_EVERY_S: Final = 0.5
+"""Reservations and approvals expire so often at least, however long other periodic work takes."""
+
 _ROOM_BYTES: Final = 65_536
 """Bytes that are written to see whether a disk that was full has room again."""
 
@@ -146,6 +149,33 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         return True
 
     # -- periodic work -------------------------------------------------------------------------
+
+    async def sweep(self) -> int:
+        """Expire what is due; then tend the store, and go on to expire while that takes.
+
+        Returns:
+            How many reservations have expired.
+        """
+        expired = await self._expire()
+        tending = asyncio.create_task(self._tend())
+        try:
+            while not (await asyncio.wait([tending], timeout=EXPIRE_EVERY_S))[0]:
+                expired += await self._expire()
+        finally:
+            tending.cancel()
+            await asyncio.wait([tending])
+        await tending
+        return expired
+
+    @abc.abstractmethod
+    async def _expire(self) -> int:
+        """Expire what is due, ahead of what clients ask for; return how many reservations."""
+
+    async def _tend(self) -> None:
+        """Delete old rows, in short steps, and sample figures."""
+        await self.turn_answers()
+        await self.retain()
+        await self.sample()
 
     async def sample(self) -> bool:
         """Run the queries of the metrics if they are due; return whether they were."""

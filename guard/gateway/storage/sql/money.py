@@ -41,7 +41,7 @@ from guard.gateway.storage.sql.rows import (
     RESERVATIONS,
 )
 from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, restore_fields
-from guard.gateway.storage.sql.usage import UsageTable
+from guard.gateway.storage.sql.usage import UsageTable, charged_hours
 
 _BALANCE: Final = (
     "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
@@ -381,7 +381,7 @@ class MoneyTables(Tables):
         self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
     ) -> list[ChargedHour]:
         """Return the charges of LLM requests, by hour, provider and model."""
-        return self.usage.charged_hours(organisation_id, since_ms, until_ms, provider)
+        return charged_hours(self, organisation_id, since_ms, until_ms, provider)
 
     def resolve_doubt(self, organisation_id: str, hour: ChargedHour) -> None:
         """Take a resolved doubt out of the usage of the organisation and the model."""

@@ -25,6 +25,7 @@ from guard.gateway.storage.sql import (
     usage_report,
     verify,
 )
+from guard.gateway.storage.sql import usage as usage_table
 from guard.gateway.storage.sql.connection import Connection, ReadingStore
 
 P = ParamSpec("P")
@@ -57,6 +58,7 @@ class SqlReports(ReadingStore):
     named = _report_at(analytics.named)
     runs = _report_at(analytics.runs)
     seen = _report(analytics.seen)
+    charged_hours = _report(usage_table.charged_hours)
     names_of = _report(analytics.names_of)
     events = _report(analytics.events)
     usage = _report(usage_report.usage)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -90,6 +90,10 @@ class _Entry(Struct):
     scopes: list[tuple[str, str]]
     parts: tuple[str, str, str]
     numbers: tuple[int, ...]
+
+
+class _Reading(Protocol):
+    def rows(self, sql: str, *arguments: Any) -> list[Any]: ...
 
 
 class UsageTable:
@@ -230,25 +234,6 @@ class UsageTable:
                     cost += entry.numbers[0]
                     tokens += entry.numbers[4] + entry.numbers[5]
         return cost, tokens
-
-    def charged_hours(
-        self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
-    ) -> list[ChargedHour]:
-        """Return the charges of LLM requests, by hour, provider and model, the dearest first."""
-        rows = self._tables.rows(
-            f"SELECT start_ms - start_ms % {HOUR_MS} AS hour_ms, provider, model,"
-            " CAST(sum(cost_nanousd) AS BIGINT), CAST(sum(events) AS BIGINT),"
-            " CAST(sum(doubt_nanousd) AS BIGINT) FROM usage WHERE organisation_id = ?"
-            f" AND scope_kind = 'organisation' AND size_ms = {QUARTER_MS} AND start_ms >= ?"
-            " AND start_ms < ? AND type IN ('llm', 'adjustment')"
-            " GROUP BY hour_ms, provider, model ORDER BY 4 DESC",
-            organisation_id, since_ms, until_ms,
-        )  # fmt: skip
-        return [
-            ChargedHour(hour_ms, of, model, cost, events, doubt)
-            for hour_ms, of, model, cost, events, doubt in rows
-            if provider in (None, of)
-        ]
 
     def resolve(self, organisation_id: str, hour: ChargedHour) -> None:
         """Take a doubt that a vendor's bill has resolved out of the rows that the bill covers."""
@@ -404,3 +389,23 @@ def _of_organisation(
         *found,
     )[0]  # fmt: skip
     return cost, tokens
+
+
+def charged_hours(
+    reading: _Reading, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
+) -> list[ChargedHour]:
+    """Return the charges of LLM requests, by hour, provider and model, the dearest first."""
+    rows = reading.rows(
+        f"SELECT start_ms - start_ms % {HOUR_MS} AS hour_ms, provider, model,"
+        " CAST(sum(cost_nanousd) AS BIGINT), CAST(sum(events) AS BIGINT),"
+        " CAST(sum(doubt_nanousd) AS BIGINT) FROM usage WHERE organisation_id = ?"
+        f" AND scope_kind = 'organisation' AND size_ms = {QUARTER_MS} AND start_ms >= ?"
+        " AND start_ms < ? AND type IN ('llm', 'adjustment')"
+        " GROUP BY hour_ms, provider, model ORDER BY 4 DESC",
+        organisation_id, since_ms, until_ms,
+    )  # fmt: skip
+    return [
+        ChargedHour(hour_ms, of, model, cost, events, doubt)
+        for hour_ms, of, model, cost, events, doubt in rows
+        if provider in (None, of)
+    ]

@@ -137,6 +137,12 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
             self._lock.close()
             self._lock = None
 
+    async def _tend(self) -> None:
+        # First: the log grows while old rows are deleted.
+        await self.checkpoint()
+        await super()._tend()
+        await self.checkpoint()
+
     async def turn_answers(self) -> None:
         """Empty and use the older table of answers, in short steps that let requests in between."""
         unit = self._unit
@@ -157,7 +163,9 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         if log_bytes > LOG_BYTES_MAX:
             # The log starts afresh only when a copy has reached its end. Under constant load the
             # writer adds to it meanwhile, so this once the writer waits for the copy.
-            await writer.submit(lambda unit: unit.truncate_log(), outside_transaction=True)
+            await writer.submit(
+                lambda unit: unit.truncate_log(), outside_transaction=True, is_own=True
+            )
 
     def _log_bytes(self) -> int:
         return _size_of(f"{self.path}-wal")

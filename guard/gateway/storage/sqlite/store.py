@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guard.gateway.ledger import lapse, leases
-from guard.gateway.ledger.state import ANYTHING
+from guard.gateway.ledger.state import ANYTHING, OWN
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.engine import SqliteEngine
 
@@ -19,14 +19,8 @@ class SqliteStorage(SqliteEngine, Storage):
         audit_retention_days: how long the audit log is kept; 0 keeps all of it.
     """
 
-    async def sweep(self) -> int:
-        """Run the periodic work, delete old rows, copy the log at intervals, sample figures."""
-        expired = await self.write(ANYTHING, lapse.sweep)
-        await self.turn_answers()
-        await self.retain()
-        await self.checkpoint()
-        await self.sample()
-        return expired
+    async def _expire(self) -> int:
+        return await self.write(OWN, lapse.sweep)
 
     async def resume(self) -> int:
         """Renew what holders renew after a time without a gateway; return how many there are."""
