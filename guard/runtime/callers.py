@@ -57,19 +57,22 @@ class CallerAccount(KeyAccount):
     """The account of one caller that this process works for. Any thread.
 
     Args:
-        settings: with the proxy's key and the caller's, as one credential.
+        settings: with the proxy's key and the caller's, as one credential, and the id of the
+            caller's key.
         parts: the parts that it shares with the other accounts of the process.
-        label: identifies the caller in logs.
+        secret: the hash of the secret in the credential.
 
     Attributes:
+        secret: as given; other secrets of the key use the account too, while it is open.
         label: identifies the caller in logs; the key cannot be derived from it.
         workflow: the only workflow that the caller's key is for; None when it is for all.
         run_id: the run of everything that names no other.
     """
 
-    def __init__(self, settings: Settings, parts: ProcessParts, label: str) -> None:
+    def __init__(self, settings: Settings, parts: ProcessParts, secret: str) -> None:
         super().__init__(settings, parts)
-        self.label = label
+        self.secret = secret
+        self.label = self.identity[-_LABEL_LENGTH:]
         self.workflow: str | None = None
         self.run_id = self.new_run_id()
         # Held while an entry is added and while the account is checked for being idle, so that it
@@ -94,7 +97,7 @@ class CallerAccount(KeyAccount):
 
     @property
     def identity(self) -> str:
-        """An identifier that is the caller's alone: the hash of the key."""
+        """An identifier that is the caller's alone: the id of its key, whatever its secret."""
         return self.settings.owner_key
 
     @property
@@ -112,12 +115,19 @@ class CallerAccount(KeyAccount):
         """Whether the gateway has refused the key since it was introduced."""
         return self.rejection is not None
 
-    def is_known(self, now_s: float) -> bool:
-        """Return whether the gateway has accepted the key recently; counts as a use."""
+    def is_known(self, now_s: float, other_s: float | None = None) -> bool:
+        """Return whether the gateway has accepted a secret recently; counts as a use.
+
+        Args:
+            now_s: the time.
+            other_s: when it last accepted the secret, if that is not the account's own.
+        """
         # First: the sweep must not find the account idle between this and `enter`.
         self._used_s = now_s
         if self.is_rejected or self.is_shut_down:
             return False
+        if other_s is not None:
+            return now_s - other_s < VERIFIED_S
         return self.events.health.channel == "websocket" or now_s - self._verified_s < VERIFIED_S
 
     def enter(self, entry: Entry) -> None:
@@ -162,11 +172,34 @@ class CallerAccount(KeyAccount):
 
 
 @attrs.define
+class _Secret:
+    """The account of a secret; and when the gateway accepted it, if the account has another one."""
+
+    account: CallerAccount
+    accepted_s: float | None = None
+
+
+@attrs.define
 class _Rejected:
     """A key that the gateway has refused, and until when the gateway is not asked again."""
 
     error: CallerRejectedError
     until_s: float
+
+
+async def _key_id(settings: Settings) -> str:
+    """Return the id of the key that a credential names; empty from an older gateway.
+
+    Raises:
+        GuardError: the key is refused, or the gateway gave no usable answer.
+    """
+    from guard.transport.client import GatewayClient
+
+    client = GatewayClient(settings, lambda _: None)
+    try:
+        return (await client.capabilities()).key_id
+    finally:
+        await client.close()
 
 
 class Callers:
@@ -182,9 +215,10 @@ class Callers:
         self._own = own
         self._parts = parts
         self._first = first
-        # The open accounts, by the hash of the key. Written on the background loop; any thread
-        # reads it, or a copy where it iterates.
+        # The open accounts, by the id of the key, and by the hashes of its secrets. Written on the
+        # background loop; any thread reads them, or a copy where it iterates.
         self._accounts: dict[str, CallerAccount] = {}
+        self._secrets: dict[str, _Secret] = {}
         # Refused keys, by hash, the oldest first. Written by callers' loops (`_reject`) and by the
         # background loop, in single operations.
         self._rejected: OrderedDict[str, _Rejected] = OrderedDict()
@@ -213,9 +247,9 @@ class Callers:
         hashed = hashlib.sha256(api_key.encode("utf-8", "replace")).hexdigest()
         now_s = time.monotonic()
         # 1. Known, and 2. refused lately: without a thread hop, on the caller's own loop.
-        account = self._accounts.get(hashed)
-        if account is not None and account.is_known(now_s):
-            return account
+        known = self._secrets.get(hashed)
+        if known is not None and known.account.is_known(now_s, known.accepted_s):
+            return known.account
         rejected = self._rejected.get(hashed)
         if rejected is not None and now_s < rejected.until_s:
             raise copy.copy(rejected.error)  # each raise has its own traceback
@@ -254,38 +288,65 @@ class Callers:
             task.exception()  # marked as retrieved: every caller may have given up
 
     async def _verified(self, hashed: str) -> CallerAccount:
-        """Verify a key with the gateway; open its account, unless it is open.
+        """Verify a secret with the gateway; open its key's account, unless it is open.
 
         Raises:
             GuardError: the key is refused, or the gateway gave no usable answer.
         """
-        account = self._accounts.get(hashed)
-        if account is not None and account.link.session is not None:
+        known = self._secrets.get(hashed)
+        session = known.account.link.session if known is not None else None
+        if known is not None and known.accepted_s is None and session is not None:
             try:
-                await account.link.session.verify()
+                await session.verify()
             except GuardAuthenticationError:
-                self._close_soon(hashed, account)
+                if any(each.account is known.account for each in self._others(hashed)):
+                    del self._secrets[hashed]  # another secret goes on with its events
+                else:
+                    self._close_soon(known.account)
                 raise
-            return account
+            return known.account
         await self._require_proxy()
         api_key = f"{self._own.settings.api_key}{wire.CALLER_SEPARATOR}{hashed}"
         settings = attrs.evolve(self._own.settings, api_key=api_key)
-        account = CallerAccount(settings, self._parts, hashed[:_LABEL_LENGTH])
+        try:
+            settings = attrs.evolve(settings, key_id=await _key_id(settings))
+        except GuardAuthenticationError:
+            self._secrets.pop(hashed, None)
+            raise
+        before = self._open(settings.owner_key)
+        if before is not None and not before.is_rejected:
+            self._secrets[hashed] = _Secret(before, time.monotonic())
+            return before
+        account = CallerAccount(settings, self._parts, hashed)
         account.link.key_limit = self._own.link.key_limit
         await account.link.open_verified()
+        if before is not None:  # its secret has ended, this one has not
+            self._close_soon(before, heir=account)
+        # Another secret of the key may have opened one meanwhile.
+        opened = self._open(account.identity)
+        if opened is not None:
+            self._parts.background.spawn(lambda: self._close(account), name="guard-caller-ends")
+            self._secrets[hashed] = _Secret(opened, time.monotonic())
+            return opened
         # Instrumentation is diverted before there is a second account whose events it could record
         # in the wrong one.
         if not self._accounts:
             self._first()
-        self._accounts[hashed] = account
+        self._accounts[account.identity] = account
+        self._secrets[hashed] = _Secret(account)
         # After it is added: `finish` sets this before it looks for accounts, so that one of the two
         # ends this account.
         if self._is_finishing:
-            self._close_soon(hashed, account)
+            self._close_soon(account)
             raise was_shut_down()
         if self._sweeping is None:
             self._sweeping = self._parts.background.spawn(self._sweep, name="guard-callers")
         return account
+
+    def _open(self, key_id: str) -> CallerAccount | None:
+        account = self._accounts.get(key_id)
+        # One that a forked child has from its parent has no session.
+        return None if account is None or account.link.session is None else account
 
     async def _require_proxy(self) -> Session:
         """Check that the gateway supports callers, and that this process's key is a proxy's.
@@ -309,22 +370,31 @@ class Callers:
         while True:
             await asyncio.sleep(_SWEEP_S)
             now_s = time.monotonic()
-            for hashed, account in list(self._accounts.items()):
+            for account in self.active:
                 if account.end_if_idle(now_s):
-                    self._close_soon(hashed, account)
+                    self._close_soon(account)
             for hashed, rejected in list(self._rejected.items()):
                 if now_s >= rejected.until_s:
                     self._rejected.pop(hashed, None)
 
-    def _close_soon(self, hashed: str, account: CallerAccount) -> None:
-        # Out of the dict first: the next introduction of this key opens a new account.
-        if self._accounts.get(hashed) is account:
-            del self._accounts[hashed]
-            self._parts.background.spawn(lambda: self._close(account), name="guard-caller-ends")
+    def _others(self, hashed: str) -> list[_Secret]:
+        return [each for secret, each in self._secrets.items() if secret != hashed]
 
-    async def _close(self, account: CallerAccount) -> None:
+    def _close_soon(self, account: CallerAccount, heir: CallerAccount | None = None) -> None:
+        # Out of the dicts first: the next introduction of this key opens a new account.
+        if self._accounts.get(account.identity) is account:
+            del self._accounts[account.identity]
+            for hashed in [each for each, of in self._secrets.items() if of.account is account]:
+                del self._secrets[hashed]
+            closing = functools.partial(self._close, account, heir)
+            self._parts.background.spawn(closing, name="guard-caller-ends")
+
+    async def _close(self, account: CallerAccount, heir: CallerAccount | None = None) -> None:
         try:
-            await account.end(Patience(_CLOSE_S, account.events.health), flush=True)
+            await account.end(Patience(_CLOSE_S, account.events.health), flush=heir is None)
+            if heir is not None:
+                waiting = account.events.outbox.buffer
+                heir.events.outbox.buffer.put_back(waiting.take(len(waiting)))
         finally:  # events that were not delivered go to disk, or are counted as lost
             # In a thread: it writes to the disk, and the loop serves the other callers.
             conclude = functools.partial(account.events.conclude, flush=True)

@@ -101,6 +101,42 @@ async def test_an_unknown_key_is_refused_and_asked_about_once(
         assert len(process.runtime.callers.active) == 3
 
 
+async def test_the_secrets_of_one_key_share_its_account(gateway: Gateway) -> None:
+    """It is the key's: a secret that replaces another one has no account, spool or socket of its
+    own, and one that has ended is refused although the account is open."""
+    async with process_for(gateway) as process:
+        first, admin = process.a, process.own.admin
+
+        async def rotated(overlap_ms: int = 0) -> str:
+            made = await asyncio.to_thread(admin.rotate_key, first.key_id, overlap_ms)
+            return str(made["api_key"])
+
+        second = await rotated(3_600_000)
+        found = await asyncio.gather(*(introduce(second) for _ in range(9)))
+        assert all(each is first.who for each in found)
+        assert first.who.identity == first.key_id
+        assert len(process.runtime.callers.active) == 3
+        third = await rotated()
+        await until_async(lambda: first.who.is_rejected)
+        # What was used before, and is not delivered yet, is delivered with the new secret.
+        with caller(first.who):
+            guard.track_llm(1, 1)
+        assert first.who.events.waiting
+        other = await introduce(third)
+        await until_async(lambda: not first.who.events.waiting and not other.events.waiting)
+        events = await asyncio.to_thread(admin.events, type="llm")
+        assert len(events) == 1
+        assert other is not first.who
+        assert (other.identity, other.is_rejected) == (first.key_id, False)
+        assert len(process.runtime.callers.active) == 3
+        for ended in (first.key, second):
+            with pytest.raises(CallerRejectedError):
+                await introduce(ended)
+        first.key = third
+        await first.introduced()
+        assert await first.request() is None
+
+
 async def test_only_a_proxys_key_may_introduce(gateway: Gateway) -> None:
     key = await asyncio.to_thread(_agents_key, gateway)
     runtime = await GuardRuntime.start(key, gateway.base_url)

@@ -39,6 +39,8 @@ class Capabilities(Struct):
     """The only workflow of the key that asks, if it has one (feature ``key_workflow``)."""
     role: str = "sdk"
     """``proxy`` for a proxy's key that names no caller (feature ``callers``)."""
+    key_id: str = ""
+    """The id of the key, which stays when its secret is replaced; empty from older gateways."""
 
 
 class ToolRule(Struct, omit_defaults=True):

@@ -89,5 +89,6 @@ class HealthRoutes:
             server_time_ms=self._clock_ms(),
             workflow_id=identity.workflow_id,
             role=identity.role,
+            key_id=identity.key_id,
         )
         return Response(wire.encode(reply), media_type="application/json")
