@@ -17,7 +17,7 @@ from msgspec import Struct
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
 from guard.gateway.ledger import audit
 from guard.gateway.storage.sql.record import Table
-from guard.gateway.storage.sql.rows import BALANCES, CHAINS, ESTIMATES
+from guard.gateway.storage.sql.rows import BALANCES, CHAINS, ESTIMATES, RAISES
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 STEP_ROWS: Final = 500
@@ -84,6 +84,7 @@ class Retention:
             _Part(_totals, _ROUND_PACE_MS),
             _Part(_quarters, DAY_MS),
             _Part(_balances, _ROUND_PACE_MS),
+            _Part(_raises, _ROUND_PACE_MS),
         ]
         self.keep_ms = keep_days * DAY_MS
         self._keep_audit_ms = keep_audit_days * DAY_MS
@@ -360,6 +361,20 @@ def _quarters(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     )
     if rows:
         part.cursor = tuple(rows[-1])
+    return len(rows)
+
+
+def _raises(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    """Delete raises of long ago, and so the memory of their keys; the limits stay raised."""
+    rows = unit.connection.execute(
+        "SELECT organisation_id, raise_key, raised_at_ms FROM budget_raises"
+        " WHERE (organisation_id, raise_key) > (?, ?) ORDER BY organisation_id, raise_key LIMIT ?",
+        (*(part.cursor or ("", "")), limit),
+    ).fetchall()
+    over = [(row[0], row[1]) for row in rows if row[2] < cutoff]
+    unit.write_many(RAISES.delete(), over)
+    if rows:
+        part.cursor = (rows[-1][0], rows[-1][1])
     return len(rows)
 
 
