@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any, Final
 
 import attrs
@@ -25,12 +24,8 @@ from guard.breaker.exceptions import (
 )
 from guard.core.catalogue import CATALOGUE
 from guard.core.usage import Endpoint
-from guard.core.usage.anthropic import AnthropicMessages
-from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.framing import aws_frame
-from guard.core.usage.gemini import Gemini
-from guard.core.usage.ollama import Ollama
-from guard.core.usage.openai_responses import Responses
+from guard.core.usage.response_format import Dialect
 from guard.core.wire import amount_in, dollars
 from guard.proxy.headers import Pairs
 
@@ -55,24 +50,6 @@ _EXCEPTION: Final = {
 """Headers of the frame that carries an exception in an AWS event stream."""
 
 
-class Dialect(StrEnum):
-    """A vendor's format of errors."""
-
-    ANTHROPIC = "anthropic"
-    CHAT = "chat"
-    RESPONSES = "responses"
-    GEMINI = "gemini"
-    OLLAMA = "ollama"
-    BEDROCK = "bedrock"
-
-
-_OF_FORMATS: Final[tuple[tuple[type[Any] | tuple[type[Any], ...], Dialect], ...]] = (
-    (AnthropicMessages, Dialect.ANTHROPIC),
-    (Responses, Dialect.RESPONSES),
-    (Gemini, Dialect.GEMINI),
-    (Ollama, Dialect.OLLAMA),
-    ((Converse, InvokeModel), Dialect.BEDROCK),
-)
 _OF_VENDORS: Final = {
     "anthropic": Dialect.ANTHROPIC, "gemini": Dialect.GEMINI, "vertex": Dialect.GEMINI,
     "codeassist": Dialect.GEMINI, "codex": Dialect.RESPONSES, "ollama": Dialect.OLLAMA,
@@ -82,10 +59,8 @@ _OF_VENDORS: Final = {
 
 def dialect_of(vendor: str, endpoint: Endpoint | None) -> Dialect:
     """Return the format of errors at an endpoint of a vendor."""
-    if endpoint is not None:
-        for kinds, dialect in _OF_FORMATS:
-            if isinstance(endpoint.format, kinds):
-                return dialect
+    if endpoint is not None and endpoint.format.dialect is not None:
+        return endpoint.format.dialect
     return _OF_VENDORS.get(vendor, Dialect.CHAT)
 
 

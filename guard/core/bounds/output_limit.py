@@ -6,31 +6,14 @@ One field of the body changes and every other byte stays, so that a retry sends 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from guard.core.bounds.asked import limit
 from guard.core.bounds.members import with_member
-from guard.core.usage.anthropic import AnthropicMessages
-from guard.core.usage.bedrock import Converse
-from guard.core.usage.cohere import Cohere
-from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.message import Message, mapping, parse
-from guard.core.usage.ollama import Ollama
-from guard.core.usage.openai import ChatCompletions
-from guard.core.usage.openai_responses import Responses
-from guard.core.usage.openai_runs import ThreadRuns
-from guard.core.usage.response_format import ResponseFormat
-
-_OPENAI_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt")
-"""Beginnings of models that refuse the older ``max_tokens``."""
-
-_OLDER, _NEWER = ("max_tokens",), ("max_completion_tokens",)
-
-Path = tuple[str, ...]
-"""Names of the members that lead to a limit."""
+from guard.core.usage.response_format import MemberPath, ResponseFormat
 
 
 def with_output_limit(
@@ -53,11 +36,8 @@ def with_output_limit(
         other_name: whether to put it in under the parameter's other name: the vendor has answered
             400 because of the usual one (``rejects_limit``).
     """
-    names = _NAMES.get(type(response_format))
-    request = mapping(parse(body)) if names is not None and body[:1] == b"{" else {}
-    if names is None or not request:
-        return None
-    paths = names(request, path, response_format.provider)
+    request = mapping(parse(body)) if body[:1] == b"{" else {}
+    paths = response_format.limit_paths(request, path) if request else ()
     if not paths:
         return None
     value, changed, is_limited = msgspec.json.encode(tokens), body, False
@@ -86,7 +66,7 @@ def rejects_limit(body: bytes, answer: bytes) -> bool:
     >>> rejects_limit(b'{"max_tokens":9}', b"Unsupported parameter: 'max_tokens'. Use another.")
     True
     """
-    for each in (*_OLDER, *_NEWER):
+    for each in ("max_tokens", "max_completion_tokens"):
         name = each.encode()
         if b'"%b"' % name in body and name in answer:
             return True
@@ -140,76 +120,8 @@ def lower_limit(answer: bytes, tokens: int, *, is_lowered: bool = False) -> int 
     return 1 << (most.bit_length() - 1)
 
 
-def _value(request: Message, path: Path) -> Any:
+def _value(request: Message, path: MemberPath) -> Any:
     value: Any = request
     for name in path:
         value = mapping(value).get(name)
     return value
-
-
-# -- where each format has its limit: the name to put in first, then other names ------------------
-
-
-def _chat(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    if not path.endswith("/completions"):
-        return ()
-    if "messages" not in request:
-        return (_OLDER,)
-    newer = provider == "azure" or str(request.get("model")).startswith(_OPENAI_MODELS)
-    return (_NEWER, _OLDER) if newer else (_OLDER, _NEWER)
-
-
-def _responses(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    return (("max_output_tokens",),) if path.endswith("/responses") else ()
-
-
-def _run(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    return (_NEWER,) if path.endswith("/runs") else ()
-
-
-def _messages(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    return (_OLDER, ("max_tokens_to_sample",))
-
-
-def _gemini(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    if not path.endswith("enerateContent"):
-        return ()
-    # The spelling that the request uses, so that its other settings stay in one place.
-    newer, older = "generationConfig", "generation_config"
-    first, second = (older, newer) if older in request else (newer, older)
-    return tuple(
-        (config, name)
-        for config in (first, second)
-        for name in ("maxOutputTokens", "max_output_tokens")
-    )
-
-
-def _interaction(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    return (("generation_config", "max_output_tokens"),)
-
-
-def _cohere(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    return (_OLDER,) if path.endswith(("/chat", "/generate")) else ()
-
-
-def _ollama(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    return () if path.endswith("/embed") else (("options", "num_predict"),)
-
-
-def _converse(request: Message, path: str, provider: str) -> tuple[Path, ...]:
-    return (("inferenceConfig", "maxTokens"),)
-
-
-_Names = Callable[[Message, str, str], tuple[Path, ...]]
-
-_NAMES: Final[dict[type[Any], _Names]] = {
-    ChatCompletions: _chat,
-    Responses: _responses,
-    ThreadRuns: _run,
-    AnthropicMessages: _messages,
-    Gemini: _gemini,
-    Interactions: _interaction,
-    Cohere: _cohere,
-    Ollama: _ollama,
-    Converse: _converse,
-}

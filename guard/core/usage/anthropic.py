@@ -11,9 +11,8 @@ for each field the last value that is not null counts; a zero is not missing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
-
-from msgspec import Struct
 
 from guard.core.fees import ANTHROPIC_SEARCH
 from guard.core.model_names import is_release_of
@@ -30,7 +29,15 @@ from guard.core.usage.message import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
+from guard.core.usage.response_format import (
+    Call,
+    Dialect,
+    MemberPath,
+    ResponseFormat,
+    ToolCallReader,
+    Usage,
+    replaced,
+)
 from guard.core.usage.tool_calls import ANTHROPIC
 
 TOOL_USE_TOKENS: Final = 1_100
@@ -44,7 +51,7 @@ _COUNTS: Final = (
 )
 
 
-class AnthropicMessages(Struct, frozen=True):
+class AnthropicMessages(ResponseFormat, frozen=True):
     """``POST /v1/messages`` and ``...:rawPredict``.
 
     Attributes:
@@ -53,6 +60,11 @@ class AnthropicMessages(Struct, frozen=True):
 
     provider: str = "anthropic"
     tool_calls: ClassVar[ToolCallReader] = ANTHROPIC
+    dialect: ClassVar[Dialect | None] = Dialect.ANTHROPIC
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit, which older versions of the API call by the second name."""
+        return (("max_tokens",), ("max_tokens_to_sample",))
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a message."""

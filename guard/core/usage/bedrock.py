@@ -7,10 +7,9 @@ model's own format; its counts are in response headers, or in the stream's last 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar, Final
 from urllib.parse import unquote
-
-from msgspec import Struct
 
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.framing import Events
@@ -22,18 +21,31 @@ from guard.core.usage.message import (
     says_any,
     text_or_none,
 )
-from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
+from guard.core.usage.response_format import (
+    Call,
+    Dialect,
+    MemberPath,
+    ResponseFormat,
+    ToolCallReader,
+    Usage,
+    replaced,
+)
 from guard.core.usage.tool_calls import CONVERSE, INVOKE_MODEL
 
 _MODEL: Final = re.compile(r"/model/(.+)/(?:converse|converse-stream|invoke[a-z-]*)$")
 _HEADER: Final = "x-amzn-bedrock-{}-token-count"
 
 
-class Converse(Struct, frozen=True):
+class Converse(ResponseFormat, frozen=True):
     """``POST /model/{id}/converse`` and ``/converse-stream``."""
 
     provider: str = "aws"
     tool_calls: ClassVar[ToolCallReader] = CONVERSE
+    dialect: ClassVar[Dialect | None] = Dialect.BEDROCK
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit."""
+        return (("inferenceConfig", "maxTokens"),)
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a response."""
@@ -66,11 +78,12 @@ class Converse(Struct, frozen=True):
         return call.estimated(events, spoken, model=model_in(call.path))
 
 
-class InvokeModel(Struct, frozen=True):
+class InvokeModel(ResponseFormat, frozen=True):
     """``POST /model/{id}/invoke`` and ``/invoke-with-response-stream``."""
 
     provider: str = "aws"
     tool_calls: ClassVar[ToolCallReader] = INVOKE_MODEL
+    dialect: ClassVar[Dialect | None] = Dialect.BEDROCK
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read the model's own ``usage`` where it is known, else the response headers."""

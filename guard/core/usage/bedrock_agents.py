@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import msgspec
-from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, mapping, parse, text_or_none
-from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
+from guard.core.usage.response_format import Call, ResponseFormat, ToolCallReader, Usage, replaced
 from guard.core.usage.tool_calls import RETURNED_CONTROL
 
 
-class AgentTrace(Struct, frozen=True):
+class AgentTrace(ResponseFormat, frozen=True):
     """``InvokeAgent`` and ``InvokeInlineAgent``, whose caller has set ``enableTrace``."""
 
     provider: str = "aws"

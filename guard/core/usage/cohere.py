@@ -6,24 +6,27 @@ here, the tokens only where there are none. Reranking is billed by search units.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
-
-from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, mapping, says_any, text_or_none
-from guard.core.usage.response_format import Call, ToolCallReader, Usage
+from guard.core.usage.response_format import Call, MemberPath, ResponseFormat, ToolCallReader, Usage
 from guard.core.usage.tool_calls import COHERE
 
 _TOKENS: Final = ("input_tokens", "output_tokens")
 _UNITS: Final = ("search_units", "classifications", "images", "pages")
 
 
-class Cohere(Struct, frozen=True):
+class Cohere(ResponseFormat, frozen=True):
     """``POST /v2/chat``, ``/v2/embed``, ``/v2/rerank`` and their version 1."""
 
     provider: str = "cohere"
     tool_calls: ClassVar[ToolCallReader] = COHERE
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit of what writes text."""
+        return (("max_tokens",),) if path.endswith(("/chat", "/generate")) else ()
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` (version 2 chat) or ``meta`` (everything else)."""

@@ -7,9 +7,8 @@ thoughts are not among the candidates. In a stream every chunk repeats the count
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
-
-from msgspec import Struct
 
 from guard.core.usage import vendor_tools
 from guard.core.usage.framing import Events
@@ -23,7 +22,16 @@ from guard.core.usage.message import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.response_format import Call, ToolCallReader, Usage, by_the_piece, replaced
+from guard.core.usage.response_format import (
+    Call,
+    Dialect,
+    MemberPath,
+    ResponseFormat,
+    ToolCallReader,
+    Usage,
+    by_the_piece,
+    replaced,
+)
 from guard.core.usage.tool_calls import GEMINI, INTERACTIONS
 
 _MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
@@ -33,7 +41,7 @@ _COUNTS: Final = (
 )  # fmt: skip
 
 
-class Gemini(Struct, frozen=True):
+class Gemini(ResponseFormat, frozen=True):
     """``POST .../models/{model}:generateContent``, ``:streamGenerateContent``, ``:embedContent``,
     ``:batchEmbedContents``, ``:predict``, ``:predictLongRunning``.
 
@@ -46,6 +54,20 @@ class Gemini(Struct, frozen=True):
     provider: str = "google"
     embeds: bool = False
     tool_calls: ClassVar[ToolCallReader] = GEMINI
+    dialect: ClassVar[Dialect | None] = Dialect.GEMINI
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit, first in the spelling that the request uses."""
+        if not path.endswith("enerateContent"):
+            return ()
+        # Its other settings stay in one place.
+        newer, older = "generationConfig", "generation_config"
+        first, second = (older, newer) if older in request else (newer, older)
+        return tuple(
+            (config, name)
+            for config in (first, second)
+            for name in ("maxOutputTokens", "max_output_tokens")
+        )
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usageMetadata``; for embeddings without it, estimate from the request."""
@@ -162,11 +184,15 @@ def _at_least(usage: Usage, events: Events) -> Usage:
     return replaced(usage, output_tokens=visible, estimated=True, fees=None)
 
 
-class Interactions(Struct, frozen=True):
+class Interactions(ResponseFormat, frozen=True):
     """``/v1beta/interactions`` of the Gemini API."""
 
     provider: str = "google"
     tool_calls: ClassVar[ToolCallReader] = INTERACTIONS
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit of an interaction."""
+        return (("generation_config", "max_output_tokens"),)
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of an interaction."""

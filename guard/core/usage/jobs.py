@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
-
-from msgspec import Struct
+from typing import Final
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, text_or_none
-from guard.core.usage.response_format import PENDING, Call, ToolCallReader, Usage
+from guard.core.usage.response_format import PENDING, Call, ResponseFormat, Usage
 
-_NO_TOOLS: Final = ToolCallReader((), lambda message: ())
 _FILES: Final = (b'"fileName"', b'"file_name"')
 
 
-class Jobs(Struct, frozen=True):
+class Jobs(ResponseFormat, frozen=True):
     """``/v1/batches``, ``/v1/messages/batches``, ``:batchGenerateContent``,
     ``/v1/fine_tuning/jobs`` and their like.
 
@@ -23,7 +20,6 @@ class Jobs(Struct, frozen=True):
     """
 
     provider: str
-    tool_calls: ClassVar[ToolCallReader] = _NO_TOOLS
 
     @property
     def is_inline(self) -> bool:

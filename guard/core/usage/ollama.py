@@ -5,21 +5,32 @@ The prompt's count is absent when the prompt was in the cache: that is a zero, n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
-
-from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, says_any, text_or_none
-from guard.core.usage.response_format import Call, ToolCallReader, Usage
+from guard.core.usage.response_format import (
+    Call,
+    Dialect,
+    MemberPath,
+    ResponseFormat,
+    ToolCallReader,
+    Usage,
+)
 from guard.core.usage.tool_calls import OLLAMA
 
 
-class Ollama(Struct, frozen=True):
+class Ollama(ResponseFormat, frozen=True):
     """``POST /api/chat``, ``/api/generate``, ``/api/embed``."""
 
     provider: str = "ollama"
     tool_calls: ClassVar[ToolCallReader] = OLLAMA
+    dialect: ClassVar[Dialect | None] = Dialect.OLLAMA
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit of what writes text."""
+        return () if path.endswith("/embed") else (("options", "num_predict"),)
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read the counts of a finished response."""

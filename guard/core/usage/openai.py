@@ -11,9 +11,8 @@ completion.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
-
-from msgspec import Struct
 
 from guard.core.fees import PERPLEXITY_SEARCH
 from guard.core.usage.framing import Events
@@ -26,14 +25,26 @@ from guard.core.usage.message import (
     stated_cost,
     text_or_none,
 )
-from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
+from guard.core.usage.response_format import (
+    Call,
+    MemberPath,
+    ResponseFormat,
+    ToolCallReader,
+    Usage,
+    replaced,
+)
 from guard.core.usage.tool_calls import CHAT
 from guard.core.wire import UNITS_MAX
+
+_NEWER_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt")
+"""What models are called that refuse the older ``max_tokens``."""
+
+_OLDER, _NEWER = ("max_tokens",), ("max_completion_tokens",)
 
 _REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})
 
 
-class ChatCompletions(Struct, frozen=True):
+class ChatCompletions(ResponseFormat, frozen=True):
     """``POST .../chat/completions``, ``.../completions``, ``.../embeddings``.
 
     Attributes:
@@ -42,6 +53,15 @@ class ChatCompletions(Struct, frozen=True):
 
     provider: str
     tool_calls: ClassVar[ToolCallReader] = CHAT
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit of a chat, under the name that the model takes."""
+        if not path.endswith("/completions"):
+            return ()
+        if "messages" not in request:
+            return (_OLDER,)
+        newer = self.provider == "azure" or str(request.get("model")).startswith(_NEWER_MODELS)
+        return (_NEWER, _OLDER) if newer else (_OLDER, _NEWER)
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a completion or of embeddings."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
-
-from msgspec import Struct
 
 from guard.core import fees
 from guard.core.rates import BATCH
@@ -21,6 +20,9 @@ from guard.core.usage.message import (
 )
 from guard.core.usage.response_format import (
     Call,
+    Dialect,
+    MemberPath,
+    ResponseFormat,
     ToolCallReader,
     Usage,
     by_the_piece,
@@ -36,7 +38,7 @@ _NOT_YET: Final = frozenset({
 })  # fmt: skip
 
 
-class Responses(Struct, frozen=True):
+class Responses(ResponseFormat, frozen=True):
     """``/v1/responses`` (also background polling), ``/v1/batches/{id}``, ``/v1/images/*``,
     ``/v1/audio/transcriptions``.
 
@@ -46,6 +48,11 @@ class Responses(Struct, frozen=True):
 
     provider: str
     tool_calls: ClassVar[ToolCallReader] = RESPONSES
+    dialect: ClassVar[Dialect | None] = Dialect.RESPONSES
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit of a response; images and transcripts take none."""
+        return (("max_output_tokens",),) if path.endswith("/responses") else ()
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a response, image, transcript or batch."""

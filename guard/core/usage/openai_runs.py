@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
-
-from msgspec import Struct
 
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, text_or_none
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.response_format import (
     Call,
+    MemberPath,
+    ResponseFormat,
     ToolCallReader,
     Usage,
     ended_unseen,
@@ -21,7 +22,7 @@ from guard.core.usage.tool_calls import RUNS
 _NOT_YET: Final = frozenset({"queued", "in_progress", "requires_action", "cancelling"})
 
 
-class ThreadRuns(Struct, frozen=True):
+class ThreadRuns(ResponseFormat, frozen=True):
     """``/v1/threads/runs``, ``/v1/threads/{id}/runs`` and the paths below them.
 
     Attributes:
@@ -30,6 +31,10 @@ class ThreadRuns(Struct, frozen=True):
 
     provider: str
     tool_calls: ClassVar[ToolCallReader] = RUNS
+
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return the limit of a run."""
+        return (("max_completion_tokens",),) if path.endswith("/runs") else ()
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a run; it has none before it ends."""

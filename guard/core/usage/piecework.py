@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
-
-from msgspec import Struct
-
 from guard.core import fees
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, text_or_none
 from guard.core.usage.openai_responses import read_usage
-from guard.core.usage.response_format import Call, ToolCallReader, Usage, by_the_piece, replaced
+from guard.core.usage.response_format import (
+    Call,
+    ResponseFormat,
+    Usage,
+    by_the_piece,
+    replaced,
+)
 
-_NO_TOOLS: Final = ToolCallReader((), lambda message: ())
 
-
-class Piecework(Struct, frozen=True):
+class Piecework(ResponseFormat, frozen=True):
     """OpenAI's ``/v1/audio/speech`` and ``/v1/videos``.
 
     Attributes:
@@ -23,7 +23,6 @@ class Piecework(Struct, frozen=True):
     """
 
     provider: str
-    tool_calls: ClassVar[ToolCallReader] = _NO_TOOLS
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Return a usage without tokens, of a model that is charged by the piece."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -204,18 +205,45 @@ class ToolCallReader(msgspec.Struct, frozen=True):
     read: Callable[[Message], Iterable[ToolUse]]
 
 
-class ResponseFormat(Protocol):
-    """How one vendor's API reports usage. Implementations never raise on bad data.
+MemberPath = tuple[str, ...]
+"""Names of the members that lead to a value in a body."""
+
+
+class Dialect(StrEnum):
+    """A vendor's format of errors."""
+
+    ANTHROPIC = "anthropic"
+    CHAT = "chat"
+    RESPONSES = "responses"
+    GEMINI = "gemini"
+    OLLAMA = "ollama"
+    BEDROCK = "bedrock"
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """How one vendor's API takes requests and reports usage. None raises on bad data.
 
     Attributes:
+        provider: the vendor's name.
         tool_calls: reads which tools a whole answer, or a message of a stream, asks for.
+        dialect: of its errors; None where the vendor decides.
     """
 
-    tool_calls: ClassVar[ToolCallReader]
+    provider: str
+    tool_calls: ClassVar[ToolCallReader] = ToolCallReader((), lambda message: ())
+    dialect: ClassVar[Dialect | None] = None
 
-    @property
-    def provider(self) -> str:
-        """The vendor's name."""
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return where a request has its limit on one answer; empty where it takes none.
+
+        Args:
+            request: the decoded body.
+            path: of the URL.
+
+        Returns:
+            Where to put one in first, then under which other names a request may have it.
+        """
+        return ()
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read the usage of a whole response; None if it has none, ``pending`` if not yet known.
@@ -224,6 +252,8 @@ class ResponseFormat(Protocol):
             message: the decoded body; for a very large one, the result of ``framing.outline``.
             call: the request.
         """
+        raise NotImplementedError
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
         """Read the usage of a stream of events; estimate it when the stream does not report it."""
+        raise NotImplementedError

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from msgspec import Struct
-
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse
 from guard.core.usage.cohere import Cohere
@@ -19,7 +17,7 @@ from guard.core.usage.response_format import Call, ResponseFormat, ToolCallReade
 from guard.core.usage.tool_calls import ANY
 
 
-class AnyShape(Struct, frozen=True):
+class AnyShape(ResponseFormat, frozen=True):
     """Tries one format after another; never estimates.
 
     Attributes:
