@@ -53,6 +53,18 @@ def test_its_budgets_and_their_balances_hold_for_old_and_new(tenant: Any) -> Non
     assert (usage["group"], usage["cost_nanousd"]) == (key_id, 110 * CENT)
 
 
+def test_its_team_is_its_own_for_good(tenant: Any) -> None:
+    made = tenant.admin.create_key_full("worker", team="search & ads")
+    key_id = made["key"]["key_id"]
+    assert tenant.admin.rotate_key(key_id)["key"]["team"] == "search & ads"
+    listed = tenant.admin.keys()
+    teams = {key["key_id"]: key["team"] for key in listed}
+    assert teams == {listed[0]["key_id"]: "", key_id: "search & ads"}
+    entry = next(each for each in tenant.admin.audit() if each["target"] == key_id
+                 and each["action"] == "key.create")  # fmt: skip
+    assert entry["details"]["team"] == "search & ads"
+
+
 def test_its_policies_caps_and_open_calls_hold_for_old_and_new(tenant: Any) -> None:
     key_id = _key_id(tenant)
     tenant.admin.set_policy("blocks", scope_kind="key", scope_id=key_id, tools_block=["erase"])

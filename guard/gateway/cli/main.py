@@ -89,7 +89,16 @@ def keys_list(client: AdminClient) -> None:
     Example:
       guard gateway keys list
     """
-    columns = ["key_id", "role", "name", "secrets", "workflow_id", "signed", "revoked_at_ms"]
+    columns = [
+        "key_id",
+        "role",
+        "name",
+        "team",
+        "secrets",
+        "workflow_id",
+        "signed",
+        "revoked_at_ms",
+    ]
     rows = client.keys()
     if not wants_json():
         rows = [{**row, "secrets": ", ".join(map(_secret, row["secrets"]))} for row in rows]
@@ -117,6 +126,7 @@ def _secret(secret: dict[str, Any]) -> str:
     default=None,
     help="With --role proxy: for the callers of all organisations.",
 )
+@click.option("--team", default="", help="Whose work the key is for; lists show it.")
 @click.option("--signed", is_flag=True, help="Its requests must be signed; prints the secret.")
 @with_client
 def keys_create(client: AdminClient, name: str, **wanted: Any) -> None:
@@ -124,7 +134,7 @@ def keys_create(client: AdminClient, name: str, **wanted: Any) -> None:
 
     \b
     Examples:
-      guard gateway keys create worker
+      guard gateway keys create worker --team search
       guard gateway keys create billing --workflow billing --signed
       guard gateway keys create ops --role admin --organisation acme
       guard gateway keys create team-proxy --role proxy

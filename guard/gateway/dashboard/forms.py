@@ -211,6 +211,7 @@ def new_key(form: Form) -> bodies.NewKeyBody:
             "role": role,
             "workflow_id": (form.text("workflow") or None) if role == "sdk" else None,
             "signed": form.has("signed"),
+            "team": form.text("team"),
         },
         bodies.NewKeyBody,
     )

@@ -91,7 +91,7 @@ class Key(Struct, kw_only=True):
     """An API key, which lasts; its secrets change. One of no organisation is for the whole gateway.
 
     ``prefix`` is how its newest secret begins, and ``secrets`` in lists of keys has those that are
-    valid, the newest first.
+    valid, the newest first. ``team`` is whose work it is for, and never changes.
     """
 
     key_id: str
@@ -104,6 +104,7 @@ class Key(Struct, kw_only=True):
     created_at_ms: int = 0
     expires_at_ms: int | None = None
     revoked_at_ms: int | None = None
+    team: str = ""
     secrets: list[Secret] = []
 
 

@@ -126,7 +126,7 @@ def create_key(
     key = msgspec.structs.replace(key, created_at_ms=unit.now_ms)
     unit.add_key(key, key_hash, hmac_secret)
     details = {"name": key.name, "role": key.role, "prefix": key.prefix,
-               "workflow_id": key.workflow_id, "signed": key.signed}  # fmt: skip
+               "workflow_id": key.workflow_id, "signed": key.signed, "team": key.team}  # fmt: skip
     audit.record(unit, actor, "key.create", key.key_id, details, key.organisation_id)
     return key
 

@@ -58,6 +58,7 @@ def make_key(
     hmac_secret: str | None = None,
     owner_id: str | None = None,
     api_key: str | None = None,
+    team: str = "",
 ) -> NewKey:
     """Make a key, random if none is given, and a secret when its requests have to be signed."""
     if api_key is None:
@@ -74,6 +75,7 @@ def make_key(
         workflow_id=workflow_id,
         signed=hmac_secret is not None,
         expires_at_ms=expires_at_ms,
+        team=team,
     )
     return NewKey(key, api_key, hash_key(api_key), hmac_secret)
 

@@ -75,6 +75,7 @@ class NewKeyBody(Strict, kw_only=True):
     signed: bool = False
     hmac_secret: Annotated[str, Meta(min_length=16, max_length=256)] | None = None
     owner_id: Target | None = None
+    team: Annotated[str, Meta(max_length=256)] = ""
 
 
 class RotateBody(Strict, kw_only=True):

@@ -119,6 +119,7 @@ class AdminHandlers:
             signed=wanted.signed,
             hmac_secret=wanted.hmac_secret,
             owner_id=owner_id,
+            team=wanted.team,
         )
         key = await self._write(
             call, directory.create_key, made.key, made.key_hash, made.hmac_secret

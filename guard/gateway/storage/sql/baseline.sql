@@ -12,7 +12,7 @@ CREATE TABLE organisations (
 CREATE TABLE keys (
   key_id TEXT PRIMARY KEY, organisation_id TEXT REFERENCES organisations, role TEXT NOT NULL,
   name TEXT NOT NULL, workflow_id TEXT, created_at_ms INTEGER NOT NULL, expires_at_ms INTEGER,
-  revoked_at_ms INTEGER
+  revoked_at_ms INTEGER, team TEXT NOT NULL DEFAULT ''
 ) STRICT;
 
 CREATE TABLE secrets (
