@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,18 +17,22 @@ from starlette.routing import Route
 from spamdetect.errors import SpamConfigError
 from spamdetect.models import ErrorCode
 from spamdetect.service.analysis import TextEngine
+from spamdetect.service.body import ClientGoneError, RequestBody, fields_of
 from spamdetect.service.hot import HotRoutes, endpoint_of
 from spamdetect.service.keys import KeyStore, StoreError
-from spamdetect.service.limits import Allowance, Limits, MemoryLimits
+from spamdetect.service.limits import Allowance, Limits, StoreLimits
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.openapi import openapi_document
 from spamdetect.service.processes import EngineProcesses
-from spamdetect.service.respond import RefusalError, envelope
+from spamdetect.service.respond import RefusalError, Reply, envelope, send_reply
 from spamdetect.service.rule_book import RuleBook
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.service.state import HotState
+from spamdetect.service.together import Together
 from spamdetect.service.work import WorkerPool
 from spamdetect.version import installs
+
+_PAGE_BODY_MAX: Final = 4096
 
 
 class SpamService:
@@ -51,6 +56,8 @@ class SpamService:
         self._engine = engine
         self._state: HotState | None = None
         self._hot: HotRoutes | None = None
+        self._document = b""
+        self._ping = Together(self._ping_once, 1_000_000)
         self._lifespan_stack: contextlib.AsyncExitStack | None = None
         self._pages = Starlette(
             routes=[
@@ -114,14 +121,34 @@ class SpamService:
     @property
     def monitoring(self) -> Any:
         """The pages that need no key, as an ASGI application for a separate port."""
-        return self._pages
+
+        async def pages(scope: Any, receive: Any, send: Any) -> None:
+            await self._page(scope, receive, send)
+
+        return pages
+
+    async def _page(self, scope: Any, receive: Any, send: Any) -> None:
+        # These need no body: a long one is refused, not read for as long as it comes.
+        fields = fields_of(scope["headers"])
+        body = RequestBody(b"", fields, receive, self.settings.body_timeout_s)
+        declared = int(fields.get(b"content-length", b"0"))
+        with contextlib.suppress(ClientGoneError):
+            if declared or b"transfer-encoding" in fields:
+                if declared <= _PAGE_BODY_MAX:
+                    await body.drain(_PAGE_BODY_MAX)
+                if not body.complete:
+                    refusal = RefusalError(413, ErrorCode.TEXT_TOO_LONG, "A page takes no body.")
+                    drain = partial(body.drain, self.settings.max_body_bytes)
+                    await send_reply(send, Reply(413, refusal.body(), close=True), drain)
+                    return
+            await self._pages(scope, receive, send)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             if self._hot is not None and endpoint_of(scope["path"]) is not None:
                 await self._hot(scope, receive, send)
             elif self.settings.monitor_port is None:
-                await self._pages(scope, receive, send)
+                await self._page(scope, receive, send)
             else:
                 await _no_page(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -154,10 +181,15 @@ class SpamService:
         if self._state is None:
             return _refused(503, ErrorCode.UNAVAILABLE, "The service is starting or stopping.")
         try:
-            await asyncio.wait_for(self._state.store.ping(), 2)
+            # Whoever asks meanwhile shares a question: it costs a connection to the store.
+            await asyncio.wait_for(self._ping(None), 2)
         except (StoreError, TimeoutError):
             return _refused(503, ErrorCode.UNAVAILABLE, "The key store cannot be reached.")
         return _json(200, envelope("The service is ready.", {"error_code": ""}))
+
+    async def _ping_once(self, asked: list[None]) -> list[None]:
+        await self._running_state().store.ping()
+        return asked
 
     async def _metrics(self, request: Request) -> Response:
         state = self._running_state()
@@ -167,7 +199,8 @@ class SpamService:
         return Response(state.metrics.render(), media_type=Metrics.content_type)
 
     async def _openapi(self, request: Request) -> Response:
-        return _json(200, openapi_document(self.settings))
+        self._document = self._document or openapi_document(self.settings)
+        return _json(200, self._document)
 
 
 def load_engine(settings: ServiceSettings) -> TextEngine:
@@ -218,7 +251,7 @@ async def open_limits(settings: ServiceSettings, store: KeyStore, metrics: Metri
         SpamConfigError: The Redis URL is invalid.
     """
     default = Allowance(settings.rate_per_minute, settings.quota_per_day)
-    in_process = MemoryLimits(store, default)
+    in_process = StoreLimits(store, default)
     if not settings.redis_url:
         return in_process
     from spamdetect.service.redis_limits import RedisLimits

@@ -99,19 +99,6 @@ class RequestBody:
             raise too_long()
         return self._content
 
-    def is_drained(self, *, max_bytes: int) -> Steps[bool]:
-        """Read and discard the rest of a refused request's body; false when it does not end.
-
-        Closing a connection while the client is still sending makes TCP reset it, and the client
-        then loses the answer that says why.
-
-        Raises:
-            ClientGoneError: The client has gone.
-        """
-        if not self.complete:
-            yield self._drain(max_bytes)
-        return self.complete
-
     async def _read(self, max_bytes: int, too_long: Callable[[], RefusalError]) -> None:
         declared = self._fields.get(b"content-length")
         if declared is not None and int(declared) > max_bytes:
@@ -125,7 +112,15 @@ class RequestBody:
                 raise too_long()
         self._content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def _drain(self, max_bytes: int) -> None:
+    async def drain(self, max_bytes: int) -> None:
+        """Read and discard the rest of a refused request's body, where it ends soon.
+
+        Closing a connection while the client is still sending makes TCP reset it, and the client
+        then loses the answer that says why.
+
+        Raises:
+            ClientGoneError: The client has gone.
+        """
         if b"expect" in self._fields:
             return
         size = 0

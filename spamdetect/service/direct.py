@@ -26,7 +26,7 @@ _ENDPOINTS: Final = {path.encode(): endpoint for path, endpoint in ENDPOINTS.ite
 
 def direct_protocol(settings: ServiceSettings, routes: HotRoutes) -> type[asyncio.Protocol]:
     """The protocol class for uvicorn, bound to the settings and the routes."""
-    bound = {"settings": settings, "routes": routes, "heads": {}}
+    bound = {"settings": settings, "routes": routes, "heads": {}, "lingering": set()}
     return type("_DirectProtocol", (DirectProtocol,), bound)
 
 
@@ -90,6 +90,7 @@ class DirectProtocol(HardenedProtocol):
         self._bound_pipeline()
 
     def on_headers_complete(self) -> None:
+        self._check_host()
         endpoint = _ENDPOINTS.get(self.url)
         if endpoint is not None and self._is_plain():
             self.cycle = _DirectCycle(endpoint, self.headers)  # type: ignore[assignment]  # see there

@@ -178,7 +178,7 @@ class Group:
 
     async def _put(self, kind: str, rule_id: str, value: msgspec.Struct, most: int) -> None:
         rule = StoredRule(kind, rule_id, msgspec.json.encode(value))
-        await self._store.put_rule(self._key.key_id, rule, most, drop_oldest=True)
+        await self._store.put_rules(self._key.key_id, [rule], most, drop_oldest=True)
 
     async def _one(self, kind: str, rule_id: str, struct: type[T]) -> T | None:
         for rule in await self._store.rules(self._key.key_id):

@@ -88,7 +88,9 @@ class HotRoutes:
         endpoint, resource = found
         request = Request(endpoint, scope["method"], fields, body, resource)
         with contextlib.suppress(ClientGoneError):
-            await send_reply(send, await run_steps(self.answer(request)))
+            reply = await run_steps(self.answer(request))
+            drain = partial(body.drain, self._max_drained_bytes) if reply.close else None
+            await send_reply(send, reply, drain)
 
     def answer(self, request: Request) -> Steps[Reply]:
         """Answer one request.
@@ -104,9 +106,11 @@ class HotRoutes:
         except ClientGoneError:
             raise
         except RefusalError as refusal:
-            drained = yield from request.body.is_drained(max_bytes=self._max_drained_bytes)
+            body = request.body
+            if not body.complete and refusal.status_code != 413:
+                yield body.drain(self._max_drained_bytes)
             error_code = refusal.error_code.value
-            close = refusal.close and not drained
+            close = refusal.close and not body.complete
             reply = Reply(refusal.status_code, refusal.body(), refusal.headers, close)
         except Exception as error:  # noqa: BLE001 - the last resort, answered as 500 INTERNAL
             error_code = ErrorCode.INTERNAL.value

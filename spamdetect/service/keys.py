@@ -10,9 +10,12 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import attrs
+
+from spamdetect.service.shares import Share, Wanted
 
 # Telegram gives an update again for so long, if it believes that the bot has not had it.
 UPDATE_AGE_S: Final = 86_400.0
@@ -122,6 +125,9 @@ class KeyStore(Protocol):
     async def issued_since(self, owner: str, since_s: float) -> int:
         """How many keys an owner has been given since this Unix time."""
 
+    async def take_share(self, key_id: str, wanted: Wanted) -> Share:
+        """Take a share of a key's limits, in one transaction, on the store's clock."""
+
     async def add_usage(self, counts: dict[tuple[str, str], int]) -> None:
         """Add requests to the counts of (key id, UTC day as ``YYYY-MM-DD``)."""
 
@@ -137,19 +143,19 @@ class KeyStore(Protocol):
     async def rules(self, key_id: str) -> list[StoredRule]:
         """The rules of a key, oldest first."""
 
-    async def put_rule(
-        self, key_id: str, rule: StoredRule, most: int, *, drop_oldest: bool = False
+    async def put_rules(
+        self, key_id: str, rules: Sequence[StoredRule], most: int, *, drop_oldest: bool = False
     ) -> bool:
-        """Store a rule of an active key, instead of an earlier one with its id.
+        """Store rules of an active key, each instead of an earlier one with its id.
 
         Args:
             key_id: The key.
-            rule: The rule.
-            most: How many of its kind the key may have.
-            drop_oldest: Whether the oldest makes room; otherwise one too many is not stored.
+            rules: The rules, of one kind.
+            most: How many of their kind the key may have.
+            drop_oldest: Whether the oldest makes room; otherwise none is stored if one is too many.
 
         Returns:
-            Whether it was stored.
+            Whether they were stored.
         """
 
     async def delete_rule(self, key_id: str, kind: str, rule_id: str) -> bool:

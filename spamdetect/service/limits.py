@@ -1,4 +1,4 @@
-"""Rate and quota of a key: the arithmetic, and the in-process limiter.
+"""Rate and quota of a key, counted in the key store.
 
 The rate is a generic cell rate algorithm (one number per key): requests are spaced evenly on
 average, with a burst of ten seconds' worth. The quota counts requests per UTC day.
@@ -19,12 +19,15 @@ import attrs
 from spamdetect.models import ErrorCode
 from spamdetect.service.keys import KeyRecord, KeyStore, StoreError, WouldWaitError
 from spamdetect.service.respond import RefusalError, retry_after
+from spamdetect.service.shares import Share, Wanted
 
 _log = logging.getLogger("spamdetect.service")
 
 BURST_S: Final = 10.0
 _MAX_KEYS: Final = 100_000
 _FLUSH_INTERVAL_S: Final = 1.0
+_SHARE_S: Final = 1.0
+_SHARE_MAX: Final = 100
 
 
 @attrs.frozen
@@ -34,6 +37,11 @@ class Allowance:
     rate_per_minute: int
     quota_per_day: int
 
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no limit."""
+        return not self.rate_per_minute and not self.quota_per_day
+
     @classmethod
     def of(cls, key: KeyRecord, default: Allowance) -> Allowance:
         """The key's own limits, else the service's."""
@@ -41,32 +49,6 @@ class Allowance:
             default.rate_per_minute if key.rate_per_minute is None else key.rate_per_minute,
             default.quota_per_day if key.quota_per_day is None else key.quota_per_day,
         )
-
-
-def next_cell(
-    cell_s: float, now_s: float, rate_per_minute: int, burst_s: float = BURST_S, texts: int = 1
-) -> tuple[float, float]:
-    """Count texts against a rate (generic cell rate algorithm).
-
-    Several together are accepted when one would be, however many they are, and the next ones wait
-    until the rate has made up for them.
-
-    Args:
-        cell_s: The key's number after its last request; 0 before the first.
-        now_s: Time in seconds.
-        rate_per_minute: The rate, above 0.
-        burst_s: How many seconds' worth of requests may come at once.
-        texts: How many come together.
-
-    Returns:
-        The new number and 0, or the old number and the seconds until a request is accepted again.
-    """
-    interval_s = 60.0 / rate_per_minute
-    tolerance_s = max(burst_s, interval_s) - interval_s
-    start_s = max(cell_s, now_s)
-    if start_s - now_s > tolerance_s:
-        return cell_s, start_s - now_s - tolerance_s
-    return start_s + interval_s * texts, 0.0
 
 
 def utc_day(wall_s: float) -> str:
@@ -122,16 +104,31 @@ class Limits(Protocol):
 
 @attrs.define
 class _Counter:
-    cell_s: float = 0.0
+    """A key's share in this process, and when it took it."""
+
     day: str = ""
-    used: int = 0
+    left: int = 0
+    taken: int = 0
+    taken_s: float = -_SHARE_S
+    lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
+
+    def spend(self, day: str, texts: int) -> bool:
+        """Take texts from the share, if it has them and is not old."""
+        is_there = self.left >= texts and self.day == day
+        if is_there and time.monotonic() - self.taken_s < _SHARE_S:
+            self.left -= texts
+            return True
+        return False
 
 
-class MemoryLimits:
-    """Limits of one process; the day's counts survive a restart in the key store.
+class StoreLimits:
+    """Limits in the key store, which all processes on it share.
+
+    A process takes what it needs of a key's limits for a moment, and twice as much when that does
+    not last a second; what it does not use it gives back. A key without limits is only counted.
 
     Args:
-        store: Where usage is written, every second.
+        store: Where limits are kept, and usage is written every second.
         default: Limits of keys without their own.
     """
 
@@ -146,37 +143,65 @@ class MemoryLimits:
 
     def admit_now(self, key: KeyRecord, texts: int = 1) -> None:
         """See :class:`Limits`."""
-        wall_s = time.time()
+        allowance = Allowance.of(key, self._default)
+        if allowance.is_none:
+            self._note(key.key_id, texts)
+            return
         counter = self._counters.get(key.key_id)
-        if counter is None or wall_s >= self._day_ends_s or counter.day != self._today:
+        if counter is None or not counter.spend(self._day(), texts):
             raise WouldWaitError
-        self._count(key, counter, wall_s, texts)
 
     async def admit(self, key: KeyRecord, texts: int = 1) -> None:
         """See :class:`Limits`."""
+        allowance = Allowance.of(key, self._default)
+        if allowance.is_none:
+            self._note(key.key_id, texts)
+            return
+        counter = self._counters.setdefault(key.key_id, _Counter())
+        async with counter.lock:
+            day = self._day()
+            if counter.spend(day, texts):
+                return
+            share = await self._take(key.key_id, counter, day, texts, allowance)
+        if share.wait_s:
+            raise rate_refusal(allowance, share.wait_s)
+        if not share.texts:
+            raise quota_refusal(allowance, seconds_to_midnight(time.time()), share.left)
+        if len(self._counters) > _MAX_KEYS:
+            self._counters.popitem(last=False)
+
+    async def _take(
+        self, key_id: str, counter: _Counter, day: str, texts: int, allowance: Allowance
+    ) -> Share:
+        now_s = time.monotonic()
+        was_short = now_s - counter.taken_s < _SHARE_S
+        most = allowance.rate_per_minute // 60 or _SHARE_MAX
+        wanted = Wanted(
+            day,
+            texts,
+            min(2 * counter.taken, most) if was_short else 0,
+            counter.left if counter.day == day else 0,
+            allowance.rate_per_minute,
+            allowance.quota_per_day,
+            BURST_S,
+        )
+        # If the store fails, the rest of the share is lost, which is no more than a second's.
+        counter.left = 0
+        share = await self._store.take_share(key_id, wanted)
+        counter.day, counter.left = day, max(0, share.texts - texts)
+        if share.texts:
+            counter.taken, counter.taken_s = share.texts, now_s
+        return share
+
+    def _day(self) -> str:
         wall_s = time.time()
         if wall_s >= self._day_ends_s:
             self._today = utc_day(wall_s)
             self._day_ends_s = wall_s + seconds_to_midnight(wall_s)
-        counter = self._counters.get(key.key_id)
-        if counter is None or counter.day != self._today:
-            counter = await self._load(key.key_id, counter)
-        self._count(key, counter, wall_s, texts)
+        return self._today
 
-    def _count(self, key: KeyRecord, counter: _Counter, wall_s: float, texts: int) -> None:
-        default = self._default
-        rate, quota = key.rate_per_minute, key.quota_per_day
-        rate = default.rate_per_minute if rate is None else rate
-        quota = default.quota_per_day if quota is None else quota
-        if quota and counter.used + texts > quota:
-            left = quota - counter.used
-            raise quota_refusal(Allowance(rate, quota), seconds_to_midnight(wall_s), left)
-        if rate:
-            counter.cell_s, wait_s = next_cell(counter.cell_s, time.monotonic(), rate, texts=texts)
-            if wait_s:
-                raise rate_refusal(Allowance(rate, quota), wait_s)
-        counter.used += texts
-        slot = (key.key_id, self._today)
+    def _note(self, key_id: str, texts: int) -> None:
+        slot = (key_id, self._day())
         self._unsaved[slot] = self._unsaved.get(slot, 0) + texts
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush_forever())
@@ -184,7 +209,10 @@ class MemoryLimits:
     async def usage_today(self, key_id: str) -> int:
         """See :class:`Limits`."""
         today = utc_day(time.time())
-        return await self._store.usage(key_id, today) + self._unsaved.get((key_id, today), 0)
+        counter = self._counters.get(key_id)
+        unused = counter.left if counter is not None and counter.day == today else 0
+        used = await self._store.usage(key_id, today)
+        return used + self._unsaved.get((key_id, today), 0) - unused
 
     async def close(self) -> None:
         """See :class:`Limits`."""
@@ -192,19 +220,12 @@ class MemoryLimits:
             self._flusher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._flusher
+        for key_id, counter in self._counters.items():
+            if counter.left:
+                slot = (key_id, counter.day)
+                self._unsaved[slot] = self._unsaved.get(slot, 0) - counter.left
+                counter.left = 0
         await self._flush()
-
-    async def _load(self, key_id: str, old: _Counter | None) -> _Counter:
-        used = await self.usage_today(key_id)
-        # Another task may have loaded it while this one waited; its counts must not be lost.
-        current = self._counters.get(key_id)
-        if current is not None and current.day == self._today:
-            return current
-        counter = _Counter(cell_s=old.cell_s if old else 0.0, day=self._today, used=used)
-        self._counters[key_id] = counter
-        while len(self._counters) > _MAX_KEYS:
-            self._counters.popitem(last=False)
-        return counter
 
     async def _flush_forever(self) -> None:
         while True:

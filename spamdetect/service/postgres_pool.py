@@ -36,6 +36,7 @@ class Pool:
         # The last one used is taken first, so that its statements are still prepared.
         self._idle: list[psycopg.AsyncConnection[Any]] = []
         self._is_closed = False
+        self._used_s = 0.0
 
     @contextlib.asynccontextmanager
     async def connection(
@@ -47,16 +48,17 @@ class Pool:
             within_s: the time for all that is asked on it.
 
         Raises:
-            TimeoutError: no connection was free, or could be opened, in time.
+            TimeoutError: no use of a connection has ended well for two seconds, or none could be
+                opened in time.
             psycopg.Error: the server refuses, or was silent or away.
         """
-        async with asyncio.timeout(TIMEOUT_S):
-            await self._places.acquire()
+        await self._take_place()
         try:
             found = await self._take()
             try:
                 with _ended_after(within_s, found):
                     yield found
+                self._used_s = asyncio.get_running_loop().time()
             finally:
                 await self._give_back(found)
         finally:
@@ -67,6 +69,17 @@ class Pool:
         self._is_closed = True
         while self._idle:
             await self._idle.pop().close()
+
+    async def _take_place(self) -> None:
+        """Wait as long as the server answers others: a queue of one's own is not its silence."""
+        while True:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    await self._places.acquire()
+                return
+            except TimeoutError:
+                if asyncio.get_running_loop().time() - self._used_s >= TIMEOUT_S:
+                    raise
 
     async def _take(self) -> psycopg.AsyncConnection[Any]:
         while self._idle:

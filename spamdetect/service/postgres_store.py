@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, LiteralString, Self
 
 import psycopg
@@ -24,6 +24,8 @@ from spamdetect.service.keys import (
     make_key,
 )
 from spamdetect.service.postgres_pool import Pool
+from spamdetect.service.shares import Share, Wanted, take
+from spamdetect.service.together import Together
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spamdetect_api_keys (
@@ -43,6 +45,9 @@ CREATE INDEX IF NOT EXISTS spamdetect_keys_by_owner
 CREATE TABLE IF NOT EXISTS spamdetect_key_usage (
   key_id text NOT NULL, day text NOT NULL, requests bigint NOT NULL,
   PRIMARY KEY (key_id, day)
+);
+CREATE TABLE IF NOT EXISTS spamdetect_key_cells (
+  key_id text PRIMARY KEY, cell_s double precision NOT NULL
 );
 CREATE TABLE IF NOT EXISTS spamdetect_feedback (
   feedback_id text PRIMARY KEY, key_id text NOT NULL, received_s double precision NOT NULL,
@@ -78,6 +83,7 @@ _TOUCH: Final = (
 # An arbitrary lock number: replicas that start together must not create the schema concurrently.
 _SCHEMA_LOCK: Final = 7_236_114_501
 _SCHEMA_TIMEOUT_S: Final = 5.0
+_FOUND_MAX: Final = 1000
 _FAILURES: Final = (psycopg.Error, OSError, TimeoutError, ValueError)
 
 
@@ -90,6 +96,7 @@ class PostgresKeyStore:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._find = Together(self._find_all, _FOUND_MAX)
 
     @classmethod
     async def open(cls, dsn: str) -> Self:
@@ -121,11 +128,15 @@ class PostgresKeyStore:
 
     async def find(self, key_id: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
+        return await self._find(key_id)
+
+    async def _find_all(self, key_ids: list[str]) -> list[KeyRecord | None]:
         rows = await self._fetch(
-            f"SELECT {_COLUMNS} FROM spamdetect_api_keys WHERE key_id = %s",  # noqa: S608 - constant
-            key_id,
+            f"SELECT {_COLUMNS} FROM spamdetect_api_keys WHERE key_id = ANY(%s)",  # noqa: S608 - constant
+            key_ids,
         )
-        return KeyRecord(*rows[0]) if rows else None
+        found = {row[0]: KeyRecord(*row) for row in rows}
+        return [found.get(key_id) for key_id in key_ids]
 
     async def create(self, spec: KeySpec) -> NewKey:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
@@ -181,6 +192,34 @@ class PostgresKeyStore:
         )
         return int(rows[0][0])
 
+    async def take_share(self, key_id: str, wanted: Wanted) -> Share:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        async with self._transaction() as db:
+            # Locks the key's row, so that processes take turns.
+            cursor = await db.execute(
+                "INSERT INTO spamdetect_key_cells (key_id, cell_s) VALUES (%s, 0)"
+                " ON CONFLICT (key_id) DO UPDATE SET cell_s = spamdetect_key_cells.cell_s"
+                " RETURNING cell_s, extract(epoch FROM clock_timestamp())::double precision",
+                (key_id,),
+            )
+            cell_s, now_s = await cursor.fetchone() or (0.0, time.time())
+            await cursor.execute(
+                "SELECT requests FROM spamdetect_key_usage WHERE key_id = %s AND day = %s",
+                (key_id, wanted.day),
+            )
+            (used,) = await cursor.fetchone() or (0,)
+            cell_s, now_used, share = take(cell_s, used, now_s, wanted)
+            await cursor.execute(
+                "UPDATE spamdetect_key_cells SET cell_s = %s WHERE key_id = %s", (cell_s, key_id)
+            )
+            await cursor.execute(
+                "INSERT INTO spamdetect_key_usage (key_id, day, requests) VALUES (%s, %s, %s)"
+                " ON CONFLICT (key_id, day) DO UPDATE"
+                " SET requests = spamdetect_key_usage.requests + %s",
+                (key_id, wanted.day, now_used, now_used - used),
+            )
+            return share
+
     async def add_usage(self, counts: dict[tuple[str, str], int]) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         # In a fixed order, so that replicas that write concurrently cannot deadlock.
@@ -231,27 +270,29 @@ class PostgresKeyStore:
         )
         return [StoredRule(kind, rule_id, bytes(content)) for kind, rule_id, content in rows]
 
-    async def put_rule(
-        self, key_id: str, rule: StoredRule, most: int, *, drop_oldest: bool = False
+    async def put_rules(
+        self, key_id: str, rules: Sequence[StoredRule], most: int, *, drop_oldest: bool = False
     ) -> bool:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        one = key_id, rule.kind
+        one = key_id, rules[0].kind
+        ids = [rule.rule_id for rule in rules]
         async with self._transaction() as db:
             if not (await db.execute(_TOUCH, (key_id,))).rowcount:
                 return False
             cursor = await db.execute(
                 "SELECT count(*) FROM spamdetect_key_rules"
-                " WHERE key_id = %s AND kind = %s AND rule_id <> %s",
-                (*one, rule.rule_id),
+                " WHERE key_id = %s AND kind = %s AND rule_id <> ALL(%s)",
+                (*one, ids),
             )
             found = await cursor.fetchone()
-            if found is not None and found[0] >= most and not drop_oldest:
+            if found is not None and found[0] + len(set(ids)) > most and not drop_oldest:
                 return False
-            await db.execute(
+            now_s = time.time()
+            await cursor.executemany(
                 "INSERT INTO spamdetect_key_rules (key_id, kind, rule_id, created_s, content)"
                 " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (key_id, kind, rule_id) DO UPDATE"
                 " SET created_s = excluded.created_s, content = excluded.content",
-                (*one, rule.rule_id, time.time(), rule.content),
+                [(*one, rule.rule_id, now_s, rule.content) for rule in rules],
             )
             await db.execute(
                 "DELETE FROM spamdetect_key_rules WHERE key_id = %s AND kind = %s AND rule_id IN ("

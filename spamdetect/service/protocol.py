@@ -31,14 +31,23 @@ _FIELDS_MAX: Final = 128
 _PIPELINE_MAX: Final = 64
 """Requests that may wait behind the one that is served."""
 
+_LINGER_S: Final = 2.0
+"""How long a client that was refused may go on sending. Closed at once, with its bytes unread, TCP
+resets the connection, and the client loses the answer that says why."""
+
 
 class _TooMuchError(Exception):
     """A request has more fields, or a connection more requests, than are taken."""
 
 
+class _NoHostError(Exception):
+    """A request does not name its host once, as RFC 9112 (3.2) asks."""
+
+
 def hardened_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:
     """The protocol class for uvicorn, bound to the settings."""
-    return type("_HardenedProtocol", (HardenedProtocol,), {"settings": settings})
+    bound = {"settings": settings, "lingering": set()}
+    return type("_HardenedProtocol", (HardenedProtocol,), bound)
 
 
 class HardenedProtocol(HttpToolsProtocol):
@@ -49,6 +58,8 @@ class HardenedProtocol(HttpToolsProtocol):
     """
 
     settings: ServiceSettings
+    lingering: set[HardenedProtocol]
+    _linger_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _turned_away = False
     # Bytes since the end of the last message that were not body, less those that were: a client
@@ -58,11 +69,11 @@ class HardenedProtocol(HttpToolsProtocol):
     _body_bytes = 0
     _message_ended = False
     _is_too_much = False
+    _is_without_host = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self.settings.max_connections:
-            self._turned_away = True
+        if len(self.connections) - len(self.lingering) > self.settings.max_connections:
             self._close_with(503, ErrorCode.OVERLOADED, "The service has too many connections.")
         else:
             self._await_head()
@@ -88,9 +99,11 @@ class HardenedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self.lingering.discard(self)
+        for timer in (self._head_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = None
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -106,6 +119,10 @@ class HardenedProtocol(HttpToolsProtocol):
             self.expect_100_continue = True
         self.headers.append((name, value))
 
+    def on_headers_complete(self) -> None:
+        self._check_host()
+        super().on_headers_complete()
+
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         super().on_body(body)
@@ -117,12 +134,23 @@ class HardenedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self._is_too_much:
             self._refuse_too_much()
+        elif self._is_without_host:
+            self._close_with(
+                400, ErrorCode.INVALID_REQUEST, "A request of HTTP/1.1 has the field Host, once."
+            )
         else:
             self._close_with(400, ErrorCode.INVALID_REQUEST, "This is not HTTP/1.1.")
 
     def _bound_pipeline(self) -> None:
         if len(self.pipeline) >= _PIPELINE_MAX:
             self._raise_too_much()
+
+    def _check_host(self) -> None:
+        hosts = sum([name == b"host" for name, _ in self.headers])
+        parser: Any = self.parser
+        if hosts != 1 and (hosts or parser.get_http_version() != "1.0"):
+            self._is_without_host = True
+            raise _NoHostError
 
     def _raise_too_much(self) -> None:
         self._is_too_much = True
@@ -158,4 +186,22 @@ class HardenedProtocol(HttpToolsProtocol):
             "connection: close\r\n\r\n"
         )
         self.transport.write(STATUS_LINE[status_code] + fields.encode() + body)
-        self.transport.close()
+        # As many may linger as be served; further ones are not waited for.
+        if len(self.lingering) >= self.settings.max_connections or not self._can_end():
+            self.transport.close()
+            return
+        self._turned_away = True
+        self.lingering.add(self)
+        self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        self.flow.resume_reading()
+
+    def _can_end(self) -> bool:
+        # An answer under way could not be written any more.
+        is_idle = self._is_between_requests() and not self.transport.is_closing()
+        if not is_idle or not self.transport.can_write_eof():
+            return False
+        self.transport.write_eof()
+        return True

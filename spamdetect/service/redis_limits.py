@@ -11,7 +11,7 @@ from spamdetect.service.keys import KeyRecord, WouldWaitError
 from spamdetect.service.limits import (
     BURST_S,
     Allowance,
-    MemoryLimits,
+    StoreLimits,
     quota_refusal,
     rate_refusal,
     seconds_to_midnight,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("spamdetect.service")
 
-# The arithmetic of limits.next_cell and the day's count, on Redis's clock, so that the
+# The arithmetic of shares.next_cell and the day's count, on Redis's clock, so that the
 # replicas' clocks do not matter. Returns {0 taken | 1 rate | 2 quota, milliseconds to wait or
 # what is left of the quota}.
 _SCRIPT: Final = """
@@ -69,7 +69,7 @@ class RedisLimits:
     """
 
     def __init__(
-        self, redis: Redis, fallback: MemoryLimits, default: Allowance, metrics: Metrics
+        self, redis: Redis, fallback: StoreLimits, default: Allowance, metrics: Metrics
     ) -> None:
         self._redis = redis
         self._script: Any = redis.register_script(_SCRIPT)
@@ -79,7 +79,7 @@ class RedisLimits:
         self._away_until_s = 0.0
 
     @classmethod
-    def open(cls, url: str, fallback: MemoryLimits, default: Allowance, metrics: Metrics) -> Self:
+    def open(cls, url: str, fallback: StoreLimits, default: Allowance, metrics: Metrics) -> Self:
         """Prepare the connection; the first request opens it.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -131,11 +131,16 @@ class Reply:
         return fields
 
 
-async def send_reply(send: Send, reply: Reply) -> None:
-    """Send an answer over ASGI."""
+async def send_reply(
+    send: Send, reply: Reply, drain: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Send an answer over ASGI, and read what the client still sends before the connection ends."""
     status, fields = reply.status_code, reply.all_headers()
     await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": reply.body})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": drain is not None})
+    if drain is not None:
+        await drain()
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _language(found: Analysis | Preprocessed) -> dict[str, object]:

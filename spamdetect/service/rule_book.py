@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ from spamdetect.service.rules import (
     KeyRules,
 )
 from spamdetect.service.steps import Steps
+from spamdetect.service.together import Together
 
 _LIST: Final = "list"
 _FEEDBACK: Final = "feedback"
@@ -38,6 +40,7 @@ class RuleBook:
         self._store = store
         # By key: the version of its rules, and the rules. A key without any takes no place.
         self._ready: OrderedDict[str, tuple[int, KeyRules]] = OrderedDict()
+        self._putting: dict[str, Together[StoredRule, bool]] = {}
 
     def rules_of(self, key: KeyRecord) -> Steps[KeyRules]:
         """The rules of a key as they were when the key was found, or newer.
@@ -81,7 +84,7 @@ class RuleBook:
         """
         rule = StoredRule(_LIST, entry.entry_id, _ENCODER.encode(entry))
         try:
-            stored: bool = yield self._store.put_rule(key.key_id, rule, MAX_ENTRIES)
+            stored: bool = yield self._store.put_rules(key.key_id, [rule], MAX_ENTRIES)
         except StoreError:
             raise unavailable() from None
         return stored
@@ -93,10 +96,22 @@ class RuleBook:
             RefusalError: As in :meth:`rules_of`.
         """
         rule = StoredRule(_FEEDBACK, feedback.feedback_id, _ENCODER.encode(feedback))
+        # What comes at once for one key is one change: its row is locked while it is made, and
+        # changes that wait for it would hold every connection.
+        put = self._putting.setdefault(
+            key.key_id, Together(partial(self._put_feedback, key.key_id), MAX_FEEDBACK)
+        )
         try:
-            yield self._store.put_rule(key.key_id, rule, MAX_FEEDBACK, drop_oldest=True)
+            yield put(rule)
         except StoreError:
             raise unavailable() from None
+        finally:
+            if put.is_idle:
+                self._putting.pop(key.key_id, None)
+
+    async def _put_feedback(self, key_id: str, rules: list[StoredRule]) -> list[bool]:
+        stored = await self._store.put_rules(key_id, rules, MAX_FEEDBACK, drop_oldest=True)
+        return [stored] * len(rules)
 
     def remove(self, key: KeyRecord, kind: str, rule_id: str) -> Steps[bool]:
         """Delete an entry (kind ``list``) or ``feedback``; false when there is none.

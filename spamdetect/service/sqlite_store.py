@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -26,6 +26,7 @@ from spamdetect.service.keys import (
     StoreError,
     make_key,
 )
+from spamdetect.service.shares import Share, Wanted, take
 
 R = TypeVar("R")
 
@@ -46,6 +47,9 @@ CREATE INDEX IF NOT EXISTS keys_by_owner ON api_keys (owner, created_s) WHERE ow
 CREATE TABLE IF NOT EXISTS key_usage (
   key_id TEXT NOT NULL, day TEXT NOT NULL, requests INTEGER NOT NULL,
   PRIMARY KEY (key_id, day)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS key_cells (
+  key_id TEXT PRIMARY KEY, cell_s REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS feedback (
   feedback_id TEXT PRIMARY KEY, key_id TEXT NOT NULL, received_s REAL NOT NULL,
@@ -194,6 +198,24 @@ class SqliteKeyStore:
         )
         return int(rows[0][0])
 
+    async def take_share(self, key_id: str, wanted: Wanted) -> Share:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+
+        def write(db: sqlite3.Connection) -> Share:
+            cell = db.execute("SELECT cell_s FROM key_cells WHERE key_id = ?", (key_id,)).fetchone()
+            slot = key_id, wanted.day
+            used = db.execute(
+                "SELECT requests FROM key_usage WHERE key_id = ? AND day = ?", slot
+            ).fetchone()
+            cell_s, now_used, share = take(
+                cell[0] if cell else 0.0, used[0] if used else 0, time.time(), wanted
+            )
+            db.execute("INSERT OR REPLACE INTO key_cells VALUES (?, ?)", (key_id, cell_s))
+            db.execute("INSERT OR REPLACE INTO key_usage VALUES (?, ?, ?)", (*slot, now_used))
+            return share
+
+        return await self._write(write)
+
     async def add_usage(self, counts: dict[tuple[str, str], int]) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
 
@@ -239,25 +261,24 @@ class SqliteKeyStore:
         )
         return [StoredRule(*row) for row in rows]
 
-    async def put_rule(
-        self, key_id: str, rule: StoredRule, most: int, *, drop_oldest: bool = False
+    async def put_rules(
+        self, key_id: str, rules: Sequence[StoredRule], most: int, *, drop_oldest: bool = False
     ) -> bool:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        one = key_id, rule.kind
+        one = key_id, rules[0].kind
+        ids = {rule.rule_id for rule in rules}
 
         def write(db: sqlite3.Connection) -> bool:
             if not _touch(db, key_id):
                 return False
-            (others,) = db.execute(
-                "SELECT count(*) FROM key_rules WHERE key_id = ? AND kind = ? AND rule_id <> ?",
-                (*one, rule.rule_id),
-            ).fetchone()
-            if others >= most and not drop_oldest:
+            known = db.execute("SELECT rule_id FROM key_rules WHERE key_id = ? AND kind = ?", one)
+            if len(ids.union(row[0] for row in known)) > most and not drop_oldest:
                 return False
-            db.execute(
+            now_s = time.time()
+            db.executemany(
                 "INSERT OR REPLACE INTO key_rules (key_id, kind, rule_id, created_s, content)"
                 " VALUES (?, ?, ?, ?, ?)",
-                (*one, rule.rule_id, time.time(), rule.content),
+                [(*one, rule.rule_id, now_s, rule.content) for rule in rules],
             )
             db.execute(
                 "DELETE FROM key_rules WHERE key_id = ? AND kind = ? AND rule_id IN ("

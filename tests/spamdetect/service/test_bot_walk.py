@@ -149,14 +149,14 @@ async def test_an_update_waits_for_the_store(
 ) -> None:
     async with running() as room:
         await room.ask("/moderate delete")
-        put_rule, failures = store.put_rule, iter([True, False])
+        put_rules, failures = store.put_rules, iter([True, False])
 
         async def failing(*args: Any, **options: Any) -> bool:
             if next(failures, False):
                 raise StoreError("away")
-            return await put_rule(*args, **options)
+            return await put_rules(*args, **options)
 
-        monkeypatch.setattr(store, "put_rule", failing)
+        monkeypatch.setattr(store, "put_rules", failing)
         spam = await room.say(SPAM)
         notice = (await api.wait_for(2))[-1]["text"]
         assert "Warning 1" in notice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,11 +20,13 @@ from spamdetect.errors import SpamConfigError
 from spamdetect.service import redis_limits
 from spamdetect.service.app import open_limits, open_store
 from spamdetect.service.keys import KeyRecord, KeyStore
-from spamdetect.service.limits import Allowance, MemoryLimits, next_cell, utc_day
+from spamdetect.service.limits import BURST_S, Allowance, StoreLimits, utc_day
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.respond import RefusalError
 from spamdetect.service.settings import ServiceSettings
+from spamdetect.service.shares import next_cell
 from spamdetect.testing import run_service_async
+from tests.support.private_server import schema_in
 
 
 @given(
@@ -35,12 +38,12 @@ def test_the_rate_holds_over_any_window(rate_per_minute: int, gaps_s: list[float
     taken: list[float] = []
     for gap_s in gaps_s:
         now_s += gap_s
-        cell_s, wait_s = next_cell(cell_s, now_s, rate_per_minute)
+        cell_s, wait_s = next_cell(cell_s, now_s, rate_per_minute, BURST_S)
         if wait_s == 0:
             taken.append(now_s)
         else:
             # Told to wait, one is taken after exactly that wait.
-            assert next_cell(cell_s, now_s + wait_s + 1e-6, rate_per_minute)[1] == 0
+            assert next_cell(cell_s, now_s + wait_s + 1e-6, rate_per_minute, BURST_S)[1] == 0
     burst = max(1.0, rate_per_minute / 6)
     for first, start_s in enumerate(taken):
         for last in range(first, len(taken)):
@@ -166,7 +169,7 @@ async def test_zero_is_no_limit_and_none_is_the_default(limits: Any) -> None:
 async def test_counts_survive_a_restart(store: KeyStore) -> None:
     key = _key(rate=0, quota=10)
     for expected in (6, 4, 0):
-        limits = MemoryLimits(store, Allowance(0, 0))
+        limits = StoreLimits(store, Allowance(0, 0))
         assert (await _taken(limits, key, 6))[0] == expected
         await limits.close()
     assert await store.usage(key.key_id, utc_day(time.time())) == 10
@@ -176,7 +179,7 @@ async def test_counts_survive_a_restart(store: KeyStore) -> None:
 async def test_counts_are_written_while_the_service_runs(
     store: KeyStore, until: Callable[..., Awaitable[None]]
 ) -> None:
-    limits = MemoryLimits(store, Allowance(0, 0))
+    limits = StoreLimits(store, Allowance(0, 0))
     key = _key()
     await _taken(limits, key, 3)
     day = utc_day(time.time())
@@ -184,6 +187,42 @@ async def test_counts_are_written_while_the_service_runs(
         while await store.usage(key.key_id, day) != 3:
             await asyncio.sleep(0.05)
     await limits.close()
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[list[KeyStore]]:
+    """Two processes' ways to one store."""
+    async with contextlib.AsyncExitStack() as stack:
+        url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
+        if request.param == "postgres":
+            url = await stack.enter_async_context(
+                schema_in(request.getfixturevalue("postgres_url"))
+            )
+        opened = [await open_store(url) for _ in range(2)]
+        yield opened
+        for each in opened:
+            await each.close()
+
+
+@pytest.mark.asyncio
+async def test_processes_share_limits_through_the_store(stores: list[KeyStore]) -> None:
+    both = [StoreLimits(store, Allowance(0, 0)) for store in stores]
+    key, bound = _key(rate=60), Bound(60)
+    taken = await asyncio.gather(*(_taken(limits, key, 20) for limits in both))
+    assert 10 <= sum(count for count, _ in taken) <= bound()
+    key = _key(rate=0, quota=50)
+    results = await asyncio.gather(*(_taken(limits, key, 6) for limits in both for _ in range(10)))
+    assert sum(count for count, _ in results) <= 50
+    # What one of them holds for a moment comes back, and is used by the other.
+    await both[0].close()
+    rest, _ = await _taken(both[1], key, 50)
+    assert sum(count for count, _ in results) + rest == 50
+    assert await both[1].usage_today(key.key_id) == 50
+    # And with a hundred a second.
+    key, bound = _key(rate=6000), Bound(6000)
+    taken = await asyncio.gather(*(_taken(limits, key, 1500) for limits in both))
+    assert sum(count for count, _ in taken) <= bound()
+    await both[1].close()
 
 
 @pytest.mark.asyncio

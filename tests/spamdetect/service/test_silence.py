@@ -113,7 +113,10 @@ async def test_a_silent_postgres_is_503_soon_and_comes_back(
 async def test_a_postgres_that_falls_silent_between_two_questions_is_503(
     private_postgres: Any,
 ) -> None:
-    async with database(private_postgres) as (line, url), calling(database_url=url) as caller:
+    async with (
+        database(private_postgres) as (line, url),
+        calling(database_url=url, rate_per_minute=6000) as caller,
+    ):
         line.mute_after = b"SELECT requests FROM spamdetect_key_usage"
         status, error_code, took_s = await caller.ask()
         assert (status, error_code) == (503, "UNAVAILABLE")

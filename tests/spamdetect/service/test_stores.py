@@ -154,18 +154,18 @@ async def test_rules_are_bounded_and_move_to_an_owners_next_key(store: KeyStore)
     other = await store.create(KeySpec(owner="telegram:2"))
     assert await store.rules(first.key_id) == []
     rules = [StoredRule("list", f"r{n}", b"null \x00 %d" % n) for n in range(4)]
-    stored = [await store.put_rule(first.key_id, rule, 3) for rule in rules]
+    stored = [await store.put_rules(first.key_id, [rule], 3) for rule in rules]
     assert stored == [True, True, True, False]
     changed = StoredRule("list", "r1", b"other")
-    assert await store.put_rule(first.key_id, changed, 3)
+    assert await store.put_rules(first.key_id, [changed], 3)
     assert await store.rules(first.key_id) == [rules[0], rules[2], changed]
     for n in range(4):
         rule = StoredRule("feedback", f"r{n}", b"")
-        assert await store.put_rule(first.key_id, rule, 2, drop_oldest=True)
+        assert await store.put_rules(first.key_id, [rule], 2, drop_oldest=True)
     kept = [(rule.kind, rule.rule_id) for rule in await store.rules(first.key_id)]
     assert kept[3:] == [("feedback", "r2"), ("feedback", "r3")]
     assert not await store.delete_rule(other.key_id, "list", "r0")
-    assert not await store.put_rule("nosuchkey234", rules[0], 3)
+    assert not await store.put_rules("nosuchkey234", [rules[0]], 3)
     assert await store.delete_rule(first.key_id, "list", "r0")
     second = await store.create(KeySpec(owner="telegram:1"))
     assert await store.rules(first.key_id) == []
@@ -186,7 +186,7 @@ async def test_an_earlier_schema_on_postgresql_gains_the_column(postgres_url: st
         await store._fetch("ALTER TABLE spamdetect_api_keys DROP COLUMN rules_version")
         await store.close()
         store = await open_store(url)
-        assert await store.put_rule(new.key_id, StoredRule("list", "a", b""), 1)
+        assert await store.put_rules(new.key_id, [StoredRule("list", "a", b"")], 1)
         await store.close()
 
 
@@ -200,7 +200,7 @@ async def test_a_store_of_an_earlier_version_learns_about_rules(tmp_path: Path) 
     db.execute("DROP TABLE key_rules")
     db.close()
     store = await open_store(f"sqlite:///{path}")
-    assert await store.put_rule(new.key_id, StoredRule("list", "a", b""), 1)
+    assert await store.put_rules(new.key_id, [StoredRule("list", "a", b"")], 1)
     record = await store.find(new.key_id)
     assert record is not None
     assert (record.label, record.rules_version) == ("label", 1)
