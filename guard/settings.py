@@ -83,7 +83,6 @@ class Settings:
             certificate has to come from a trusted authority.
         allow_plaintext_hosts: names to which plain HTTP is allowed, although they are not loopback:
             those of a network that no other machine can read, such as inside a pod.
-        key_id: of the caller's key, in the settings of a caller's account.
     """
 
     api_key: str = attrs.field(repr=False)
@@ -110,7 +109,6 @@ class Settings:
     debug: bool = False
     tls_fingerprint: str | None = None
     allow_plaintext_hosts: tuple[str, ...] = ()
-    key_id: str = ""
 
     @property
     def api_key_prefix(self) -> str:
@@ -120,12 +118,11 @@ class Settings:
 
     @property
     def owner_key(self) -> str:
-        """The owner of events on disk: the key, or for a caller the id of the caller's own key.
+        """The owner of events on disk: the key, or for a caller the hash of the caller's own key.
 
-        Without the proxy's key or the caller's secret, which may be replaced while events wait on
-        disk.
+        Without the proxy's key, which may be replaced while events wait on disk.
         """
-        return self.key_id or self.api_key.rpartition(CALLER_SEPARATOR)[2]
+        return self.api_key.rpartition(CALLER_SEPARATOR)[2]
 
     @property
     def timeout_s(self) -> float:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import attrs
 
@@ -171,6 +171,28 @@ class CallerAccount(KeyAccount):
         return f"<Caller {self.label}>"
 
 
+@attrs.frozen
+class _CallerSettings(Settings):
+    """The settings of a caller's account.
+
+    Attributes:
+        key_id: of the caller's key; empty from an older gateway.
+    """
+
+    key_id: str = ""
+
+    @classmethod
+    def of(cls, settings: Settings, key_id: str) -> Self:
+        """Return settings with the id of the caller's key."""
+        given = {each.name: getattr(settings, each.name) for each in attrs.fields(Settings)}
+        return cls(**given, key_id=key_id)
+
+    @property
+    def owner_key(self) -> str:
+        """The owner of events on disk: the key's id, since its secret may be replaced meanwhile."""
+        return self.key_id or super().owner_key
+
+
 @attrs.define
 class _Secret:
     """The account of a secret; and when the gateway accepted it, if the account has another one."""
@@ -309,7 +331,7 @@ class Callers:
         api_key = f"{self._own.settings.api_key}{wire.CALLER_SEPARATOR}{hashed}"
         settings = attrs.evolve(self._own.settings, api_key=api_key)
         try:
-            settings = attrs.evolve(settings, key_id=await _key_id(settings))
+            settings = _CallerSettings.of(settings, await _key_id(settings))
         except GuardAuthenticationError:
             self._secrets.pop(hashed, None)
             raise

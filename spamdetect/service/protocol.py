@@ -35,6 +35,9 @@ _LINGER_S: Final = 2.0
 """How long a client that was refused may go on sending. Closed at once, with its bytes unread, TCP
 resets the connection, and the client loses the answer that says why."""
 
+_LINGER_MAX_BYTES: Final = 4 * 2**20
+"""How much it may send meanwhile."""
+
 
 class _TooMuchError(Exception):
     """A request has more fields, or a connection more requests, than are taken."""
@@ -62,6 +65,7 @@ class HardenedProtocol(HttpToolsProtocol):
     _linger_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _turned_away = False
+    _lingered = 0
     # Bytes since the end of the last message that were not body, less those that were: a client
     # that sends its body in many small chunks is paid back for their framing.
     _overhead = 0
@@ -80,6 +84,9 @@ class HardenedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._turned_away:
+            self._lingered += len(data)
+            if self._lingered > _LINGER_MAX_BYTES:
+                self.transport.close()
             return
         self._body_bytes = 0
         self._message_ended = False

@@ -28,6 +28,8 @@ TINY: Final[dict[str, tuple[str, ...]]] = {
     "kill": ("--kills", "1"),
     "kill_beside_attackers": ("--kills", "1", "--attackers", "1", "--only", "trailer"),
     "limit_cases": ("--only", "gpt-4o-mini, serial, whole, max 300, nested"),
+    "neighbours": ("--seconds", "0.2", "--events", "2000", "--connections", "1", "--only", "batch",
+                   "--engines", "sqlite"),
     "operator_pages": ("--events", "2000", "--rounds", "1", "--postgres", "POSTGRES"),
     "proxy": ("--seconds", "0.2", "--rounds", "1", "--streams", "4"),
     "rates": ("--seconds", "0.05", "--rounds", "1"),

@@ -64,7 +64,7 @@ BY: Final = {
         "test_a_workflow_that_the_body_opens_lasts_across_the_yield",
     "A pause does not interrupt a generator": "guard/test_wrapping.py::"
         "test_a_pause_does_not_interrupt_one_that_runs",
-    "The others wait in line within": "guard/asking/test_bursts.py::"
+    "The others wait in line for at most": "guard/asking/test_bursts.py::"
     "test_a_burst_without_a_socket_is_not_refused",
     "Without `@protect` it checks nothing": "guard/conformance/test_part4_decorators.py::"
     "test_marks_and_does_not_check_by_itself",
