@@ -13,8 +13,12 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from guard.gateway.api.auth import Authenticator
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.embedded import run_gateway
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import within
+from tests.support.store import ACTOR
 from tests.support.waiting import WAIT_S, until
 
 CENT = 10_000_000
@@ -217,6 +221,37 @@ def test_socket_refuses_and_ends_with_its_key(tenant: Any) -> None:
             next_message(channel, "never")
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4401
+
+
+@pytest.mark.parametrize("moment", ["while it is looked up", "once it was found"])
+def test_a_key_that_is_revoked_during_the_handshake_opens_no_socket(
+    tenant: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A gateway that starts ends the runs that were left, while their programs come back."""
+    app, organisation_id = tenant.gateway._server.app, tenant.organisation_id
+    made = tenant.admin.create_key_full("run")
+    key_id, revoked = made["key"]["key_id"], list[str]()
+
+    def revoking(step: Any) -> Any:
+        async def then(*args: Any) -> Any:
+            result = await step(*args)
+            if not revoked:
+                revoked.append(key_id)
+                own = within(organisation_id)
+                await app.storage.write(own, directory.revoke_key, ACTOR, organisation_id, key_id)
+            return result
+
+        return then
+
+    if moment == "while it is looked up":
+        monkeypatch.setattr(app.storage, "find_key", revoking(app.storage.find_key))
+    else:
+        identify = Authenticator.authenticate
+        monkeypatch.setattr(Authenticator, "authenticate", revoking(identify))
+    with pytest.raises(InvalidStatus) as refused:
+        open_channel(tenant, **{"X-API-Key": made["api_key"]})
+    assert revoked
+    assert json.loads(refused.value.response.body)["error_code"] == "GD-A003"
 
 
 def test_exhausted_budget_is_pushed_and_lifted(tenant: Any) -> None:

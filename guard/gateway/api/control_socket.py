@@ -62,20 +62,30 @@ class ControlSocketRoute:
         try:
             headers, identity, after = await self._admitted(scope)
         except ProblemError as exc:
-            problem = [(b"content-type", PROBLEM_JSON), *exc.headers]
-            socket.refuse(exc.answer.status, problem, exc.answer.body)
+            _refuse(socket, exc)
             return
         socket.identified(identity.organisation_id)
         offered = scope.get("subprotocols", [])
         chosen = wire.CONTROL_SUBPROTOCOL if wire.CONTROL_SUBPROTOCOL in offered else None
-        asks = SocketAsks(
-            socket, identity, headers, self._authenticator, self._decisions, self._load,
-            self._clock_ms,
-        )  # fmt: skip
         # Before the replay reads the stored messages: one that is committed meanwhile is queued
         # here, and ``_push`` drops it if the replay has sent it too.
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id)
         try:
+            # Once more, now that the subscription tells of what changes from here on: a key that
+            # was revoked since the look above would be served for as long as the socket is open.
+            try:
+                if not await self._authenticator.still_valid(identity, headers):
+                    raise fail(401, "GD-A003", "Key rejected", "the key was revoked")
+            except StoreError as exc:
+                _refuse(socket, store_failed(exc))
+                return
+            except ProblemError as exc:
+                _refuse(socket, exc)
+                return
+            asks = SocketAsks(
+                socket, identity, headers, self._authenticator, self._decisions, self._load,
+                self._clock_ms,
+            )  # fmt: skip
             socket.accept(chosen, asks)
             tools = KnownTools(self._catalogue, text_in(scope, "tools"))
             channel = _Channel(socket, identity, headers, subscription, tools)
@@ -183,3 +193,8 @@ class _Channel:
         """Send a message, once the client has read enough of the earlier ones."""
         await self._socket.wait_writable()
         self._socket.send([sealed(self.identity, wire.encode(message))])
+
+
+def _refuse(socket: Socket, exc: ProblemError) -> None:
+    problem = [(b"content-type", PROBLEM_JSON), *exc.headers]
+    socket.refuse(exc.answer.status, problem, exc.answer.body)

@@ -107,15 +107,15 @@ class KeyRing:
 
     async def find_hashed(self, hashed: bytes, *roles: Role) -> KeySecret | None:
         """Like :meth:`find`, by the hash of the key."""
-        found = self._cache.get(hashed)
-        if found is None and hashed not in self._cache:
+        while hashed not in self._cache:
             generation = self.generation
             found = await self._storage.find_key(hashed)
-            # A key that was revoked while it was read must not be cached as it was before.
+            # A key that was revoked while it was read is not what was read: once more.
             if generation == self.generation:
                 if len(self._cache) >= _CACHE_MAX:
                     self._cache.clear()
                 self._cache[hashed] = found
+        found = self._cache[hashed]
         # Checked with each call, also of a cached key: it may expire while it is in the cache.
         if found is None or found.key.role not in roles or found.key.revoked_at_ms is not None:
             return None
