@@ -103,6 +103,7 @@ def test_a_body_around_one_that_was_killed_has_its_time_whenever_the_other_threa
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # as above
     sys.settrace(trace)
     try:
         inner.end(None)
