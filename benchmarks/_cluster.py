@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -119,6 +120,17 @@ def _organisations(port: int, admin_key: str, count: int) -> list[str]:
         keys.append(admin.create_key(organisation=name))
         admin.close()
     return keys
+
+
+@contextlib.contextmanager
+def database_on(engine: str, dsn: str) -> Iterator[str]:
+    """Make a database of an engine, ``sqlite`` or ``postgres``, and remove it at the end."""
+    if engine == "postgres":
+        with fresh_database(dsn) as database:
+            yield database
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield str(Path(folder) / "gateway.sqlite3")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ import json
 import multiprocessing
 import platform
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks._cluster import _serve, _wait_for, fresh_database
+from benchmarks._cluster import _serve, _wait_for, database_on
 from benchmarks._many_events import fill
 from benchmarks.operator_pages import p95
 from benchmarks.scale import POSTGRES
@@ -171,12 +170,7 @@ def main() -> None:
     options = parser.parse_args()
     found = {}
     for engine in options.engines:
-        with contextlib.ExitStack() as stack:
-            if engine == "postgres":
-                database = stack.enter_context(fresh_database(options.postgres))
-            else:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-                database = str(Path(folder) / "gateway.sqlite3")
+        with database_on(engine, options.postgres) as database:
             heads = ("p50 ms", "p95 ms", "max ms", "alone", "p95", "a second", "log MB")
             print(f"\n{engine:40}" + "".join(f"{head:>9}" for head in heads))
             found[engine] = measure(database, options)

@@ -20,7 +20,6 @@ import platform
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks._cluster import fresh_database
+from benchmarks._cluster import database_on
 from benchmarks._many_events import fill
 from benchmarks.scale import POSTGRES
 from guard.gateway.embedded import Gateway, run_gateway
@@ -189,12 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     found = {}
     for engine in options.engines:
-        with contextlib.ExitStack() as stack:
-            if engine == "postgres":
-                database = stack.enter_context(fresh_database(options.postgres))
-            else:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-                database = str(Path(folder) / "gateway.sqlite3")
+        with database_on(engine, options.postgres) as database:
             taken = measure(database, options.events, options.rounds, options.only, options.days)
         found[engine] = report(engine, taken)
     if options.results is not None:

@@ -197,6 +197,14 @@ async def test_a_group_that_takes_long_leaves_the_rest_to_later_ones(
     await made.close()
 
 
+def noted(number: int) -> Callable[[Poisoned], int]:
+    def work(unit: Poisoned) -> int:
+        unit.done.append(number)
+        return number
+
+    return work
+
+
 @pytest.mark.asyncio
 async def test_what_was_left_is_not_answered_when_its_group_fails(
     monkeypatch: pytest.MonkeyPatch,
@@ -206,16 +214,9 @@ async def test_what_was_left_is_not_answered_when_its_group_fails(
     unit = Poisoned(2)
     made = GroupWriter(unit, lambda _: None, inline=False, failures=(_NotTakenError,))
 
-    def piece(number: int) -> Callable[[Poisoned], int]:
-        def work(unit: Poisoned) -> int:
-            unit.done.append(number)
-            return number
-
-        return work
-
     async with asyncio.timeout(60):
         found = await asyncio.gather(
-            *(made.submit(piece(number)) for number in range(8)), return_exceptions=True
+            *(made.submit(noted(number)) for number in range(8)), return_exceptions=True
         )
     assert [each for each in found if each != found[2]] == [0, 1, 3, 4, 5, 6, 7]
     assert isinstance(found[2], UnstorableError)
@@ -258,14 +259,7 @@ async def test_a_group_that_fails_is_halved_until_what_is_to_blame_stands_alone(
     unit = Poisoned(*bad)
     made = GroupWriter(unit, lambda _: None, inline=False, failures=(_NotTakenError,))
 
-    def piece(number: int) -> Callable[[Poisoned], int]:
-        def work(unit: Poisoned) -> int:
-            unit.done.append(number)
-            return number
-
-        return work
-
-    futures = [made.submit(piece(number)) for number in range(64)]
+    futures = [made.submit(noted(number)) for number in range(64)]
     async with asyncio.timeout(60):
         answers = await asyncio.gather(*futures, return_exceptions=True)
     for number, answer in enumerate(answers):

@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import signing, wire
-from guard.gateway.api.http import ProblemError, Scope, fail, take_place
+from guard.gateway.api.http import ProblemError, Scope, fail, store_failed, take_place
 from guard.gateway.domain.commands import EncodedAnswer
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import Key, Role
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
@@ -186,6 +187,19 @@ class Authenticator:
             return False
         identity.expires_at_ms = found.expires_at_ms
         return True
+
+    async def require_valid(self, identity: KeyIdentity, headers: dict[bytes, bytes]) -> None:
+        """Check like :meth:`still_valid` before a channel is opened, or its poll is answered.
+
+        Raises:
+            ProblemError: 401 (GD-A003), or 503 when the store fails.
+        """
+        try:
+            is_valid = await self.still_valid(identity, headers)
+        except StoreError as exc:
+            raise store_failed(exc) from None
+        if not is_valid:
+            raise fail(401, "GD-A003", "Key rejected", "the key was revoked")
 
     async def check_signature(
         self, identity: KeyIdentity, scope: Scope, headers: dict[bytes, bytes], body: bytes

@@ -114,10 +114,8 @@ class ControlRoutes:
                 if gone is None:
                     gone = asyncio.create_task(_end_when_gone(receive, subscription))
                 with contextlib.suppress(TimeoutError):
-                    if await subscription.next(left_s) is None and not (
-                        await self._authenticator.still_valid(identity, headers)
-                    ):
-                        raise fail(401, "GD-A003", "Key rejected", "the key was revoked")
+                    if await subscription.next(left_s) is None:
+                        await self._authenticator.require_valid(identity, headers)
         finally:
             self._hub.unsubscribe(identity.organisation_id, subscription)
             if gone is not None:

@@ -74,11 +74,7 @@ class ControlSocketRoute:
             # Once more, now that the subscription tells of what changes from here on: a key that
             # was revoked since the look above would be served for as long as the socket is open.
             try:
-                if not await self._authenticator.still_valid(identity, headers):
-                    raise fail(401, "GD-A003", "Key rejected", "the key was revoked")
-            except StoreError as exc:
-                _refuse(socket, store_failed(exc))
-                return
+                await self._authenticator.require_valid(identity, headers)
             except ProblemError as exc:
                 _refuse(socket, exc)
                 return

@@ -35,7 +35,7 @@ async def api() -> AsyncIterator[BotApi]:
 @pytest_asyncio.fixture(params=["sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyStore]:
     async with contextlib.AsyncExitStack() as stack:
-        url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
+        url = f"sqlite:///{tmp_path / 'folder' / 'keys.sqlite3'}"
         if request.param == "postgres":
             server_url = request.getfixturevalue("postgres_url")
             url = await stack.enter_async_context(schema_in(server_url))

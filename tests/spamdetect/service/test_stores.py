@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sqlite3
 import stat
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_store
@@ -30,18 +27,6 @@ from tests.support import postgres
 from tests.support.private_server import schema_in
 
 pytestmark = pytest.mark.asyncio
-
-
-@pytest_asyncio.fixture(params=["sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyStore]:
-    async with contextlib.AsyncExitStack() as stack:
-        url = f"sqlite:///{tmp_path / 'folder' / 'keys.sqlite3'}"
-        if request.param == "postgres":
-            server_url = request.getfixturevalue("postgres_url")
-            url = await stack.enter_async_context(schema_in(server_url))
-        opened = await open_store(url)
-        yield opened
-        await opened.close()
 
 
 async def test_a_key_is_made_found_and_revoked(store: KeyStore) -> None:
