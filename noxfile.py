@@ -125,6 +125,28 @@ def programs(session: nox.Session) -> None:
     session.run("pytest", "-s", test, *given, env={"GUARD_TEST_PROGRAMS": str(folder)})
 
 
+@nox.session(reuse_venv=False)
+def facts(session: nox.Session) -> None:
+    """List what vendors' SDKs can send that no facts file judges; ``-- newest`` for the newest.
+
+    It fails if there is anything: until it is judged it is held dear, or not sent, under a limit.
+    """
+    if "newest" in session.posargs:
+        session.install("--quiet", "-e", ".")
+        session.install("--quiet", "--upgrade", "openai", "anthropic")
+    else:
+        install(session)
+    session.run("python", "-m", "tests.support.sdk_facts")
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Test with the clients in other languages that ``docs/clients.md`` shows."""
+    install(session)
+    session.run("npm", "ci", "--prefix", "tests/clients", external=True)
+    session.run("pytest", "tests/proxy/test_clients.py", *session.posargs)
+
+
 @nox.session
 def flaky(session: nox.Session) -> None:
     """Repeat the test command in random order, the second half of the runs on a busy machine.

@@ -20,7 +20,7 @@ from typing import Final
 import attrs
 import psutil
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 
 CONNECTIONS: Final = 4
 """For each replica; there is an organisation for each."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import psycopg
 
-from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import Scopes
 
 DAY: Final = 86_400_000
 _LONG: Final = Scopes(weight=10_000)

@@ -80,7 +80,7 @@ def _run(rounds: int, count: int) -> dict[str, Times]:
     guard.init()
     runtime: Any = active_runtime()
     seen = runtime.instrumentation
-    gate = seen._gate
+    gate = runtime.request_gate
     times: dict[str, Times] = {name: {mode: [] for mode in MODES} for name in ("sync", "async")}
     with guard.workflow("bench-covered"):
         for number in range(rounds + 3):
@@ -89,7 +89,7 @@ def _run(rounds: int, count: int) -> dict[str, Times]:
                     seen.uninstall()
                 else:
                     seen.install()
-                    seen._gate = gate if mode == "covered" else None
+                    runtime.request_gate = gate if mode == "covered" else None
                 for name, work in (("sync", _sync), ("async", _async)):
                     work(3)  # takes the lease
                     spent = _measured(work, count)
@@ -110,7 +110,7 @@ def main() -> None:
     )  # fmt: skip
     assert gateway.stdout is not None
     url, key, admin_key = gateway.stdout.readline().split()
-    from guard.gateway.cli.admin_client import AdminClient
+    from guard.gateway.admin import AdminClient
 
     admin = AdminClient(url, admin_key)
     admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=4 * 10**9)

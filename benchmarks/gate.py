@@ -194,7 +194,7 @@ CASES: dict[str, tuple[str, Callable[[str, str], tuple[Call, AsyncCall]]]] = {
 
 PEERS = ("nullrun", "LaunchDarkly")
 RATIOS = (
-    ("guard, leased", "LaunchDarkly", 0.5, 1.0, None),
+    ("guard, leased", "LaunchDarkly", 0.8, 1.0, None),
     ("guard, socket", "nullrun", 0.2, None, None),
     ("guard, socket", "bare WebSocket", 1.3, 1.5, None),
     ("guard, socket", "bare httpx", None, None, 10.0),

@@ -33,7 +33,7 @@ import psutil
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.ledger import catalogue
-from guard.gateway.ledger.state import within
+from guard.gateway.unit.state import within
 
 _ANSWERS = msgspec.json.Decoder(wire.Answers)
 _IDS = IdFactory()

@@ -293,7 +293,7 @@ class Bench:
     def __init__(self, vendor: str) -> None:
         self.vendor = vendor
         self.gateway, self.key, self.admin_key = self._start_gateway()
-        from guard.gateway.cli.admin_client import AdminClient
+        from guard.gateway.admin import AdminClient
 
         self.admin = AdminClient(self.gateway, self.admin_key)
         self.admin.set_price(

@@ -194,7 +194,7 @@ def main() -> None:
     )  # fmt: skip
     assert gateway.stdout is not None
     url, key, admin_key = gateway.stdout.readline().split()
-    from guard.gateway.cli.admin_client import AdminClient
+    from guard.gateway.admin import AdminClient
 
     admin = AdminClient(url, admin_key)
     admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=4 * 10**9)

@@ -6,6 +6,9 @@ Run: ``python -m benchmarks.init [--rounds 15] [--peers PYTHON] [--results FOLDE
 round after round, so that the machine's other load affects both alike. Compare the ratio.
 ``PYTHON`` is an interpreter that has ``nullrun``. Both talk to a server that answers at once
 (``_null_gateway.py``).
+
+``guard run`` is the processor time of ``guard run -- sh -c true``, its
+gateway included, over that of ``import httpx``: at most 1.5.
 """
 
 from __future__ import annotations
@@ -49,6 +52,21 @@ def _measure(python: str, package: str, url: str) -> tuple[float, float]:
     return float(imported), float(initialised)
 
 
+def _run_ratio() -> float:
+    """Return the processor time of an empty ``guard run`` over that of ``import httpx``."""
+    commands = (
+        [sys.executable, "-m", "guard", "run", "--", "sh", "-c", "true"],
+        [sys.executable, "-c", "import httpx"],
+    )
+    took = []
+    for command in commands:
+        before = os.times()
+        subprocess.run(command, capture_output=True, cwd=_ROOT, timeout=300, check=False)
+        after = os.times()
+        took.append(sum(after[2:4]) - sum(before[2:4]))
+    return took[0] / took[1]
+
+
 def main() -> None:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -61,12 +79,15 @@ def main() -> None:
         cases["nullrun"] = given.peers
     url, server = _null_gateway.serve("http")
     took: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+    runs: list[float] = []
     try:
         for number in range(given.rounds + 1):
             for name, python in cases.items():
                 measured = _measure(python, name, url)
                 if number:  # the first one compiles and warms the disk's cache
                     took[name].append(measured)
+            if number:
+                runs.append(_run_ratio())
     finally:
         server.kill()
         server.communicate()
@@ -80,6 +101,7 @@ def main() -> None:
     }
     for name, row in table.items():
         print(f"{name:8} " + "  ".join(f"{key} {value:7.1f}" for key, value in row.items()))
+    print(f"guard run / import httpx: {statistics.median(runs):.2f} (at most 1.5)")
     if "nullrun" in table:
         for key in ("init_ms", "both_ms"):
             ratios = [

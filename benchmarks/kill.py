@@ -35,7 +35,7 @@ import guard
 from benchmarks import _kill_peer as nullrun
 from benchmarks._kill_bodies import ASYNC, SYNC, WAIT_S, Missing, Note
 from guard.control.async_exceptions import post
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.embedded import run_gateway
 from tests.support.slow_server import SlowServer
 from tests.support.waiting import until

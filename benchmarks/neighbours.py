@@ -32,7 +32,7 @@ from benchmarks._cluster import _serve, _wait_for, database_on
 from benchmarks._many_events import fill
 from benchmarks.operator_pages import p95
 from benchmarks.scale import POSTGRES
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.embedded import run_gateway
 from tests.support.neighbour import PASSWORD, Neighbour, told
 

@@ -31,7 +31,7 @@ import psutil
 
 from benchmarks.gateway import _drive, _handshake, _set_budgets
 from guard.core.ids import IdFactory
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.databases import backup
 
 BATCH = 200

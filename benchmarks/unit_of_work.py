@@ -48,10 +48,10 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue, charge, directory, gate
-from guard.gateway.ledger.state import NOTHING, scopes_of, within
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import NOTHING, scopes_of, within
 
 AMOUNT: Final = 1000
 LIMIT: Final = 2**60

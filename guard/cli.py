@@ -20,7 +20,7 @@ _LAZY: Final = {
     ),
     "proxy": ("guard.proxy.command", "proxy", "Serve programs in any language as a proxy."),
     "gateway": ("guard.gateway.cli.main", "gateway", "Run and operate the self-hosted gateway."),
-    "alerts": ("guard.gateway.cli.alerts", "alerts", "Be told: rules, channels, tests."),
+    "alerts": ("guard.gateway.cli.alerts", "alerts", "Alerts: rules, channels, test messages."),
     "budgets": ("guard.gateway.cli.budgets", "budgets", "List, set and raise budgets."),
     **{
         action: ("guard.gateway.cli.directives", action, summary)

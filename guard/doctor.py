@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import importlib
 import logging
 import os
@@ -29,6 +30,7 @@ from guard.breaker.exceptions import (
 )
 from guard.core import wire
 from guard.core.plaintext import is_loopback
+from guard.core.vendors.bodies import newest
 from guard.delivery.spool import Spool, SpoolError, owner_of
 from guard.instrumentation import patching
 from guard.runtime.runtime import GuardRuntime
@@ -40,6 +42,7 @@ Result = Literal["ok", "warn", "fail"]
 
 _CHANNEL_WAIT_S: Final = 2.0
 _CLOCK_WARN_MS: Final = 5_000
+_FACTS_DAYS: Final = 90
 
 TRANSPORTS: Final = {
     "httpx": "httpx",
@@ -165,6 +168,8 @@ def _connected(runtime: GuardRuntime, *, is_local: bool) -> Iterator[Check]:
         yield Check("protocol", "ok", f"v{capabilities.protocol}")
         yield _clock(offset_ms)
         yield _channel(runtime)
+        own, today = runtime.facts, dt.datetime.now(dt.UTC).date()
+        yield age_of_facts(newest(), "" if own is None else own.date, today)
     yield from _seams(settings)
     yield _spool(settings)
 
@@ -252,6 +257,28 @@ def _channel(runtime: GuardRuntime) -> Check:
         f"{channel}: the WebSocket does not open",
         "Let the proxy before the gateway pass `Upgrade: websocket`; docs/gateway/deploying.md.",
     )
+
+
+def age_of_facts(released: dt.date, own: str, today: dt.date) -> Check:
+    """Check when it was last judged what vendors' requests can hold.
+
+    Args:
+        released: the date of this release's newest fact.
+        own: that of the gateway's, as an ISO date; empty without one.
+        today: the date.
+    """
+    text, age = f"this release knows the vendors' requests as of {released}", today - released
+    if own:
+        text = f"{text}, the gateway's operators as of {own}"
+        with contextlib.suppress(ValueError):
+            age = min(age, today - dt.date.fromisoformat(own))
+    if age.days <= _FACTS_DAYS:
+        return Check("facts", "ok", text)
+    advice = (
+        "What is newer is held dear: `pip install -U agent-hard-stop`, or for a whole team "
+        "`guard gateway facts import FILE`, with the facts file of a newer release."
+    )
+    return Check("facts", "warn", f"{text}: {age.days} days ago", advice)
 
 
 def _seams(settings: Settings) -> Iterator[Check]:

@@ -22,16 +22,15 @@ from guard.breaker.exceptions import (
 from guard.control.bodies import require_task
 from guard.control.observations import OBSERVED_EVENT
 from guard.core.buffer import Record
-from guard.core.ids import TAILS
 from guard.core.tool_definitions import names_in_definition
 from guard.core.wire import TOKENS_MAX, ToolData, require_name
 from guard.hooks import ErrorContext, fire
 from guard.loop.threads import in_thread
 from guard.messages import format_user_message
 from guard.runtime import active as _active
-from guard.runtime.account import KeyAccount, account_in
+from guard.runtime.account import KeyAccount
 from guard.runtime.runtime import GuardRuntime, active_runtime, known_runtime
-from guard.scope.scope import Scope, current_scope
+from guard.scope.scope import Scope, account_in, current_scope
 from guard.state import GuardStatus
 
 logger = logging.getLogger("guard")
@@ -302,13 +301,7 @@ def track_llm(
         scope.call.metered = True
     if len(lane) >= lane.high_watermark:
         events.buffer.on_high_watermark()
-    # The same as ids.uuid7(at_ms, serial), without the call.
-    at_ms = at_ns // 1_000_000
-    head_ms, block, head = ids.head
-    if head_ms == at_ms and block == serial >> 8:
-        event_id = head + TAILS[serial & 0xFF]
-    else:
-        event_id = ids.uuid7(at_ms, serial)
+    event_id = ids.uuid7(at_ns // 1_000_000, serial)
     cached_scope, cached = account.decisions.cached
     decision = cached.copy() if cached_scope is scope else _newest_decision(account, scope)
     decision["event_id"] = event_id

@@ -40,7 +40,7 @@ class RunMark:
     """The file of one run, held by its supervisor.
 
     Args:
-        files: of the local gateway.
+        files: the files of the local gateway.
 
     Raises:
         OSError: it cannot be written.
@@ -80,7 +80,7 @@ class Abandoned:
     """A run whose supervisor is gone.
 
     Attributes:
-        path: of its file.
+        path: the path of its file.
         key_id, organisation_id: of its key; None when it died before it had one.
     """
 
@@ -117,7 +117,7 @@ def living(directory: Path) -> dict[str, str]:
     """Return the workflow of each run whose supervisor lives, by the name of the run's file.
 
     Args:
-        directory: of the local gateway; it need not exist.
+        directory: the directory of the local gateway; it need not exist.
     """
     found = {}
     with contextlib.suppress(OSError):

@@ -38,8 +38,8 @@ from guard.core.leases import Grant, Question, Subject
 from guard.facade import ready_runtime, ready_runtime_async
 from guard.instrumentation import patching
 from guard.runtime import active
-from guard.runtime.account import KeyAccount, account_in
-from guard.scope.scope import CallRecord, Entry, Scope, current_scope
+from guard.runtime.account import KeyAccount
+from guard.scope.scope import CallRecord, Entry, Scope, account_in, current_scope
 from guard.scope.span_ids import call_scope
 from guard.scope.wrapping import Edge
 from guard.telemetry import conventions as names
@@ -271,7 +271,7 @@ class ProtectedCall(Edge):
                 subject = subject_of(target, outer) if outer.tools else target.subject
                 hold = runtime.leases.take(lane, subject, lease_clock.now_s())
             ids = runtime.events.ids
-            call_id, span_id = ids.call_ids(time.time_ns() // 1_000_000)
+            call_id = ids.uuid7(time.time_ns() // 1_000_000)
             if hold is None:
                 self._record = record = CallRecord(call_id)
             else:
@@ -281,7 +281,7 @@ class ProtectedCall(Edge):
             self._entry = entry = Entry(outer)
             tool = None if target.watcher is FUNCTION and not target.sensitive else target.tool_name
             self._call_scope = self.scope = scope = call_scope(
-                outer, ids, record, entry, span_id, target.function, tool
+                outer, ids, record, entry, target.function, tool
             )
         # Ctrl-C: until `_admitted` is set, the call's end does not give back the money. The `try`
         # costs nothing where nothing is raised.
@@ -596,9 +596,6 @@ class ProtectedCall(Edge):
             tool = wire.ToolData(target.tool_name, duration_ms=duration_ms, outcome=outcome)
             events.record("tool", tool, scope)
         repeat = self._repeat
-        if exc is None and repeat is None:
-            events.record_call(target.function, scope, duration_ms)
-            return True
         code = getattr(exc, "error_code", None)
         span = wire.SpanData(target.function, "call", duration_ms, outcome, code, final=True)
         if repeat is not None:

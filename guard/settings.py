@@ -16,6 +16,7 @@ from guard.breaker.exceptions import (
     GuardConfigError,
     InsecureTransportError,
 )
+from guard.core.gateway_facts import TRUSTED_KINDS
 from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
 from guard.core.wire import CALLER_SEPARATOR, require_name
 from guard.tls import read_fingerprint
@@ -36,6 +37,7 @@ GATE_CONCURRENCY: Final = 32
 
 _READ_ELSEWHERE: Final = frozenset({
     "GUARD_ADMIN_KEY", "GUARD_CHANNEL_SECRET", "GUARD_CHANNEL_SIGNING_SECRET", "GUARD_LOCAL_DIR",
+    "GUARD_PROXY_ACCOUNTS",
     "GUARD_PROXY_METRICS_KEY",
 })  # fmt: skip
 _NO_LONGER_READ: Final = {"GUARD_GATEWAY_URL": "set GUARD_API_URL"}
@@ -76,6 +78,10 @@ class Settings:
         max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
         price_local: whether models at local addresses are priced like all others; else those
             without a known price are free.
+        trust: what costs nothing besides although guard does not know it: ``member:NAME``,
+            ``tool:TYPE`` or ``block:TYPE`` of a request's body, ``path:HOST/PATH``.
+        refuse_unknown: whether requests are refused in which there is something that guard does
+            not know and that is not trusted.
         otel: whether there are spans and metrics in the program's OpenTelemetry, if it uses that.
         mode: ``observe`` decides and reports everything and refuses nothing; ``off`` does nothing.
         debug: log at debug level to standard error.
@@ -104,6 +110,8 @@ class Settings:
     workflow: str | None = None
     max_output_tokens: int | None = None
     price_local: bool = False
+    trust: tuple[str, ...] = ()
+    refuse_unknown: bool = False
     otel: bool = True
     mode: Mode = "enforce"
     debug: bool = False
@@ -298,6 +306,20 @@ def _hosts(value: Any) -> tuple[str, ...]:
     return hosts_in(value if isinstance(value, str) else "*")
 
 
+def read_trust(value: Any) -> tuple[str, ...]:
+    """Return what is trusted, one or several parted by commas, such as ``tool:namespace``.
+
+    Raises:
+        ValueError: something of it names no kind; the text says which kinds there are.
+    """
+    texts = value.split(",") if isinstance(value, str) else value
+    found = tuple(_text(each) for each in texts if each != "")
+    if not all(each.startswith(TRUSTED_KINDS) and each[-1] != ":" for each in found):
+        kinds = ", ".join(f"{kind}NAME" for kind in TRUSTED_KINDS)
+        raise ValueError(f"some of {kinds}, parted by commas")
+    return found
+
+
 def _whole(low: int, high: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         try:
@@ -365,6 +387,8 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "workflow": ("GUARD_WORKFLOW", _workflow),
     "max_output_tokens": ("GUARD_MAX_OUTPUT_TOKENS", _whole(1, 2**31)),
     "price_local": ("GUARD_PRICE_LOCAL", _flag),
+    "trust": ("GUARD_TRUST", read_trust),
+    "refuse_unknown": ("GUARD_REFUSE_UNKNOWN", _flag),
     "otel": ("GUARD_OTEL", _flag),
     "mode": (MODE_VARIABLE, _choice("enforce", "observe", "off")),
     "debug": ("GUARD_DEBUG", _flag),

@@ -13,8 +13,8 @@ from guard.core.tags import tags_of
 from guard.facade import name_of, ready_runtime, ready_runtime_async
 from guard.hooks import ErrorContext, fire, fire_async
 from guard.runtime import active
-from guard.runtime.account import KeyAccount, account_in
-from guard.scope.scope import current_scope
+from guard.runtime.account import KeyAccount
+from guard.scope.scope import account_in, current_scope
 
 if TYPE_CHECKING:  # the session imports httpx and websockets
     from guard.session.session import Session
@@ -31,7 +31,7 @@ class SpendLimit:
         set_aside_nanousd: what calls and leases of all processes hold of it.
         left_nanousd: what calls still to come may cost; negative above the limit.
         resets_at_ms: when its period ends, in Unix milliseconds; None for one that never does.
-        uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
+        uncertain_nanousd: the part that was charged in doubt: at most so much was not billed.
         kept_nanousd: what of the limit is kept for winding down; ``left_nanousd`` has it too.
         winding_down: whether that is all that is left, or the rest was not enough for a request.
     """
@@ -65,7 +65,7 @@ class CountedLimit:
         left: how many calls still to come may use; negative above the limit.
         counts: of calls: globs of the tools and models whose calls are counted; empty for all.
         resets_at_ms: when its period ends, in Unix milliseconds; None for one that never does.
-        uncertain: what of it was charged in doubt: at most so many were not used.
+        uncertain: the part that was charged in doubt: at most so many were not used.
         kept: of tokens: how many are kept for winding down; ``left`` has them too.
         winding_down: whether these are all that is left, or the rest was not enough for a request.
     """
@@ -97,8 +97,8 @@ class Spend:
             is missing here.
         is_known: whether the gateway has ever charged anything to the workflow's name.
         limits: the budgets over the workflow, the one with the least left first.
-        uncertain_nanousd: what of it was charged in doubt, for answers that were lost: at most so
-            much was not billed.
+        uncertain_nanousd: the part that was charged in doubt, for answers that were lost: at most
+            so much was not billed.
         run_uncertain_nanousd: the same of the run.
         counted: the budgets of tokens and the limits of calls over the workflow.
     """

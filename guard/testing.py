@@ -19,7 +19,7 @@ from guard.runtime import active_runtime
 from guard.runtime.runtime import GuardRuntime
 
 if TYPE_CHECKING:
-    from guard.gateway.cli.admin_client import AdminClient
+    from guard.gateway.admin import AdminClient
     from guard.gateway.embedded import Gateway
 
 __all__ = ["GuardSandbox", "guard_gateway", "guard_sandbox"]
@@ -158,7 +158,7 @@ def guard_sandbox(
     guard_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[GuardSandbox]:
     """A fresh sandbox for one test: nothing spent, blocked or killed."""
-    from guard.gateway.cli.admin_client import AdminClient
+    from guard.gateway.admin import AdminClient
 
     name = f"sandbox-{next(_numbers)}"
     guard_gateway.admin.create_organisation(name)

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import attrs
 import msgspec
 
+from spamdetect._answers import Predicted, Preprocessed
 from spamdetect._retry import RETRYABLE_STATUS, Quiet, RetryPolicy, RetryQuota, parse_retry_after
 from spamdetect.errors import (
     SpamAuthError,
@@ -22,7 +23,7 @@ from spamdetect.errors import (
     SpamServerError,
     SpamTransportError,
 )
-from spamdetect.models import Language, Prediction, PredictResult, PreprocessResult, Reason
+from spamdetect.models import Language, Prediction, PredictResult, PreprocessResult
 
 PREDICT_PATH: Final = "/v1/spam-detection/predict"
 PREPROCESS_PATH: Final = "/v1/spam-detection/preprocess"
@@ -276,40 +277,14 @@ def _silenced(status_code: int, silence_s: float) -> SpamError:
     return SpamServerError(message, status_code=status_code, error_code="OVERLOADED")
 
 
-class _WireLanguage(msgspec.Struct):
-    language: str
-    probability: float
-    is_reliable: bool
-
-
-class _WirePrediction(msgspec.Struct):
-    is_spam: bool
-    ham_score: float
-    spam_score: float
-
-
-class _WirePreprocessData(msgspec.Struct):
-    input_text: str
-    processed_text: str
-    text_length: int
-    word_count: int
-    language: _WireLanguage
-
-
-class _WirePredictData(_WirePreprocessData):
-    prediction: _WirePrediction
-    error_code: str
-    reasons: list[Reason] | None = None
-
-
 class _WirePreprocess(msgspec.Struct):
     message: str
-    data: _WirePreprocessData
+    data: Preprocessed
 
 
 class _WirePredict(msgspec.Struct):
     message: str
-    data: _WirePredictData
+    data: Predicted
 
 
 class _WireError(msgspec.Struct):

@@ -21,12 +21,16 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from spamdetect.engine import language
+from spamdetect.training import lexicon as lexicons
+from spamdetect.training.corpus import read
 from spamdetect.training.dataset import SpamRow
 
 Floats = NDArray[np.float64]
 Predict = Callable[[Sequence[str]], Floats]
 CALIBRATION_FOLD: Final = 4
 MEGABYTE: Final = 1e6
+TRAIT_VALUE: Final = 0.12
 
 
 @attrs.frozen
@@ -58,6 +62,9 @@ def available(texts: Sequence[str]) -> dict[str, Baseline]:
         found["word counts + naive Bayes"] = naive_bayes
         found["TF-IDF char+word, logistic"] = functools.partial(tfidf_logistic, grams)
         found["TF-IDF char+word, SVC calibrated"] = functools.partial(tfidf_svc, grams)
+        found["TF-IDF and our traits, SVC calibrated"] = functools.partial(
+            tfidf_traits, grams, Traits(texts)
+        )
     # Other tools bring a package of the same name that only predicts.
     if importlib.util.find_spec("fasttext") and hasattr(
         importlib.import_module("fasttext"), "train_supervised"
@@ -166,6 +173,28 @@ def _beside(matrices: Iterable[Any]) -> Any:
     return importlib.import_module("scipy.sparse").hstack(list(matrices), format="csr")
 
 
+class Traits:
+    """The traits of our network (structure and concepts, one-hot) of texts."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = list(dict.fromkeys(texts))
+        self._rows = {text: row for row, text in enumerate(self._texts)}
+        self._lexicon, self._detector = lexicons.shipped(), language.load()
+
+    @functools.cached_property
+    def _known(self) -> Any:
+        return self.read(self._texts)
+
+    def read(self, texts: Sequence[str]) -> Any:
+        """The matrix of texts that may be new."""
+        return read(texts, self._lexicon, self._detector).traits
+
+    def __call__(self, texts: Sequence[str]) -> Any:
+        """The matrix of texts, from what is known if all of them are."""
+        rows = [self._rows.get(text, -1) for text in texts]
+        return self._known[rows] if min(rows, default=0) >= 0 else self.read(texts)
+
+
 def tfidf_logistic(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Trained:
     """Logistic regression on TF-IDF of character 2-5-grams and word 1-2-grams."""
     texts = [row.text for row in rows]
@@ -179,22 +208,52 @@ def tfidf_svc(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Trained:
     """Linear SVC on the same features, calibrated by Platt's method on one of the folds."""
     texts = [row.text for row in rows]
     features = grams.tfidf(texts)
-    matrix, labels = features(texts), _labels(rows)
+    model, answer = _calibrated(features(texts), rows, 1.0, seed)
+    return _trained(features, model, answer)
+
+
+def tfidf_traits(grams: Grams, traits: Traits, rows: Sequence[SpamRow], seed: int) -> Trained:
+    """The same with our traits beside the n-grams, at ``TRAIT_VALUE``, and a C of a half."""
+    texts = [row.text for row in rows]
+    features = grams.tfidf(texts)
+    matrix = _beside([features(texts), traits(texts) * TRAIT_VALUE])
+    model, answer = _calibrated(matrix, rows, 0.5, seed)
+
+    def predict(texts: Sequence[str]) -> Floats:
+        return answer(_beside([features(texts), traits(texts) * TRAIT_VALUE]))
+
+    def alone() -> tuple[Predict, float]:
+        vectorizers = features.alone()
+
+        def predict(texts: Sequence[str]) -> Floats:
+            found = [v.transform(texts) for v in vectorizers]
+            return answer(_beside([*found, traits.read(texts) * TRAIT_VALUE]))
+
+        return predict, _pickled(vectorizers, model)
+
+    return Trained(predict, alone)
+
+
+def _calibrated(
+    matrix: Any, rows: Sequence[SpamRow], strength: float, seed: int
+) -> tuple[Any, Callable[[Any], Floats]]:
+    """A linear SVC, and what turns features into probabilities by it."""
+    labels = _labels(rows)
     held = np.array([row.fold == CALIBRATION_FOLD for row in rows])
     if not held.any() or held.all():
         held = np.arange(len(rows)) % 5 == 0
     svc = _sklearn("svm").LinearSVC
-    first = svc(C=1.0, random_state=seed).fit(matrix[~held], labels[~held])
+    first = svc(C=strength, random_state=seed).fit(matrix[~held], labels[~held])
     platt = _sklearn("linear_model").LogisticRegression(C=1e6)
     platt.fit(first.decision_function(matrix[held])[:, None], labels[held])
     slope, offset = float(platt.coef_[0, 0]), float(platt.intercept_[0])
-    model = svc(C=1.0, random_state=seed).fit(matrix, labels)
+    model = svc(C=strength, random_state=seed).fit(matrix, labels)
 
     def answer(found: Any) -> Floats:
         scores = model.decision_function(found)
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(slope * scores + offset, -60, 60))))
 
-    return _trained(features, model, answer)
+    return model, answer
 
 
 def _trained(features: TfIdf, model: Any, answer: Callable[[Any], Any]) -> Trained:

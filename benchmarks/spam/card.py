@@ -127,11 +127,13 @@ with every text, sent or made, in its languages.""",
 All rows are of the same folds, strangers and disguises. The others are fitted to the sent texts as
 they are, as one would without the notices and copies that our training adds: TF-IDF is of character
 2-5-grams and word 1-2-grams with sublinear counts; the SVC is calibrated on one of the training
-folds; fastText uses character 2-5-grams and word pairs, and is not quantised. Speeds are texts per
+folds; our traits are the structure and the concepts that our network reads, one-hot at 0.12, with a
+C of a half instead of one. Invented and own hundreds are those of the seal, below; fastText, where
+it installs, uses character 2-5-grams and word pairs, and is not quantised. Speeds are texts per
 second of processor time, one text for each call: short ones of up to 160 characters, long ones from
-1,000 on. Ours is a whole answer of the engine with preprocessing and language, the others' is a
-spam probability alone. MB are of the file that holds the model, ours without that of the language
-detector.""",
+1,000 on. Ours is a whole answer of the engine with
+preprocessing and language, the others' is a spam probability alone. MB are of the file that holds
+the model, ours without that of the language detector.""",
     "Seal": """\
 What is looked at when a model is decided, never while it is made, beside the model before. Invented
 are 120 messages of 2026 that are never trained on; own hundreds are six of the project, of which

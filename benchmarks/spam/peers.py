@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from benchmarks.spam import baselines, detectors, footprint
+from benchmarks.spam import baselines, detectors, footprint, seal
 from benchmarks.spam.detectors import LanguageScores
 from benchmarks.spam.evaluation import (
     SUITE_FOLD,
@@ -45,6 +45,7 @@ class Row:
         link_fpr: share of ham with a link that is taken for spam.
         per_second: short and long texts per second of processor time, one by one.
         size_mb: size of the model as a file.
+        sealed: on the sealed messages, see `benchmarks.spam.seal`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row:
     link_fpr: float
     per_second: Mapping[str, float]
     size_mb: float
+    sealed: Mapping[str, Scores] = attrs.field(factory=dict)
 
 
 @attrs.define
@@ -83,6 +85,7 @@ class Peers:
                 self.detectors[name] = LanguageScores(**row)
             for name, row in found["classifiers"].items():
                 row["by_source"] = {key: Scores(**part) for key, part in row["by_source"].items()}
+                row["sealed"] = {key: Scores(**part) for key, part in row["sealed"].items()}
                 for key in ("in_domain", "attacked"):
                     row[key] = Scores(**row[key])
                 self.classifiers[name] = Row(**row)
@@ -128,6 +131,9 @@ def measure(
                 found = (known or {}).get(name)
                 if found is None:
                     found = baseline_row(name, baseline, rows, seed, progress, quick=quick)
+                    progress(f"{name}: sealed messages", 0.0)
+                    predict = baseline(rows, seed).predict
+                    found = attrs.evolve(found, sealed=seal.judged(seal.messages(data), predict))
                 progress(f"{name}: speed", 0.0)
                 peers.classifiers[name] = timed(found, baseline, rows, seed)
             if keep:

@@ -125,10 +125,10 @@ def report(chosen: argparse.Namespace, progress: Log) -> bool:
     show("Parts", parts_table(evaluation))
     show("Details", detail_tables(evaluation))
     keeps = True
+    engine = Engine.load()
+    sealed = seal.sealed(evaluation, engine, chosen.data)
     if chosen.seal:
-        engine = Engine.load()
-        found = seal.sealed(evaluation, engine, chosen.data)
-        table, keeps = seal.compare(found, engine.model_version)
+        table, keeps = seal.compare(sealed, engine.model_version)
         show("Seal", table)
     progress("our detector", 0.0)
     texts = read_language([chosen.data / "lang"], "dev")
@@ -137,7 +137,7 @@ def report(chosen: argparse.Namespace, progress: Log) -> bool:
     progress("cost", 0.0)
     cost = footprint.measure([row.text for row in sent])
     show("Cost", footprint_table(cost))
-    ours = our_row(evaluation, cost, folds)
+    ours = our_row(evaluation, cost, folds, sealed)
     show("Classifier", classifier_table([ours, *others.classifiers.values()]))
     show("Targets", targets_table(evaluation, cost, detector))
     if chosen.card:

@@ -8,18 +8,22 @@ trained on, and this project's own hundreds. What the shipped model reached on e
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.spam.evaluation import Evaluation, mean
 from spamdetect.engine import Engine
 from spamdetect.training.dataset import read_spam
 from spamdetect.training.evaluate import Scores, scores
 from tests.spamdetect.engine.test_hundred import JUDGES
+
+Floats = NDArray[np.float64]
 
 KEPT: Final = Path(__file__).with_name("sealed.json")
 FIGURES: Final = ("f1", "auc")
@@ -36,28 +40,49 @@ def sealed(evaluation: Evaluation, engine: Engine, data: Path) -> dict[str, Scor
         engine: with the model.
         data: the folder that holds ``spam/``.
     """
-    invented = [(row.text, row.is_spam) for row in read_spam([data / "spam" / INVENTED])]
-    hundreds = [
-        (text, kind == "scams")
-        for kinds in JUDGES.values()
-        for kind, languages in kinds.items()
-        for texts in languages.values()
-        for text in texts
-    ]
     return {
         "in": evaluation.in_domain,
         "strangers": mean(list(evaluation.by_source.values())),
         "disguised": mean(list(evaluation.attacks.values())),
-        "invented": judged(engine, invented),
-        "own hundreds": judged(engine, hundreds),
+        **judged(messages(data), functools.partial(_chances, engine), engine.threshold),
     }
 
 
-def judged(engine: Engine, messages: Iterable[tuple[str, bool]]) -> Scores:
-    """The scores of an engine on messages and whether each is spam."""
-    texts, labels = zip(*messages, strict=True)
-    chances = [found.prediction.spam_score for found in engine.predict_many(texts)]
-    return scores(np.array(labels), np.array(chances), engine.threshold)
+def messages(data: Path) -> dict[str, list[tuple[str, bool]]]:
+    """The sealed messages, each with whether it is spam, by the name of their set."""
+    return {
+        "invented": [(row.text, row.is_spam) for row in read_spam([data / "spam" / INVENTED])],
+        "own hundreds": [
+            (text, kind == "scams")
+            for kinds in JUDGES.values()
+            for kind, languages in kinds.items()
+            for texts in languages.values()
+            for text in texts
+        ],
+    }
+
+
+def judged(
+    sets: Mapping[str, Sequence[tuple[str, bool]]],
+    predict: Callable[[Sequence[str]], Floats],
+    threshold: float = 0.5,
+) -> dict[str, Scores]:
+    """The scores of a classifier on sets of messages.
+
+    Args:
+        sets: as `messages` returns them.
+        predict: returns the probability of spam of each text.
+        threshold: from which on a text is taken for spam.
+    """
+    found = {}
+    for name, each in sets.items():
+        texts, labels = zip(*each, strict=True)
+        found[name] = scores(np.array(labels), predict(texts), threshold)
+    return found
+
+
+def _chances(engine: Engine, texts: Sequence[str]) -> Floats:
+    return np.array([found.prediction.spam_score for found in engine.predict_many(texts)])
 
 
 def compare(found: Mapping[str, Scores], version: str) -> tuple[str, bool]:

@@ -15,10 +15,13 @@ from spamdetect.training.evaluate import Scores
 
 OURS: Final = "spamdetect"
 INSIDE: Final = "F1 / AUC / recall at 1 % FPR / ECE"
+SEALED_MESSAGES: Final = ("invented", "own hundreds")
 STRANGERS: Final = "F1 / AUC / recall / FPR / ECE"
 
 
-def our_row(evaluation: Evaluation, cost: Footprint, folds: int) -> Row:
+def our_row(
+    evaluation: Evaluation, cost: Footprint, folds: int, sealed: Mapping[str, Scores]
+) -> Row:
     """The engine's own line; its speed is for a whole answer, including the language."""
     files = ("spam.model", "characters.model")
     return Row(
@@ -31,6 +34,7 @@ def our_row(evaluation: Evaluation, cost: Footprint, folds: int) -> Row:
         {kind: cost.per_second[f"{kind} one"] for kind in ("short", "long")
          if f"{kind} one" in cost.per_second},
         sum(cost.model_kb.get(file, 0.0) for file in files) / 1000.0,
+        {name: sealed[name] for name in SEALED_MESSAGES},
     )  # fmt: skip
 
 
@@ -38,18 +42,23 @@ def classifier_table(rows: Sequence[Row]) -> str:
     """The classifiers side by side, over the strangers on which all were tested."""
     common = sorted(set.intersection(*(set(row.by_source) for row in rows)))
     strangers = f"strangers (mean of {len(common)})"
+    messages = " | ".join(SEALED_MESSAGES)
     lines = [
-        f"| Model | in | {strangers} | disguised | ham with a link | texts/s | MB |",
-        "|---|---|---|---|---|---|---|",
-        f"| | {INSIDE} | {STRANGERS} | F1 / AUC | FPR | short / long | |",
+        f"| Model | in | {strangers} | disguised | {messages} | ham with a link | texts/s | MB |",
+        "|---|---|---|---|---|---|---|---|---|",
+        f"| | {INSIDE} | {STRANGERS} | F1 / AUC | F1 / AUC | F1 / AUC | FPR | short / long | |",
     ]
     for row in rows:
         a, b, c = row.in_domain, mean([row.by_source[name] for name in common]), row.attacked
+        messages = " | ".join(
+            f"{row.sealed[name].f1:.3f} / {row.sealed[name].auc:.3f}" for name in SEALED_MESSAGES
+        )
         speed = " / ".join(f"{rate:,.0f}" for rate in row.per_second.values())
         lines.append(
             f"| {row.name} | {a.f1:.3f} / {a.auc:.3f} / {a.recall_at_1:.3f} / {a.ece:.3f} "
             f"| {b.f1:.3f} / {b.auc:.3f} / {b.recall:.3f} / {b.fpr:.3f} / {b.ece:.3f} "
-            f"| {c.f1:.3f} / {c.auc:.3f} | {row.link_fpr:.3f} | {speed} | {row.size_mb:.1f} |"
+            f"| {c.f1:.3f} / {c.auc:.3f} | {messages} | {row.link_fpr:.3f} | {speed} "
+            f"| {row.size_mb:.1f} |"
         )
     partial = [f"{row.name} ({row.folds})" for row in rows if row.folds < FOLDS]
     if partial:

@@ -34,7 +34,7 @@ from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.core import wire
 from guard.core.leases import Grant, Question
-from guard.loop import PATIENCE_S, AdmissionError, Arrival, LoopClosedError, Ticket, catch_up
+from guard.loop import PATIENCE_S, AdmissionError, LoopClosedError, Ticket, catch_up
 from guard.scope.scope import Scope
 from guard.session.link import Link
 
@@ -237,17 +237,20 @@ class Gate:
 
     async def _arrival(self, question: Question, future: Ticket[Grant]) -> Grant:
         """Like :meth:`_result`."""
-        while True:
-            ends_s = question.ends_s
-            with contextlib.suppress(TimeoutError):
-                return await Arrival(future, _left_s(ends_s))
-            if question.ends_s <= ends_s:
-                with contextlib.suppress(TimeoutError):
-                    await Arrival(self._loop_caught_up(question, future), PATIENCE_S)
-            if future.done():
-                return await Arrival(future, None)
-            if question.ends_s <= ends_s:
-                raise TimeoutError
+        answer = asyncio.wrap_future(future)
+        try:
+            while True:
+                ends_s = question.ends_s
+                await asyncio.wait((answer,), timeout=_left_s(ends_s))
+                if not answer.done() and question.ends_s <= ends_s:
+                    caught_up = asyncio.wrap_future(self._loop_caught_up(question, future))
+                    await asyncio.wait((answer, caught_up), timeout=PATIENCE_S)
+                if future.done():
+                    return await answer
+                if question.ends_s <= ends_s:
+                    raise TimeoutError
+        finally:
+            answer.cancel()  # else an error that comes later is logged as never retrieved
 
     def _loop_ended(self) -> bool:
         """Return whether the loop's end has cancelled a wait, and not the user."""

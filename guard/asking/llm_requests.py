@@ -13,7 +13,7 @@ from guard.asking import decision_log, lease_clock
 from guard.asking.gate import Gate
 from guard.asking.own_money import note_own_money
 from guard.asking.reports import Reports
-from guard.asking.request_hold import NOT_GATED, RequestHold, granted_nanousd, over_ceiling
+from guard.asking.request_hold import RequestHold, granted_nanousd, over_ceiling
 from guard.asking.wind_downs import WindDowns
 from guard.breaker.exceptions import (
     SHUT_DOWN,
@@ -38,7 +38,7 @@ from guard.core.leases import (
     worst_case,
 )
 from guard.core.prompts import prompt_of
-from guard.core.request_bound import RequestBound
+from guard.core.request_bound import RequestBound, said_unknown
 from guard.instrumentation.request_gate import PutLimit, takes_no_limit
 from guard.scope.scope import Scope
 from guard.session.event_pipeline import EventPipeline
@@ -106,19 +106,22 @@ class LlmRequests:
         Outside of all scopes a request belongs to the process's default workflow. The cases:
 
         1. Requests are not gated: no cover, unless a ceiling needs :meth:`ask` to refuse it.
-        2. The gateway counts repeats of its prompt, or it is above its ceiling: ask.
+        2. The gateway counts repeats of its prompt, it is above its ceiling, what is not known
+           in it is refused, or several models may answer: ask.
         3. The lane's lease covers it, and the ceiling has room.
         """
         # 1.
         call, options = scope.call, scope.options
         ceiling = None if options is None else options.ceiling
         if not self.is_on:
-            return NOT_GATED if ceiling is None else None
+            return RequestHold(self, scope, bound, Grant()) if ceiling is None else None
         lane, subject = lane_of(scope, bound), request_subject(bound.provider, bound.local)
         # 2.
-        if bound.is_counted:
+        if bound.is_counted or bound.models:
             return None
         if ceiling is not None and self._too_dear(ceiling, scope, bound) is not None:
+            return None
+        if self._settings.refuse_unknown and (bound.unknown or bound.unjudged):
             return None
         # 3. Inside a protected call, the call has been counted for rate caps already.
         calls = 1 if call is None else 0
@@ -160,7 +163,7 @@ class LlmRequests:
         """Ask the gateway; blocks the calling thread.
 
         Args:
-            scope: of the request.
+            scope: the scope of the request.
             bound: what it can cost at most.
             limit: puts a limit on the output into the request; returns whether it could.
 
@@ -170,6 +173,7 @@ class LlmRequests:
         """
         try:
             self._check_ceiling(scope, bound)
+            self._check_unknown(scope, bound)
             grant = self._gate.ask(self._question(scope, bound))
             return self._under_ceiling(scope, bound, self._limited(scope, grant, limit))
         except (GuardError, WorkflowKilledInterrupt) as exc:
@@ -183,6 +187,7 @@ class LlmRequests:
         """Like :meth:`ask`, for async code; the caller's loop keeps running."""
         try:
             self._check_ceiling(scope, bound)
+            self._check_unknown(scope, bound)
             grant = await self._gate.ask_async(self._question(scope, bound))
             return self._under_ceiling(scope, bound, self._limited(scope, grant, limit))
         except (GuardError, WorkflowKilledInterrupt) as exc:
@@ -204,8 +209,8 @@ class LlmRequests:
         self._gate.release(grant)
         raise GuardBudgetError(
             workflow_id=scope.workflow_id,
-            reason="what is left pays for a shorter answer only, and no limit on the output can be "
-            "put into the request: set one",
+            reason="the money that is left pays for a shorter answer only, and guard cannot put a "
+            "limit into this request: set one",
             action="budget",
         )
 
@@ -249,6 +254,18 @@ class LlmRequests:
         if amount is not None:
             raise over_ceiling(scope, ceiling, amount)
 
+    def _check_unknown(self, scope: Scope, bound: RequestBound) -> None:
+        """Refuse a request with something that is not known here, if the settings say so.
+
+        Raises:
+            GuardBlockedException: there is something that is not known, and not trusted.
+        """
+        names = (*bound.unknown, *bound.unjudged)
+        if self._settings.refuse_unknown and names:
+            raise GuardBlockedException(
+                workflow_id=scope.workflow_id, reason=said_unknown(names), action="unknown"
+            )
+
     def _under_ceiling(self, scope: Scope, bound: RequestBound, grant: Grant) -> RequestHold:
         """Take the granted amount from the ceiling, or give the grant back.
 
@@ -290,6 +307,7 @@ class LlmRequests:
             "llm",
             bound.provider,
             model=bound.model or wire.UNKNOWN_MODEL,
+            models=list(bound.models[: wire.MODELS_MAX]),
             max_input_tokens=bound.input_tokens,
             text_tokens=bound.text_tokens,
             max_output_tokens=bound.output_tokens,
@@ -315,7 +333,9 @@ class LlmRequests:
         )
         if not grows:
             note_own_money(request, scope, gates_requests=True)
-        if bound.is_counted and not grows:  # for itself: no lease, and no place behind another one
+        if bound.models or (
+            bound.is_counted and not grows
+        ):  # for itself: no lease, and no place behind another one
             return Question(request, bound=bound)
         calls = 1 if call is None and not grows else 0
         return Question(
@@ -404,6 +424,12 @@ def _explained(
     if isinstance(error, GuardBudgetError) and isinstance(amount, int):
         text += f" could cost {wire.dollars(amount)}"
     reason = f"{text}: {error.reason}" if error.reason else text
+    counted = details.get("counted")
+    unit = counted.get("unit") if isinstance(counted, dict) else "money"
+    if bound.unknown and isinstance(error, GuardBudgetError) and unit != "calls":
+        needed = amount if unit == "money" and isinstance(amount, int) else None
+        reason = f"{_named(bound)}: {said_unknown(bound.unknown, needed)}"
+        details = {**details, "unknown": list(bound.unknown), "needed_nanousd": needed}
     return type(error)(
         workflow_id=error.workflow_id,
         reason=reason,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import logging
 import math
-import time
 import weakref
 from typing import TYPE_CHECKING, Final
 
 from guard.asking import lease_clock
-from guard.asking.updates import state_of
 from guard.breaker.exceptions import GuardError
 from guard.core import wire
-from guard.session.event_pipeline import EventPipeline
+from guard.loop import Tasks
 from guard.session.link import Link
 
 if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
@@ -24,8 +20,6 @@ logger = logging.getLogger("guard.leases")
 
 _SHARE: Final = 1 / 3
 """Share of a reservation's lifetime between two renewals."""
-_ANSWER_S: Final = 2.0
-"""How long to wait for an answer over the socket before a renewal goes over HTTP."""
 
 
 class Renewals:
@@ -37,12 +31,10 @@ class Renewals:
 
     Args:
         link: to the gateway.
-        events: makes the keys of requests.
     """
 
-    def __init__(self, link: Link, events: EventPipeline) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._events = events
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -56,8 +48,7 @@ class Renewals:
         # due. All are renewed together, so a new one may be renewed early.
         self._every_s = math.inf
         self._due_s = math.inf
-        # Referenced here, or the garbage collector could end a task that is under way.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -97,19 +88,13 @@ class Renewals:
         self._until_s = {name: self._until_s[name] for name in held}
         for start in range(0, len(held), wire.RENEWED_MAX):
             names = held[start : start + wire.RENEWED_MAX]
-            task = asyncio.get_running_loop().create_task(
-                self._renew(session, names), context=contextvars.Context()
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._renew(session, names))
 
     async def _renew(self, session: Session, names: list[str]) -> None:
         update = wire.LeaseUpdate(names[0], also=names[1:])
-        key = self._events.ids.uuid7(time.time_ns() // 1_000_000)
         sent_s = lease_clock.now_s()
-        told = await session.asks.request("gate/lease", key, wire.encode(update), _ANSWER_S)
         try:
-            state = await state_of(session, update, key, told)
+            state = await session.lease_requests.update(update)
         except GuardError as exc:  # the next one may arrive
             logger.debug("reservations could not be renewed: %s", exc)
             return
@@ -125,7 +110,4 @@ class Renewals:
 
     async def stop(self) -> None:
         """Cancel the renewals that are under way."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.stop()

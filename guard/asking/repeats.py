@@ -18,7 +18,7 @@ class Repeat(Struct):
     """The identity of a call whose repeats are counted.
 
     Attributes:
-        digest: of its tool and its arguments.
+        digest: the digest of its tool and its arguments.
         is_asked: whether the gateway is asked about it; else its event carries the digest.
         joined: the money set aside when a model named the tool, until the repeat is judged.
     """
@@ -43,7 +43,7 @@ def repeat_of(
     Args:
         tools: knows the rules.
         outer: where the call is made.
-        tool_name: of its tool.
+        tool_name: the name of its tool.
         watcher: how it relates to the tool call.
         arguments: returns its arguments; None where they are not known.
         api_key: the key of digests is derived from it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -20,6 +21,9 @@ from guard.scope.scope import Scope
 
 if TYPE_CHECKING:  # pulls in every vendor's format
     from guard.core.usage import Usage
+
+on_cost: Final[ContextVar[Callable[[int], None] | None]] = ContextVar("guard_on_cost", default=None)
+"""Called with the cost of a request, in nano-dollars, once that is known here."""
 
 _GROWTH: Final = 1024
 """The fewest output tokens that a growing stream asks for."""
@@ -76,7 +80,7 @@ class RequestHold:
 
     __slots__ = (
         "_bound", "_ceiling", "_ends", "_grant", "_growing", "_more", "_requests", "_scope",
-        "_taken", "cost_nanousd", "entry", "output_tokens", "refusal", "reservation_id",
+        "_taken", "_told", "cost_nanousd", "entry", "output_tokens", "refusal", "reservation_id",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +105,8 @@ class RequestHold:
         # Set by the reader's thread or the loop's, read by the reader's.
         self.refusal: GuardError | None = None
         # Set once, by `settle`.
+        # Of the task that sends the request: its answer may be read in another one.
+        self._told = on_cost.get()
         self.cost_nanousd: int | None = None
         # Only rises. Set by the reader's thread, or by the loop's while `_growing` is set.
         self.output_tokens = grant.output_tokens
@@ -163,6 +169,8 @@ class RequestHold:
             rates = None
             self._requests.rates_changed(self._scope)
         self.cost_nanousd = cost = None if rates is None else cost_of(rates, usage)
+        if cost is not None and self._told is not None:
+            self._told(cost)
         if self.entry is not None and cost is not None:
             self.entry.cost(cost)
         if hold is not None:
@@ -234,7 +242,14 @@ class RequestHold:
         self._growing = True
         # Without a limit, so that it gets what is left where that is less than what is assumed.
         wanted = RequestBound(
-            bound.provider, bound.model, 0, None, streams=True, terms=bound.terms, local=bound.local
+            bound.provider,
+            bound.model,
+            0,
+            None,
+            streams=True,
+            terms=bound.terms,
+            local=bound.local,
+            models=bound.models,
         )
         self._requests.ask_more(self._scope, wanted, functools.partial(self._grown, more))
 
@@ -259,7 +274,13 @@ class RequestHold:
         if lacking:
             tokens = -(-(input_tokens - bound.input_tokens) * lacking // wanted)
             more = RequestBound(
-                bound.provider, bound.model, tokens, 1, terms=bound.terms, local=bound.local
+                bound.provider,
+                bound.model,
+                tokens,
+                1,
+                terms=bound.terms,
+                local=bound.local,
+                models=bound.models,
             )
             self._requests.ask_more(self._scope, more, self._raised)
 
@@ -358,52 +379,6 @@ class RequestHold:
             return self._ends.pop()
         except IndexError:
             return False
-
-
-class _NotGated(RequestHold):
-    """The hold of requests that need no cover; one object serves all of them."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        self.reservation_id = self.entry = None
-        self.output_tokens = self.cost_nanousd = None
-        self.refusal = None
-
-    @property
-    def amount_nanousd(self) -> int | None:
-        """Nothing is set aside."""
-        return None
-
-    def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
-        """Nothing is known of its cost."""
-        return None
-
-    def prices(self, model: str | None) -> bool:
-        """Nothing is paid for."""
-        return True
-
-    def has_lapsed(self) -> bool:
-        """Nothing was set aside."""
-        return False
-
-    def settle(self, usage: Usage) -> None:
-        """Nothing was set aside."""
-
-    def give_back(self) -> None:
-        """Nothing was set aside."""
-
-    def keep(self) -> None:
-        """Nothing was set aside."""
-
-    def grow(self, output_tokens: int) -> None:
-        """Nothing limits it."""
-
-    def raise_input(self, input_tokens: int) -> None:
-        """Nothing is set aside."""
-
-
-NOT_GATED: Final = _NotGated()
 
 
 def _cost_of_more(rates: wire.ModelRates, bound: RequestBound, paid: int, more: int) -> int | None:

@@ -156,8 +156,8 @@ class ToolCalls:
         With it comes the gateway's reply, to the first one that takes it.
 
         Args:
-            scope: of the watcher.
-            tool_name: of the tool.
+            scope: the scope of the watcher.
+            tool_name: the name of the tool.
             watcher: the watcher.
             needs_person: whether only a person's approval counts.
         """
@@ -227,7 +227,7 @@ class ToolCalls:
     def _end(self, call: ToolCall) -> None:
         """Forget a call.
 
-        Of several calls of one tool in one run, a watcher without an id takes any. The one that
+        A watcher without an id takes any of several calls of one tool in one run. The one that
         is over is then the one that most watchers have seen; the ids change places.
         """
         with self._lock:

@@ -189,8 +189,8 @@ class ToolPolicy:
         """Return the tool call that a watcher sees, if the gateway has allowed it already.
 
         Args:
-            scope: of the watcher.
-            tool_name: of the tool.
+            scope: the scope of the watcher.
+            tool_name: the name of the tool.
             watcher: the watcher.
             sensitive: whether the tool is declared as sensitive; then only an approval counts.
         """

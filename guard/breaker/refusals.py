@@ -85,7 +85,7 @@ def error_at_edge(
 
     Args:
         exc: the exception that the body raised; None if it returned.
-        entry: of the scope; ``refused`` is the newest refusal inside.
+        entry: the entry of the scope; ``refused`` is the newest refusal inside.
         raises: whether a refusal is raised although the body returned, or is left to the edge
             around.
     """

@@ -73,7 +73,7 @@ class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain(
             where it is not open yet, and continues it otherwise.
 
     Attributes:
-        chain_id: of this entry, or of the next one.
+        chain_id: the id of this entry, or of the next one.
 
     Raises:
         ValueError: an unknown op.
@@ -159,7 +159,7 @@ class agent(Boundary):  # noqa: N801  # used like a function: `with guard.agent(
         name: the agent's id; a new one when None.
 
     Attributes:
-        agent_id: of this entry, or of the next one.
+        agent_id: the id of this entry, or of the next one.
     """
 
     kind = "agent"

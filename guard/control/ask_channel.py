@@ -123,7 +123,7 @@ class AskChannel:
 
         Args:
             send: sends a text frame without waiting; returns False when it cannot.
-            nonce: of the handshake's signature.
+            nonce: the nonce of the handshake's signature.
             abort: ends a connection whose frames cannot be trusted.
         """
         self._send, self._nonce, self._number, self._abort = send, nonce, 0, abort

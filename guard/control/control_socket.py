@@ -75,8 +75,8 @@ def open_socket(
     """Return an async context manager of the control socket.
 
     Args:
-        url: of the socket.
-        headers: of the handshake.
+        url: the URL of the socket.
+        headers: the headers of the handshake.
         apply_eagerly: called with text frames as soon as their bytes have been read.
         answered: likewise called with frames of answers; these are not received again.
         tls: checks the gateway's certificate; None for a plain socket.

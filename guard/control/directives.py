@@ -22,9 +22,9 @@ class DirectiveFeed:
         control = self._enforcement.control
         return control.seq, control.epoch
 
-    def tools_version(self) -> str:
-        """Return the version of the tool rules that are applied."""
-        return self._enforcement.control.tools_version
+    def known(self) -> str:
+        """Return the versions of the tool rules and facts that are applied, as a query."""
+        return self._enforcement.control.known
 
     def apply(self, *messages: wire.ControlMessage) -> None:
         """Apply control messages."""

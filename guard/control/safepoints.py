@@ -173,7 +173,7 @@ def handles_kill(thread_id: int, *, in_loop: bool) -> bool:
     """Return whether a thread is in a handler, or a ``finally``, because of a kill.
 
     Args:
-        thread_id: of the thread.
+        thread_id: the id of the thread.
         in_loop: whether the kill has cancelled the task of an event loop in the thread: the plain
             code around the loop sees a ``CancelledError`` then.
     """

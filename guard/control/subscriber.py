@@ -72,7 +72,7 @@ class Subscriber:
         settings: address, key, secret and transport mode.
         client: signs the handshake and does the long polls.
         position: returns the number and the epoch of the newest message that was applied.
-        tools: returns the version of the tool rules that are applied.
+        known: returns the versions of the tool rules and facts that are applied, as a query.
         apply: called with a batch of control messages.
         switched: called with the channel in use, when it changes.
         asks: sends requests over the socket while it is open.
@@ -89,7 +89,7 @@ class Subscriber:
         client: GatewayClient,
         *,
         position: Callable[[], tuple[int, str]],
-        tools: Callable[[], str],
+        known: Callable[[], str],
         apply: Callable[..., None],
         switched: Callable[[Channel], None],
         asks: AskChannel,
@@ -100,7 +100,7 @@ class Subscriber:
         self._settings = settings
         self._client = client
         self._position = position
-        self._tools = tools
+        self._known = known
         self._apply = apply
         self._switched = switched
         self._asks = asks
@@ -216,7 +216,7 @@ class Subscriber:
         # Read before the handshake: the hello refers to the position that was asked for, and the
         # poller may apply further messages meanwhile.
         position = self._position()
-        path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}&tools={self._tools()}"
+        path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}&{self._known()}"
         url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{path}"
         # The gateway checks the signature over this URI. The nonce is part of every signature on
         # this socket, so that no frame of another socket can be replayed.
@@ -321,8 +321,8 @@ class Subscriber:
         or has given that number to another message since. Kills and pauses stay in force.
 
         Args:
-            seq: of the gateway's newest message.
-            epoch: of its message with the number in ``position``.
+            seq: the number of the gateway's newest message.
+            epoch: the epoch of its message with the number in ``position``.
             position: number and epoch of the newest message here when the gateway was asked.
         """
         if not position[0] or (seq >= position[0] and epoch == position[1]):
@@ -388,7 +388,7 @@ class Subscriber:
             wait_ms = _POLL_WAIT_MS if current and self._channel == "poller" else 0
             try:
                 position = self._position()
-                reply = await self._client.poll(position[0], wait_ms, self._tools())
+                reply = await self._client.poll(position[0], wait_ms, self._known())
                 if self._channel != "websocket":  # the socket may have come up during the poll
                     self._use("poller")
                 if not self._starts_anew(reply.seq, reply.epoch, position):

@@ -159,7 +159,6 @@ class ThreadBody(Struct, eq=False):
             body has ended; cleared when no delivery reads it.
         carrier: the thread that runs the body; it makes this object.
         killed_by: the mark that killed the body, if one did. Set once, on the background thread.
-        sockets_shut_down: how many sockets were shut down, for tests and diagnosis.
         _kill: the state of its kill; set before ``killed_by``.
         outer: the body around it in the same thread; set by :class:`ActiveBodies`.
         ended: whether it has ended. Set in the body's thread, before it looks at ``killed_by``.
@@ -170,7 +169,6 @@ class ThreadBody(Struct, eq=False):
     _frame: FrameType | None
     carrier: Thread
     killed_by: Mark | None = None
-    sockets_shut_down: int = 0
     _kill: _ThreadKill | None = None
     outer: Any = None
     ended: bool = False
@@ -238,7 +236,6 @@ class ThreadBody(Struct, eq=False):
         # shutdown makes that call return, the exception is pending already. Only if both
         # inspections found this socket: another one may belong to a request begun since.
         if then.socket is not None and then.socket is point.socket:
-            self.sockets_shut_down += 1
             shut_down(then.socket)
         return True
 

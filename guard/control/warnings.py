@@ -32,7 +32,7 @@ class WarningLog:
         """Pass each new text to the hooks, and log those that differ in more than their numbers.
 
         Args:
-            texts: of one gate reply.
+            texts: the texts of one gate reply.
             scope: workflow and chain of the call.
             tool_name: name of the protected function.
         """

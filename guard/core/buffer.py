@@ -23,9 +23,8 @@ from msgspec import Struct
 class Record(Struct, gc=False):
     """One event as its caller recorded it; :mod:`guard.core.events` completes it.
 
-    A manual ``llm`` event (``payload`` is its model or None) and the closing event of a call that
-    ended well (``payload`` is its function) are stored flat, because a second object would cost a
-    third more time and memory. Records are never part of a cycle, so the
+    A manual ``llm`` event (``payload`` is its model or None) is stored flat, because a second
+    object would cost a third more time and memory. Records are never part of a cycle, so the
     garbage collector does not track them: a full buffer would slow down every collection.
     """
 

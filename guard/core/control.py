@@ -17,9 +17,10 @@ import attrs
 from msgspec import Struct
 from msgspec.structs import replace
 
+from guard.core.gateway_facts import GatewayFacts
 from guard.core.globs import is_pattern, matches
 from guard.core.tool_rules import CompiledToolRules
-from guard.core.wire import NO_TOOL_RULES, Budget, ControlMessage
+from guard.core.wire import NO_FACTS, NO_TOOL_RULES, Budget, ControlMessage, OwnFacts
 from guard.core.wire import ToolRules as ToolRulesMessage
 
 EVERYTHING: Final = "*"
@@ -196,6 +197,7 @@ class ControlState:
         epoch: of that message: together they identify one message, even if a gateway that was
             restored from a copy has assigned the number a second time.
         tools: the tool rules of this key; None when it has none, or the gateway sends none.
+        facts: what its operators have judged; None likewise.
     """
 
     seq: int = 0
@@ -205,6 +207,7 @@ class ControlState:
     epoch: str = ""
     timed_pauses: HaltMarks = _NO_HALTS
     tools: CompiledToolRules | None = None
+    facts: GatewayFacts | None = None
 
     @functools.cached_property
     def stops_requests(self) -> bool:
@@ -212,9 +215,10 @@ class ControlState:
         return bool(self.kills or self.pauses or self.timed_pauses or self.budgets)
 
     @property
-    def tools_version(self) -> str:
-        """The version of the tool rules."""
-        return NO_TOOL_RULES if self.tools is None else self.tools.version
+    def known(self) -> str:
+        """The versions of the tool rules and the facts, as the query that names them."""
+        tools = NO_TOOL_RULES if self.tools is None else self.tools.version
+        return f"tools={tools}&facts={NO_FACTS if self.facts is None else self.facts.version}"
 
     def pause(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
         """Return the mark that pauses this run of this workflow, if any."""
@@ -267,6 +271,7 @@ class ControlState:
             self.budgets.restarted(self.seq),
             timed_pauses=self.timed_pauses.restarted(self.seq),
             tools=self.tools,
+            facts=self.facts,
         )
 
 
@@ -313,7 +318,8 @@ class _StateDraft:
     """A state while a batch of messages is folded into it."""
 
     __slots__ = (
-        "_before", "_budgets", "_kills", "_pauses", "_timed_pauses", "_tools", "epoch", "seq",
+        "_before", "_budgets", "_facts", "_kills", "_pauses", "_timed_pauses", "_tools", "epoch",
+        "seq",
     )  # fmt: skip
 
     def __init__(self, state: ControlState) -> None:
@@ -325,11 +331,14 @@ class _StateDraft:
         self._timed_pauses = _LaneDraft(state.timed_pauses)
         self._budgets = _LaneDraft(state.budgets)
         self._tools = state.tools
+        self._facts = state.facts
 
     def take(self, message: ControlMessage) -> None:
         """Fold one message in."""
         if message.tools is not None:
             self._tools = _compiled(message.tools, self._tools)
+        if message.facts is not None:
+            self._facts = _facts(message.facts, self._facts)
         if message.type in ("hello", "ping"):
             return  # they carry the newest number; its message is still to come
         if message.seq >= self.seq:
@@ -368,9 +377,10 @@ class _StateDraft:
             and timed is before.timed_pauses
             and budgets is before.budgets
             and self._tools is before.tools
+            and self._facts is before.facts
         ):
             return before
-        return ControlState(seq, kills, pauses, budgets, epoch, timed, self._tools)
+        return ControlState(seq, kills, pauses, budgets, epoch, timed, self._tools, self._facts)
 
 
 def _compiled(
@@ -382,3 +392,12 @@ def _compiled(
     if before is not None and before.version == message.version:
         return before
     return CompiledToolRules(message)
+
+
+def _facts(message: OwnFacts, before: GatewayFacts | None) -> GatewayFacts | None:
+    """Return the facts of a message; the same object when they are those of before."""
+    if not message.groups:
+        return None
+    if before is not None and before.version == message.version:
+        return before
+    return GatewayFacts(message)

@@ -54,7 +54,7 @@ class InstrumentedCall(Struct, gc=False):
         entry: its place in the journal; None where it has none.
         local: whether the request went to this machine, and to no proxy there.
         requested_model: the model that was asked for, where another has answered, or did last.
-        digest: of its prompt, where repeats are counted.
+        digest: the digest of its prompt, where repeats are counted.
     """
 
     provider: str
@@ -86,8 +86,6 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
             source="manual",
             metadata=record.metadata or {},
         )
-    elif type(record.payload) is str:
-        data = wire.SpanData(record.payload, "call", record.latency_ms, "ok", None, True)
     elif type(record.payload) is InstrumentedCall:
         data = llm_data(record.payload, event_id(record, ids))
         if data is None:

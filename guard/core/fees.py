@@ -292,7 +292,7 @@ def speech(model: str) -> str | None:
 def transcript(provider: str, model: str) -> str | None:
     """Return the line of a second that is listened to; None for models charged by tokens.
 
-    Of vendors whose price of Whisper is not known none is dearer than OpenAI.
+    Where a vendor's price of Whisper is not known, it is at most OpenAI's.
 
     >>> transcript("openai", "whisper-1"), transcript("openai", "gpt-4o-transcribe")
     ('whisper-1', None)

@@ -13,13 +13,11 @@ from typing import Final
 _COUNTER_BITS: Final = 34
 _VERSION_7: Final = 0x7 << 76
 _VARIANT: Final = 0b10 << 62
-_TAIL_BITS: Final = 8
 _DRAWN_BYTES: Final = 10
 _TRACE_BYTES: Final = 16
 _DRAWN_AHEAD: Final = 100
 """Ids that one call of the system's random generator is enough for."""
 _VARIANTS: Final = {digit: "89ab"[number & 3] for number, digit in enumerate("0123456789abcdef")}
-TAILS: Final = tuple(f"{number:02x}" for number in range(1 << _TAIL_BITS))
 
 
 class IdFactory:
@@ -31,14 +29,12 @@ class IdFactory:
     """
 
     __slots__ = (
-        "_calls",
         "_drawn",
+        "_head",
         "_prefix",
         "_process_bits",
-        "_spans",
         "_traces",
         "count",
-        "head",
     )
 
     def __init__(self, process_bits: int | None = None) -> None:
@@ -48,16 +44,12 @@ class IdFactory:
         # no lock, and at worst two of them compute the same one. The uniqueness of an id comes from
         # `count` alone, whose `next` is atomic.
         self._prefix = (-1, "")
-        self._spans = (-1, "")
-        self._calls = (-1, -1, "", "")
+        self._head = (-1, -1, "")
         # Random digits that were drawn ahead; `list.pop` is atomic, so each is used once.
         self._drawn: list[str] = []
         self._traces: list[str] = []
         self.count = itertools.count(1)
         """The numbers of this process; ``next(ids.count)`` is :meth:`serial` without the call."""
-        self.head = (-1, -1, "")
-        """``(at_ms, serial >> 8, text)``: the prefix that the newest ids share, for callers that
-        append the last two digits themselves."""
 
     @property
     def process_bits(self) -> int:
@@ -72,34 +64,16 @@ class IdFactory:
         """Return a UUIDv7 for a time in Unix milliseconds (and a number from :meth:`serial`)."""
         if serial is None:
             serial = next(self.count)
-        block = serial >> _TAIL_BITS
         # Neighbours share all but the last two digits; one tuple, so no thread sees a mixed state.
-        head_ms, head_block, head = self.head
+        block = serial >> 8
+        head_ms, head_block, head = self._head
         if head_ms != at_ms or head_block != block:
             head = self._head_of(at_ms, block)
-            self.head = (at_ms, block, head)
-        return head + TAILS[serial & 0xFF]
-
-    def call_ids(self, at_ms: int) -> tuple[str, str]:
-        """Return the call id and the span id of a call: :meth:`uuid7` and :meth:`span_id` in one.
-
-        They share a number, which saves every protected call half of their time.
-        """
-        serial = next(self.count)
-        block, tail = serial >> _TAIL_BITS, TAILS[serial & 0xFF]
-        known_ms, known_block, head, span_head = self._calls
-        if known_ms != at_ms or known_block != block:
-            head, span_head = self._head_of(at_ms, block), self._span_head(block)
-            self._calls = (at_ms, block, head, span_head)
-        return head + tail, span_head + tail
-
-    def _span_head(self, block: int) -> str:
-        head = f"{((self._process_bits or 1) << 16) | (block & 0xFFFF):014x}"
-        self._spans = (block, head)
-        return head
+            self._head = (at_ms, block, head)
+        return f"{head}{serial & 0xFF:02x}"
 
     def _head_of(self, at_ms: int, block: int) -> str:
-        serial = (block << _TAIL_BITS) & ((1 << _COUNTER_BITS) - 1)
+        serial = (block << 8) & ((1 << _COUNTER_BITS) - 1)
         low = (self._process_bits << _COUNTER_BITS) | serial
         rand_a, rand_b = low >> 62, low & ((1 << 62) - 1)
         value = ((at_ms & ((1 << 48) - 1)) << 80) | _VERSION_7 | (rand_a << 64) | _VARIANT | rand_b
@@ -141,10 +115,4 @@ class IdFactory:
 
     def span_id(self) -> str:
         """Return a W3C span id: 16 lower-case hex digits, never all zero."""
-        serial = next(self.count)
-        block = serial >> _TAIL_BITS
-        # As in `uuid7`: neighbours share all but the last two digits.
-        known, head = self._spans
-        if known != block:
-            head = self._span_head(block)
-        return head + TAILS[serial & 0xFF]
+        return f"{((self._process_bits or 1) << 24) | (next(self.count) & 0xFFFFFF):016x}"

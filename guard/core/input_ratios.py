@@ -52,7 +52,7 @@ class InputRatios:
         Args:
             model: as the request named it.
             text_tokens: what its text was bounded by.
-            tokens: of the prompt, as the vendor reported them; cached ones included.
+            tokens: the tokens of the prompt, as the vendor reported them; cached ones included.
         """
         if tokens <= self.tokens(model, text_tokens):
             return
@@ -69,7 +69,7 @@ def raised(ratio: float, overhead: int, text_tokens: int, tokens: int) -> tuple[
     Args:
         ratio, overhead: that were known.
         text_tokens: what the prompt's text was bounded by.
-        tokens: of the prompt.
+        tokens: the tokens of the prompt.
 
     >>> raised(1.0, 32, 10_000, 9_000), raised(1.0, 32, 10_000, 20_032)
     ((1.0, 32), (2.2, 32))

@@ -18,14 +18,14 @@ _KINDS: Final = {
 }
 
 
-def did_you_mean(wanted: str, names: Iterable[str]) -> str:
+def did_you_mean(wanted: str, names: Iterable[str], most: int = 3) -> str:
     """Return a question after names that are near to one that nothing has; empty if none is.
 
     >>> did_you_mean("Tset", ["test", "other"])
     '; did you mean test?'
     """
     by_folded = {each.casefold(): each for each in names}
-    close = difflib.get_close_matches(wanted.casefold(), by_folded, 3)
+    close = difflib.get_close_matches(wanted.casefold(), by_folded, most)
     return f"; did you mean {' or '.join(by_folded[each] for each in close)}?" if close else ""
 
 

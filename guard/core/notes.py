@@ -37,7 +37,7 @@ class AgentNote(ApprovalNote, omit_defaults=True):
         """Return what goes to the gateway; None for nothing.
 
         Args:
-            arguments: of the call, by name, where they are known.
+            arguments: the arguments of the call, by name, where they are known.
         """
         details = dict(self.details)
         known = arguments or {}

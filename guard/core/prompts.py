@@ -23,8 +23,8 @@ def prompt_of(path: str, body: bytes) -> bytes | None:
     """Return what is the same for the same prompt; None where the vendor keeps a part of it.
 
     Args:
-        path: of the request's URL.
-        body: of the request.
+        path: the path of the request's URL.
+        body: the body of the request.
 
     >>> prompt_of("/v1/x", b'{"prompt": "Hi", "top_p": 1}') == prompt_of("/", b'{"prompt":"Hi"}')
     True

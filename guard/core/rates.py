@@ -32,7 +32,7 @@ OWN_KEY_PERMILLE: Final = 1050
 _MILLION: Final = 1_000_000
 
 BATCH: Final = "batch"
-"""The tier of what is answered within a day."""
+"""The tier of requests that are answered within a day."""
 
 _UNLISTED_TIERS: Final = {"priority": 2500, "fast": 6000, "ultrafast": 6000, BATCH: 500}
 """Thousandths of the standard price that a tier costs at most where its own prices are not listed:
@@ -154,16 +154,42 @@ def dearest_rows(lists: Sequence[list[RateRow]]) -> list[RateRow]:
     return found
 
 
+def dearest_of(several: Sequence[ModelRates]) -> ModelRates:
+    """Return the rates of a request that any of several models may answer: nowhere below any's.
+
+    The largest answer is the one that costs most by the dearest price of output.
+    """
+    if len(several) == 1:
+        return several[0]
+    outputs = [each.largest_output_tokens for each in several]
+    contexts = [each.context_tokens for each in several]
+    largest = max(
+        zip((each.worst_output_per_mtok for each in several), outputs, strict=True),
+        key=lambda each: each[0] * (each[1] or 0),
+    )[1]
+    prices = (name for name in ModelRates.__struct_fields__ if name.endswith("_per_mtok"))
+    figures = {name: max(getattr(each, name) for each in several) for name in prices}
+    return msgspec.structs.replace(
+        several[0],
+        **figures,
+        largest_output_tokens=None if None in outputs else largest,
+        context_tokens=None if None in contexts else max(map(int, filter(None, contexts))),
+        rows=dearest_rows([rows_of(each) for each in several]),
+        present_rows=[],
+        fallback=any(each.fallback for each in several),
+    )
+
+
 def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tuple[int, int]:
     """Return the dearest rates that a token of the prompt, and of the answer, can meet.
 
     Nano-dollars per million tokens.
 
     Args:
-        rates: of the model.
+        rates: the rates of the model.
         input_tokens: most tokens of the prompt; ``None`` when nothing bounds it. A smaller prompt
             may be priced by any row below.
-        terms: of the request.
+        terms: the terms of the request.
     """
     rows, asked = rates.rows, terms.tier
     if rates.default_tier and asked in _OPEN:
@@ -210,7 +236,7 @@ def prompt_tokens(rates: ModelRates, input_tokens: int | None, text_tokens: int)
     """Return the most tokens of a prompt, by what answers to others have shown of its model.
 
     Args:
-        rates: of the model.
+        rates: the rates of the model.
         input_tokens: most tokens of the prompt, as its process knows; ``None``: nothing bounds it.
         text_tokens: most tokens of its text, before anything was learned; 0 where it has more.
     """
@@ -226,7 +252,7 @@ def most_input(rates: ModelRates, input_tokens: int | None, answers: int = 1) ->
     An older gateway may send a context that its own rates exceed: that of an older version.
 
     Args:
-        rates: of the model.
+        rates: the rates of the model.
         input_tokens: most tokens of the prompt, or of all prompts of a batch; ``None`` when nothing
             bounds it.
         answers: how many answers there are. A batch, or an array of embeddings, has a prompt for

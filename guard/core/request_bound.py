@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from msgspec import Struct
 
 from guard.core.rates import ANY_TERMS, Terms
+from guard.core.visible import one_line
+from guard.core.wire import dollars
 
 
 class RequestBound(Struct, frozen=True, gc=False):
@@ -30,6 +35,11 @@ class RequestBound(Struct, frozen=True, gc=False):
             where all is bounded.
         digest: a keyed digest of its model and prompt, where repeats are counted; empty elsewhere.
         is_counted: whether the gateway counts it, so that no lease covers it.
+        unknown: what it holds that is not known here, and lets it cost the whole context of its
+            model, such as ``tool:NAME``.
+        unjudged: what it holds that is not known here, and changes nothing.
+        models: further models that it names, any of which may answer: the dearest counts.
+        trusted: what it holds that costs nothing besides by the word of whoever sets the limit.
     """
 
     provider: str
@@ -47,3 +57,36 @@ class RequestBound(Struct, frozen=True, gc=False):
     unnumbered: str = ""
     digest: str = ""
     is_counted: bool = False
+    unknown: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    trusted: tuple[str, ...] = ()
+
+
+_KINDS: Final = {"tool": "the tool type", "block": "the block type", "member": "the member"}
+
+
+def said_unknown(names: Sequence[str], needed_nanousd: int | None = None) -> str:
+    """Return what a request holds that is not known here, and what trusts it.
+
+    Args:
+        names: such as ``tool:NAME``.
+        needed_nanousd: what it could cost for that; None where that is not known.
+
+    >>> said_unknown(["tool:x"], 1_780_000_000)
+    'would need $1.78: the tool type x is not known here; trust it with --trust tool:x'
+    """
+    it = "it" if len(names) == 1 else "them"
+    trust = one_line(" ".join(f"--trust {name}" for name in names))
+    return f"{what_is_unknown(names, needed_nanousd)}; trust {it} with {trust}"
+
+
+def what_is_unknown(names: Sequence[str], needed_nanousd: int | None = None) -> str:
+    """Return the same without what trusts it."""
+    shown = []
+    for name in names:
+        kind, _, word = name.partition(":")
+        shown.append(f"{_KINDS.get(kind, kind)} {one_line(word)}")
+    needs = "" if needed_nanousd is None else f"would need {dollars(needed_nanousd)}: "
+    verb = "is" if len(names) == 1 else "are"
+    return f"{needs}{' and '.join(shown)} {verb} not known here"

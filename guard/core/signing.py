@@ -137,7 +137,7 @@ def sign_asks(secret: str, nonce: str, number: int, payload: bytes) -> str:
 
     Args:
         secret: the shared HMAC secret.
-        nonce: of the signature of the handshake, as in :func:`sign_frame`.
+        nonce: the nonce of the signature of the handshake, as in :func:`sign_frame`.
         number: 1 for the first such frame of the connection, one more for each that follows; so a
             frame cannot be repeated, left out or moved.
         payload: the frame's JSON.

@@ -21,6 +21,9 @@ TOOL: Final = "tool:"
 FRAMEWORK: Final = "tools of:"
 """Prefixes of names in the counts of what guard cannot check: tools, and frameworks of tools."""
 REFUSED: Final = "refused:"
+DEAR: Final = "dear:"
+UNJUDGED: Final = "unjudged:"
+TRUSTED: Final = "trusted:"
 """Prefix of requests that were not sent: it is not known what their path costs."""
 
 SCOPES_KEPT: Final = 256

@@ -32,6 +32,15 @@ def one_line(text: str, length_max: int | None = None) -> str:
     return f"{shown[: length_max - 1]}…"
 
 
+def quoted(text: str) -> str:
+    """Return text in quotes and escaped, as a message repeats what somebody typed: 80 characters.
+
+    >>> quoted("nan"), len(quoted("x" * 10_000))
+    ("'nan'", 82)
+    """
+    return repr(text if len(text) <= 80 else f"{text[:79]}…")
+
+
 def _is_seen(char: str) -> bool:
     if char in "\n\t" or " " <= char <= "~":
         return True

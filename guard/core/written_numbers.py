@@ -8,6 +8,7 @@ import re
 from decimal import Decimal
 from typing import Final
 
+from guard.core.visible import quoted
 from guard.core.wire import NANOUSD_PER_DOLLAR
 
 _THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -36,7 +37,7 @@ def read_count(text: str) -> int:
         found = Decimal(match[1].replace("_", "")) * times
         if found == int(found) and found <= _COUNT_MAX:
             return int(found)
-    raise ValueError(f"{text!r} is no whole number; write 20000, 20k or 2M")
+    raise ValueError(f"{quoted(text)} is no whole number; write 20000, 20k or 2M")
 
 
 def read_amounts(text: str) -> dict[str, int]:
@@ -59,8 +60,8 @@ def read_amounts(text: str) -> dict[str, int]:
             found |= {unit: count} if count else {}
     if not found:
         raise ValueError(
-            f"{text!r} is no amount above zero; write '$2' or 0.50 (in single quotes, because the "
-            "shell replaces $2), 500k for tokens, or 10 for calls"
+            f"{quoted(text)} is no amount above zero; write '$2' or 0.50 (in single quotes, "
+            "because the shell replaces $2), 500k for tokens, or 10 for calls"
         )
     return found
 
@@ -90,7 +91,7 @@ def read_dollars(text: str, option: str = "", *, or_nothing: bool = False) -> in
     except (ArithmeticError, ValueError):
         typed = f"{option} " if option else ""
         raise ValueError(
-            f"{text!r} is no amount of dollars{'' if or_nothing else ' above zero'}; write "
+            f"{quoted(text)} is no amount of dollars{'' if or_nothing else ' above zero'}; write "
             f"{typed}'$2' or {typed}0.50 (use single quotes, or the shell expands $2)"
         ) from None
     return int(nanousd)
@@ -112,15 +113,16 @@ def read_duration(text: str) -> int:
             return int(found)
     elif text.strip() == "0":
         return 0
-    raise ValueError(f"{text!r} is no length of time; write 30s, 5m, 24h or 7d")
+    raise ValueError(f"{quoted(text)} is no length of time; write 30s, 5m, 24h or 7d")
 
 
-def read_since(text: str, now_ms: int) -> int:
+def read_since(text: str, now_ms: int, zone: dt.tzinfo = dt.UTC) -> int:
     """Return the moment from which on something is wanted, in Unix milliseconds.
 
     Args:
-        text: how long ago (``24h``), or a date or time (UTC, unless it names its zone).
+        text: how long ago (``24h``), or a date or time.
         now_ms: the present.
+        zone: of a date or time that does not name its own.
 
     Raises:
         ValueError: it is neither; the text says what is.
@@ -136,10 +138,10 @@ def read_since(text: str, now_ms: int) -> int:
         moment = dt.datetime.fromisoformat(text.strip())
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time; write 24h or 7d (ago), 2026-01-31 or 2026-01-31T08:00"
+            f"{quoted(text)} is no time; write 24h or 7d (ago), 2026-01-31 or 2026-01-31T08:00"
         ) from None
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=dt.UTC)
+        moment = moment.replace(tzinfo=zone)
     return max(0, round(moment.timestamp() * 1000))
 
 

@@ -228,6 +228,10 @@ class Flusher:
                 buffer_size=left,
             ) from failure
 
+    def belongs_to(self, account: bytes) -> None:
+        """Deliver the events on disk of all secrets of an account (:attr:`Spool.account`)."""
+        self._spooler.belongs_to(account)
+
     async def deliver(self) -> GuardError | None:
         """Send everything in the buffer and on disk; what cannot be sent goes to disk, if possible.
 

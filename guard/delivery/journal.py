@@ -160,7 +160,7 @@ class Journal:
 
     Args:
         directory: directory of its file, the spool's.
-        owner: of the events, as in the spool.
+        owner: the owner of the events, as in the spool.
         ids: make this process's event ids.
 
     Raises:
@@ -263,8 +263,8 @@ class LeftBehind(NamedTuple):
     """The journal of a process that has died.
 
     Attributes:
-        path: of the file.
-        owner: of its events.
+        path: the path of the file.
+        owner: the owner of its events.
         requests: those that were open.
     """
 

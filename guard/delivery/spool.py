@@ -69,6 +69,7 @@ CREATE TABLE IF NOT EXISTS events (
   UNIQUE (owner, event_id)
 );
 CREATE INDEX IF NOT EXISTS events_in_order ON events (owner, id);
+CREATE TABLE IF NOT EXISTS accounts (owner BLOB PRIMARY KEY, account BLOB NOT NULL);
 """
 
 
@@ -114,8 +115,12 @@ def event_of_open(request: OpenRequest) -> Spooled:
 def owner_of(api_url: str, api_key: str) -> bytes:
     """Return an identifier of one gateway and key that does not reveal the key.
 
-    Events are delivered only with the key that they were recorded under: another key may belong
-    to another tenant, who must not be charged.
+    Events are delivered only with a secret of the key that they were recorded under: another key
+    may belong to another tenant, who must not be charged.
+
+    Args:
+        api_url: the URL of the gateway.
+        api_key: a secret, or the id of a key.
     """
     return hashlib.blake2b(
         api_url.encode(), key=api_key.encode()[:64], digest_size=16, person=b"guard-spool"
@@ -132,7 +137,10 @@ class Spool:
         lease_s: how long a claim is valid.
 
     Attributes:
-        pending: events of this owner on disk, as of the last count.
+        account: from :func:`owner_of` with the key's id, once the gateway has told it. The events
+            of all secrets that are noted for one account are delivered with any of them. Any
+            thread may set it.
+        pending: events of this owner and its account on disk, as of the last count.
         dropped: events that this process has dropped to make room.
     """
 
@@ -152,6 +160,9 @@ class Spool:
         # Inode of the open file, 0 without one: another process may have set the file aside as
         # damaged and made a new one. Guarded by the lock.
         self._inode = 0
+        self.account: bytes | None = None
+        # The file and the account that were noted. Guarded by the lock.
+        self._noted: tuple[int, bytes] | None = None
         # Names this process in its claims.
         self._holder = holder_of(os.getpid())
         # How long to wait for other threads and processes; set once, when the process is ending.
@@ -199,7 +210,7 @@ class Spool:
 
         Args:
             events: to be written.
-            owner: of the events; this spool's own when None.
+            owner: the owner of the events; this spool's own when None.
         """
 
         def write(connection: sqlite3.Connection) -> None:
@@ -250,23 +261,31 @@ class Spool:
             # One transaction for the search and the claim: no other process claims the same rows.
             # If this process dies after the commit, its claims are released below by the next.
             connection.execute("BEGIN IMMEDIATE")
-            holders = connection.execute(
-                "SELECT DISTINCT claimed_by FROM events WHERE owner = ? AND claimed_until_ms > 0",
-                (self._owner,),
-            ).fetchall()
+            owners = self._owners(connection)
+            holders = {
+                holder
+                for owner in owners
+                for (holder,) in connection.execute(
+                    "SELECT DISTINCT claimed_by FROM events WHERE owner = ?"
+                    " AND claimed_until_ms > 0",
+                    (owner,),
+                )
+            }
             # 1. Release the claims of dead processes at once, before they expire.
-            dead = [(holder,) for (holder,) in holders if not lives(holder)]
+            dead = [(holder,) for holder in holders if not lives(holder)]
             connection.executemany(
                 "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?",
                 dead,
             )
             # 2. Take rows without a valid claim. A claim that expires too far in the future was
             #    made before the clock was set back: it is not valid.
-            rows = connection.execute(
-                "SELECT id, body FROM events WHERE owner = ?"
-                " AND (claimed_until_ms < ? OR claimed_until_ms > ?) ORDER BY id LIMIT ?",
-                (self._owner, now_ms, now_ms + 2 * self._lease_ms, most),
-            ).fetchall()
+            rows: list[tuple[int, bytes]] = []
+            for owner in owners:
+                rows += connection.execute(
+                    "SELECT id, body FROM events WHERE owner = ?"
+                    " AND (claimed_until_ms < ? OR claimed_until_ms > ?) ORDER BY id LIMIT ?",
+                    (owner, now_ms, now_ms + 2 * self._lease_ms, most - len(rows)),
+                )
             connection.executemany(
                 "UPDATE events SET claimed_until_ms = ?, claimed_by = ? WHERE id = ?",
                 [(now_ms + self._lease_ms, self._holder, row) for row, _ in rows],
@@ -310,14 +329,26 @@ class Spool:
         self._with_file(free)
 
     def look(self) -> int:
-        """Count the events of this owner, whichever process wrote them."""
+        """Count the events of this owner and its account, whichever process wrote them."""
         return self._with_file(self._count)
 
     def _count(self, connection: sqlite3.Connection) -> int:
-        (self.pending,) = connection.execute(
-            "SELECT count(*) FROM events WHERE owner = ?", (self._owner,)
-        ).fetchone()
+        count = "SELECT count(*) FROM events WHERE owner = ?"
+        owners = self._owners(connection)
+        self.pending = sum(connection.execute(count, (each,)).fetchone()[0] for each in owners)
         return self.pending
+
+    def _owners(self, connection: sqlite3.Connection) -> list[bytes]:
+        """Return the owners whose events are delivered: the account's other secrets, and this one.
+
+        Rows keep the owner that they were written with: a process may learn its account later.
+        """
+        others = connection.execute(
+            "SELECT other.owner FROM accounts own JOIN accounts other USING (account)"
+            " WHERE own.owner = ? AND other.owner <> ?",
+            (self._owner, self._owner),
+        )
+        return [*(owner for (owner,) in others), self._owner]
 
     def hurry(self) -> None:
         """Wait only briefly for other processes and threads from here on: the process is ending."""
@@ -354,7 +385,9 @@ class Spool:
             # `work` is one transaction, so the first try has left nothing behind.
             for last in (False, True):
                 try:
-                    return work(self._opened())
+                    connection = self._opened()
+                    self._note_account(connection)
+                    return work(connection)
                 except sqlite3.DatabaseError as exc:
                     if self._connection is not None:
                         _roll_back(self._connection)
@@ -366,6 +399,15 @@ class Spool:
             raise SpoolError(f"{type(exc).__name__}: {exc}") from None
         finally:
             self._lock.release()
+
+    def _note_account(self, connection: sqlite3.Connection) -> None:
+        account = self.account
+        if account is None or self._noted == (self._inode, account):
+            return
+        # A full or busy disk must not keep events from it: the next use tries again.
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("REPLACE INTO accounts VALUES (?, ?)", (self._owner, account))
+            self._noted = self._inode, account
 
     def _opened(self) -> sqlite3.Connection:
         """Return the connection to the file that is in the directory now; open it if need be."""

@@ -88,6 +88,12 @@ class Spooler:
         settled(records)
         return True
 
+    def belongs_to(self, account: bytes) -> None:
+        """Deliver the events of all secrets of an account."""
+        if self._spool is not None and self._spool.account != account:
+            self._spool.account = account
+            self.look_soon()
+
     def look_soon(self) -> None:
         """Check the disk at the next :meth:`claim`: another process may have left events."""
         self._look_at_s = 0.0

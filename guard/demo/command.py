@@ -83,7 +83,7 @@ def demo(inbox: str | None, database: DatabaseUrl | None, as_json: bool) -> None
     except InboxError as exc:
         raise click.ClickException(str(exc)) from None
     from guard.demo.story import tell
-    from guard.gateway.cli.admin_client import AdminError
+    from guard.gateway.admin import AdminError
     from guard.gateway.domain.errors import StoreError
     from spamdetect.errors import SpamError
 

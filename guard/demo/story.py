@@ -30,7 +30,7 @@ _BUDGET_SHARE: Final = 0.35
 _PROMPT_TOKENS: Final = 10
 _ANSWER_TOKENS: Final = 10
 _REQUEST_BYTES: Final = 160
-"""Of a request beside the message: the instruction, and the JSON around it."""
+"""What a request has beside the message: the instruction, and the JSON around it."""
 
 _CALLS_MIN: Final = 2
 """The budget takes as many of the dearest requests, also for an inbox of one line."""

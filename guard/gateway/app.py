@@ -15,11 +15,8 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.api import docs
-from guard.gateway.api.admin.alert_handlers import AlertHandlers
 from guard.gateway.api.admin.app import AdminApp, starlette_app
-from guard.gateway.api.admin.handlers import AdminHandlers
-from guard.gateway.api.admin.people import PeopleHandlers
-from guard.gateway.api.admin.table import operations
+from guard.gateway.api.admin.operations import Services
 from guard.gateway.api.auth import Authenticator
 from guard.gateway.api.control import ControlRoutes
 from guard.gateway.api.control_socket import ControlSocketRoute
@@ -42,6 +39,7 @@ from guard.gateway.api.http import (
 from guard.gateway.api.slack import SlackRoute
 from guard.gateway.api.socket import Socket
 from guard.gateway.api.spend import SpendRoute
+from guard.gateway.api.usable_models import ModelsRoute
 from guard.gateway.dashboard.dashboard import dashboard_routes
 from guard.gateway.dashboard.site import Parts
 from guard.gateway.databases import storage_of
@@ -66,7 +64,7 @@ from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.single_sign_on import provider_of
 from guard.gateway.storage.port import Storage
-from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
+from guard.gateway.unit.rows import monotonic_clock_ms, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
@@ -139,24 +137,17 @@ class GatewayApp:
             **HotRoutes(decisions, authenticator, settings, self.load).paths,
             wire.CONTROL_PATH: control.poll,
             wire.SPEND_PATH: SpendRoute(self.storage, authenticator, self.load, settings).get,
+            wire.MODELS_PATH: ModelsRoute(self.catalogue, authenticator, settings).get,
         }
         health = HealthRoutes(
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
         )
         self.operators = OperatorService(self.storage, clock_ms, passed_ms)
-        alerts = AlertHandlers(self.storage, settings)
         questions = Questions(self.storage, settings.public_url or "", clock_ms)
-        handlers = AdminHandlers(
-            self.storage,
-            gatekeeper.recent,
-            self.catalogue,
-            clock_ms,
-            alerts,
-            private_webhooks=settings.private_webhooks,
+        services = Services(
+            self.storage, gatekeeper.recent, self.catalogue, self.operators, settings, clock_ms
         )
-        people = PeopleHandlers(self.storage, self.operators)
-        table = operations(handlers, people)
-        admin = AdminApp(table, self.keys, self.storage)
+        admin = AdminApp(services, self.keys)
         collector = GatewayCollector(
             self.counts,
             self.load,
@@ -168,15 +159,13 @@ class GatewayApp:
         )
         # Without a key in the settings nobody has it.
         metrics_key = metrics_key_of(settings) or secrets.token_urlsafe()
-        document = DocumentRoutes(table, collector, metrics_key)
+        document = DocumentRoutes(collector, metrics_key)
         self.change_watcher = ChangeWatcher(self.storage, settings.connections_max)
         dashboard = dashboard_routes(
             Parts(
                 self.storage,
-                handlers,
-                people,
+                services,
                 provider_of(settings),
-                alerts,
                 questions,
                 self.operators,
                 self.change_watcher,

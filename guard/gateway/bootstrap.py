@@ -11,10 +11,10 @@ from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.first_secrets import FirstSecrets
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import ANYTHING, NOTHING, within
-from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import ANYTHING, NOTHING, within
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 FIRST_ORGANISATION = "default"
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from guard.gateway.reading import Accounts
+from guard.gateway.reading import ReadQuotas
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class HttpConnections:
         self.strangers: dict[HttpConnection, None] = {}
         self.known: dict[str, dict[HttpConnection, None]] = {}
         # Of WebSockets too.
-        self.accounts = Accounts()
+        self.accounts = ReadQuotas()
 
     def make_room(self) -> bool:
         """Close one connection that is worth less than a new one; return whether there was one.

@@ -17,9 +17,9 @@ from guard.gateway.services.operators import OperatorService
 from guard.gateway.settings import DatabaseUrl, GatewaySettings, database_of
 from guard.gateway.storage.migrations import Migrator
 from guard.gateway.storage.port import Storage
-from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.rows import monotonic_clock_ms, wall_clock_ms
 from guard.version import installs
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from guard.gateway.admin import AdminClient
 from guard.gateway.app import GatewayApp
 from guard.gateway.bootstrap import first_run, new_admin_key
-from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.server import GatewayServer, bind, new_event_loop
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.tls import files_of, fingerprint

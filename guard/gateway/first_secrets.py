@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from guard.core.visible import quoted
 from guard.gateway.services.keys import ADMIN_PREFIX, SDK_PREFIX
 from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 from guard.gateway.settings import GatewaySettings, SettingError
@@ -90,7 +91,7 @@ def secret_of(value: str | None, file: Path | None, setting: str) -> tuple[str, 
     """
     if file is None:
         return setting, value
-    name = f"{setting}_file"
+    name, shown = f"{setting}_file", quoted(str(file))
     if value is not None:
         raise SettingError(name, f"has no effect beside {setting}: give one of them")
     try:
@@ -99,9 +100,9 @@ def secret_of(value: str | None, file: Path | None, setting: str) -> tuple[str, 
         text = read.decode("utf-8").rstrip("\r\n")
     except OSError as exc:
         reason = exc.strerror or exc
-        raise SettingError(name, f"names a file that cannot be read: {file}: {reason}") from None
+        raise SettingError(name, f"takes a file that can be read; {shown}: {reason}") from None
     except UnicodeDecodeError:
-        raise SettingError(name, f"takes a file of text in UTF-8, which {file} is not") from None
+        raise SettingError(name, f"takes a file of text in UTF-8, which {shown} is not") from None
     if not text:
-        raise SettingError(name, f"takes a file with the secret in it; {file} is empty")
+        raise SettingError(name, f"takes a file with the secret in it; {shown} is empty")
     return name, text

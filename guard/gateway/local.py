@@ -209,7 +209,7 @@ async def _remove_run(app: GatewayApp, key_id: str, organisation_id: str) -> Non
     from guard.gateway.domain.commands import Actor
     from guard.gateway.domain.errors import NotFoundError
     from guard.gateway.ledger import catalogue, directory
-    from guard.gateway.ledger.state import within
+    from guard.gateway.unit.state import within
 
     actor, storage, own = Actor("end of a run"), app.storage, within(organisation_id)
     with contextlib.suppress(NotFoundError):

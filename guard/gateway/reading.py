@@ -39,7 +39,7 @@ class Reader(Protocol):
         """Read the next slice."""
 
 
-class Account:
+class ReadQuota:
     """The use of the connections of one address or of one organisation.
 
     Time is a leaky bucket: each second that is used is paid back over ``1 / _SHARE`` seconds.
@@ -112,35 +112,35 @@ class Account:
             self._schedule()
 
 
-class Accounts:
+class ReadQuotas:
     """The accounts of one server, by address or organisation."""
 
     def __init__(self) -> None:
         # Weak: an account lives as long as a connection that uses it.
-        self._accounts: weakref.WeakValueDictionary[str, Account] = weakref.WeakValueDictionary()
+        self._accounts: weakref.WeakValueDictionary[str, ReadQuota] = weakref.WeakValueDictionary()
         # Or as long as it owes time: otherwise a client could connect anew to be free of it.
-        self._owing: set[Account] = set()
+        self._owing: set[ReadQuota] = set()
 
-    def of_address(self, host: str) -> Account:
+    def of_address(self, host: str) -> ReadQuota:
         """Return the account of an address, for a connection that has not shown a key.
 
-        >>> accounts = Accounts()
+        >>> accounts = ReadQuotas()
         >>> accounts.of_address("2001:db8::1") is accounts.of_address("2001:db8::2")
         True
         """
         return self._of(f"address {network_of(host)}", _HELD_BY_STRANGERS_MAX)
 
-    def of_organisation(self, organisation_id: str) -> Account:
+    def of_organisation(self, organisation_id: str) -> ReadQuota:
         """Return the account of an organisation."""
         return self._of(f"organisation {organisation_id}", _HELD_MAX)
 
-    def _of(self, whose: str, held_max: int) -> Account:
+    def _of(self, whose: str, held_max: int) -> ReadQuota:
         account = self._accounts.get(whose)
         if account is None:
-            account = self._accounts[whose] = Account(held_max)
+            account = self._accounts[whose] = ReadQuota(held_max)
         return account
 
-    def keep(self, account: Account) -> None:
+    def keep(self, account: ReadQuota) -> None:
         """Keep the account of a connection that ends for as long as it owes."""
         if not account.is_clear:
             self._owing.add(account)

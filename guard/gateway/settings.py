@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from guard.core import wire
+from guard.core.visible import quoted
 
 Check = Callable[[Any], Any]
 DATABASE: Final = Path("guard-gateway.sqlite3")
@@ -46,7 +47,7 @@ def _whole(low: int, high: int = 2**53) -> Check:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ValueError(
                 f"a whole number from {low} to {high}" if high < 2**53 else
-                f"a whole number, at least {low}"
+                f"a whole number, at least {low} and less than 2**53"
             )  # fmt: skip
 
     return check
@@ -58,7 +59,8 @@ def _networks(value: tuple[str, ...]) -> None:
             ipaddress.ip_network(each)
         except ValueError:
             raise ValueError(
-                f"addresses or networks such as 10.0.0.0/8; {each!r} is not an address or network"
+                "addresses or networks such as 10.0.0.0/8; "
+                f"{quoted(each)} is not an address or network"
             ) from None
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
 
+from guard.core.mistaken import did_you_mean
 from guard.core.wire import dollars
 from guard.core.written_numbers import read_dollars, read_duration, written_duration
+from guard.gateway.domain.setting_table import read_flag
 from guard.gateway.settings import DatabaseUrl, GatewaySettings, SettingError, database_of
 
 PREFIX: Final = "GUARD_GATEWAY_"
@@ -36,6 +37,7 @@ _KINDS_BY_NAME: Final[dict[str, Kind]] = {
 }
 _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _SIZE: Final = re.compile(r"(\d+) *([kmg]?)(i?b)?", re.IGNORECASE)
+_FIELD: Final = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 # An orchestrator sets these for a service that is called guard-gateway.
 _OF_AN_ORCHESTRATOR: Final = re.compile(r"GUARD_GATEWAY_(SERVICE_|PORT_\d)")
 
@@ -110,7 +112,7 @@ class Setting:
         """
         match self.kind:
             case "flag":
-                return _flag(given)
+                return read_flag(str(given))
             case "number":
                 return _number(given)
             case "size":
@@ -167,17 +169,9 @@ def load(
     Raises:
         SettingsError: a value, or the file, cannot be read.
     """
-    if config is None and environ.get(CONFIG_VARIABLE):
-        config = Path(environ[CONFIG_VARIABLE])
-    written = {} if config is None else _file(config)
-    values: dict[str, Any] = {}
+    values = {each.field: each.default for each in table()}
     sources: dict[str, str] = {}
-    for setting in table():
-        found = _given(setting, options, environ, written, config)
-        if found is None:
-            values[setting.field] = setting.default
-            continue
-        value, source, named = found
+    for setting, value, source, named in _given(options, environ, config):
         sources[setting.field] = source
         try:
             values[setting.field] = named.read(value)
@@ -187,9 +181,23 @@ def load(
     try:
         return GatewaySettings(**values)
     except SettingError as exc:
-        source = sources.get(exc.name, exc.name)
-        is_time = exc.name.endswith("_ms") and "ms" not in source.lower()
-        raise SettingsError(f"{source} {'takes more than 0' if is_time else exc.says}") from None
+        raise explained(exc, sources) from None
+
+
+def explained(exc: SettingError, sources: Mapping[str, str]) -> SettingsError:
+    """Return the same error with each setting called as it was given: an option, a variable.
+
+    Args:
+        exc: the error.
+        sources: where those were given that were, by field.
+    """
+    source = sources.get(exc.name, exc.name)
+    is_time = exc.name.endswith("_ms") and "ms" not in source.lower()
+    named = {each.field: each.option if source.startswith("--") else
+             each.variable if source.startswith(PREFIX) else each.name
+             for each in table()}  # fmt: skip
+    says = "takes more than 0" if is_time else exc.says
+    return SettingsError(f"{source} {_FIELD.sub(lambda m: named.get(m[0], m[0]), says)}")
 
 
 def origins(
@@ -200,42 +208,37 @@ def origins(
     Raises:
         SettingsError: the file cannot be read.
     """
-    if config is None and environ.get(CONFIG_VARIABLE):
-        config = Path(environ[CONFIG_VARIABLE])
-    written = {} if config is None else _file(config)
     places: dict[str, str] = {}
-    for setting in table():
-        found = _given(setting, options, environ, written, config)
-        if found is not None:
-            _, source, named = found
-            kind = {named.option: "command line", named.variable: "environment"}.get(source, "file")
-            places[setting.field] = f"{kind}: {source}"
+    for setting, _, source, named in _given(options, environ, config):
+        kind = {named.option: "command line", named.variable: "environment"}.get(source, "file")
+        places[setting.field] = f"{kind}: {source}"
     return places
 
 
 def _given(
-    setting: Setting, options: Mapping[str, Any], environ: Mapping[str, str],
-    written: Mapping[str, Any], config: Path | None,
-) -> tuple[Any, str, Setting] | None:  # fmt: skip
-    """Return a setting's value, its source, and the name that was used for it."""
+    options: Mapping[str, Any], environ: Mapping[str, str], config: Path | None
+) -> Iterator[tuple[Setting, Any, str, Setting]]:
+    """Yield each setting that was given: its value, its source, the name that was used for it."""
+    if config is None and environ.get(CONFIG_VARIABLE):
+        config = Path(environ[CONFIG_VARIABLE])
+    written = {} if config is None else _file(config)
     sources: tuple[Callable[[Setting], tuple[Any, str]], ...] = (
         lambda each: (options.get(each.name), each.option),
         lambda each: (environ.get(each.variable) or None, each.variable),
         lambda each: (written.get(each.name), f"{config}: {each.name}"),
     )
-    for of in sources:
-        for named in setting.names:
-            value, source = of(named)
-            if value is not None and value != ():
-                return value, source, named
-    return None
+    for setting in table():
+        found = ((*of(named), named) for of in sources for named in setting.names)
+        first = next((each for each in found if each[0] not in (None, ())), None)
+        if first is not None:
+            yield setting, *first
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a sentence for each ``GUARD_GATEWAY_*`` variable that is not a setting."""
     known = {CONFIG_VARIABLE, *(each.variable for each in _all_names())}
     return [
-        f"{name} is not a setting{_meant(name, known)}"
+        f"{name} is not a setting{did_you_mean(name, known, 1)}"
         for name in sorted(environ)
         if name.startswith(PREFIX) and name not in known and not _OF_AN_ORCHESTRATOR.match(name)
     ]
@@ -252,17 +255,12 @@ def _file(path: Path) -> dict[str, Any]:
     known = {each.name for each in _all_names()}
     for name in written:
         if name not in known:
-            raise SettingsError(f"{path}: {name} is not a setting{_meant(name, known)}")
+            raise SettingsError(f"{path}: {name} is not a setting{did_you_mean(name, known, 1)}")
     return written
 
 
 def _all_names() -> list[Setting]:
     return [named for setting in table() for named in setting.names]
-
-
-def _meant(name: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _hint(value: Any) -> str:
@@ -276,19 +274,8 @@ def _hint(value: Any) -> str:
 
 def _text(given: Any) -> str:
     if not isinstance(given, str | Path) or not str(given).strip():
-        raise ValueError("a text")
+        raise ValueError("a text that is not empty")
     return str(given).strip()
-
-
-def _flag(given: Any) -> bool:
-    if isinstance(given, bool):
-        return given
-    text = str(given).strip().lower()
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("true or false")
 
 
 def _number(given: Any) -> int:
@@ -297,7 +284,7 @@ def _number(given: Any) -> int:
             raise ValueError
         return int(given)
     except (TypeError, ValueError):
-        raise ValueError("a whole number") from None
+        raise ValueError("a whole number, such as 100") from None
 
 
 def _size(given: Any) -> int:

@@ -34,7 +34,7 @@ from guard.gateway.api.socket import (
     Socket,
 )
 from guard.gateway.domain import render
-from guard.gateway.reading import Accounts
+from guard.gateway.reading import ReadQuotas
 from guard.gateway.uvicorn_http import Config, ServerState
 
 PING_INTERVAL_S: Final = 20.0
@@ -83,7 +83,7 @@ class SocketProtocol(asyncio.Protocol):
 
     endpoint: ClassVar[Endpoint]
     bytes_max: ClassVar[int]
-    accounts: ClassVar[Accounts]
+    accounts: ClassVar[ReadQuotas]
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]

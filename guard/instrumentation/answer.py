@@ -10,6 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from guard.core.events import InstrumentedCall
 from guard.core.input_ratios import InputRatios
+from guard.core.model_names import is_release_of
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Recording, Usage, read_body, read_recorded
 from guard.core.usage.cut_short import is_cut_short
@@ -47,6 +48,9 @@ class Lessons(Protocol):
     def ratio_rose(self, model: str | None) -> None:
         """Hold more for open requests whose model turned out to make more tokens of a prompt."""
 
+    def untrusted(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what of an answer's numbers lets it cost its bound, and report it."""
+
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""
 
@@ -78,14 +82,16 @@ def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) ->
 
     Args:
         call: a call that has ended.
-        event: of the call.
+        event: the event of the call.
         reports: takes what the answer shows.
     """
     usage, event.streamed = _usage(call)
     bound, hold = call.bound, call.hold
     # Set here too, for work that is not finished: `goes_on` copies the event.
     event.requested_model = None if bound is None else bound.model
-    is_exact = usage is not None and not usage.later and not usage.estimated
+    if usage is not None and usage.strangers:
+        usage = replaced(usage, strangers=_judged(call, usage, reports))
+    is_exact = usage is not None and not usage.later and not usage.estimated and not usage.strangers
     if usage is not None and not usage.later:
         if usage.fees is None:
             usage = _with_fees(call, usage)
@@ -117,9 +123,24 @@ def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) ->
         event.requested_model = _requested_model(call, event.usage)
 
 
+def _judged(call: Call, usage: Usage, reports: AnswerReports[Call]) -> tuple[str, ...]:
+    """Return the numbers of an answer that let it cost its bound, and name them.
+
+    Its vendor's own word on the cost includes them; at another host nobody can list them.
+    """
+    if usage.cost_nanousd is not None or not call.endpoint.is_vendors:
+        return ()
+    return reports.untrusted(usage.strangers)
+
+
 def _requested_model(call: AnsweredCall, usage: Usage) -> str | None:
     """Return the model that was asked for if another has answered, or did last; else None."""
     asked = None if call.bound is None else call.bound.model
+    if call.bound is not None and usage.model is not None:
+        # One of several that were named: it teaches nothing about the first of them.
+        for each in call.bound.models:
+            if is_release_of(usage.model, each):
+                return each
     is_itself = usage.model == asked and (call.hold is None or call.hold.prices(asked))
     return None if is_itself else asked
 

@@ -62,6 +62,8 @@ def charged(
         top_speed(provider_of(ended.host), model) is not None,
     )
     charge = charge_of(seen)
+    if counted is not None and counted.strangers and charge is not ChargeBy.NOTHING:
+        charge = ChargeBy.BOUND  # something in it is charged that nothing here knows
     # 1. A poll will say what it cost.
     if charge is ChargeBy.LATER:
         return None if hold is None else _going_on(ended, counted, hold, model)

@@ -10,21 +10,24 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from types import FrameType, ModuleType
-from typing import Any, Final, Protocol
+from types import ModuleType
+from typing import Any, Final
 
 from msgspec import structs
 
 from guard.breaker.exceptions import GuardBlockedException
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
+from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage, find_endpoint
+from guard.core.usage.counters import can_cost
 from guard.core.usage.ends import Ending
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.usage.vendors import names_llm, names_unpriced
 from guard.core.wire import RESPONSE_ID_BYTES_MAX, RESPONSE_ID_LENGTH_MAX, fitted
 from guard.instrumentation import patching
+from guard.instrumentation.account import Account
 from guard.instrumentation.answered_tiers import AnsweredTiers
 from guard.instrumentation.include_usage import StreamUsage
 from guard.instrumentation.later_work import LaterWork, Work
@@ -34,11 +37,10 @@ from guard.instrumentation.output_limits import OutputLimits
 from guard.instrumentation.realtime import RealtimeSession
 from guard.instrumentation.request_gate import RequestGate
 from guard.instrumentation.request_spans import RequestSpan
-from guard.instrumentation.tool_watch import ToolGate
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.instrumentation.unseen import BY_PATH, UNSEEN_EVENT, UnseenRequests
 from guard.loop import held_forks
-from guard.scope.scope import Scope, current_scope
+from guard.scope.scope import Scope, account_in, current_scope
 
 logger = logging.getLogger("guard.instrumentation")
 
@@ -54,17 +56,6 @@ _UNREAD_MAX: Final = 128
 """Maximum answers kept for later reading: somewhat more than a batch of events."""
 
 
-class RecordEvent(Protocol):
-    """Takes an event; see ``EventPipeline.record``."""
-
-    def __call__(self, kind: str, payload: Any, scope: Scope | None = None) -> int:
-        """Put an event into the buffer."""
-
-
-def _nothing(*request: object) -> None:
-    """Default: requests are not tracked for kills."""
-
-
 class Instrumentation:
     """Observes the process's HTTP clients; installs and removes the hooks. Any thread.
 
@@ -72,52 +63,35 @@ class Instrumentation:
     records it, :meth:`reported` takes its usage when the answer is read.
 
     Args:
-        record: takes an ``llm`` event.
-        check: raises when the scope's next LLM request must not go out; returns true when it
-            would be refused but goes out, because guard only observes. Then it needs no cover.
-        enter: registers a request, in the thread of a frame or, without one, in the calling
-            task, so that a kill can stop it; returns None where that is not needed. The second
-            argument is whether it is an LLM request.
-        leave: forgets what ``enter`` returned.
-        tools: decides about the tools that answers ask for; None checks none.
+        own: the account of the process's own key. Requests in the scope of a caller belong to
+            the caller's.
         inject_stream_usage: whether streams are asked for their usage.
-        request_gate: covers each LLM request before it is sent; None lets them go out as they
-            are.
         unread: where answers wait to be read.
         price_local: whether models at local addresses are priced like all others.
+        trusted: what costs nothing besides although it is not known, such as ``tool:NAME``.
         max_output_tokens: is put into gated requests that have no limit, where the vendor takes
             one; None leaves requests alone.
     """
 
     def __init__(
         self,
-        record: RecordEvent,
-        check: Callable[[Scope], object],
+        own: Account,
         *,
-        enter: Callable[[FrameType | None, bool], Any] = _nothing,
-        leave: Callable[[Any], None] = _nothing,
-        tools: ToolGate | None = None,
         inject_stream_usage: bool = False,
-        request_gate: RequestGate | None = None,
         max_output_tokens: int | None = None,
         unread: UnreadAnswers | None = None,
         price_local: bool = False,
+        trusted: frozenset[str] = frozenset(),
     ) -> None:
-        # Where requests go. Replaced once, by `divert`, attribute by attribute: a request of
-        # another thread may use old and new ones, which both know the process's own account.
-        self._record = record
-        self._check = check
-        self.enter = enter
-        self.leave = leave
-        self.tools = tools
+        self._own = own
         # What is learnt from answers, for the requests to come. Kept in a forked child.
         self.stream_usage = StreamUsage(inject_stream_usage)
-        self._gate = request_gate
         self._max_output_tokens = max_output_tokens
         self.ratios = InputRatios()
         self.limits = OutputLimits()
         self.tiers = AnsweredTiers()
         self._local = LocalHosts(price_local)
+        self.trusted = trusted
         # A module that is slow to load, since it knows every vendor's request format. Loaded by a
         # timer of the background loop, or by the first request if that is earlier.
         self._bounds: ModuleType | None = None
@@ -152,19 +126,9 @@ class Instrumentation:
         # The newest responses by caller with vendor and by id, the oldest first.
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def divert(
-        self,
-        record: RecordEvent,
-        check: Callable[[Scope], object],
-        *,
-        enter: Callable[[FrameType | None, bool], Any],
-        leave: Callable[[Any], None],
-        tools: ToolGate,
-        request_gate: RequestGate | None,
-    ) -> None:
-        """Replace what takes and decides everything from here on; arguments as for the class."""
-        self._record, self._check, self._gate = record, check, request_gate
-        self.enter, self.leave, self.tools = enter, leave, tools
+    def account(self, scope: Scope) -> Account:
+        """Return the account that requests of a scope belong to."""
+        return account_in(scope, self._own)
 
     def prepare(self) -> None:
         """Load the modules that :meth:`install` needs; called while ``init`` awaits the gateway."""
@@ -288,13 +252,14 @@ class Instrumentation:
             self.unseen.note(host, path, _UNPRICED)
             self._report_unseen(host, _UNPRICED)
         scope = current_scope.get()
+        account = account_in(scope, self._own)
         # Before the check, so that a refusal has a span too.
         span = RequestSpan.begin(endpoint, host, path, scope) if endpoint.asks else None
         call: ObservedCall | None = None
         try:
-            observed = endpoint.asks and bool(self._check(scope))
+            observed = endpoint.asks and bool(account.check_request(scope))
             call = ObservedCall(self, endpoint, scope, host, path, body, span)
-            self._admit(call, path, body, replace, observed=observed)
+            self._admit(account, call, path, body, replace, observed=observed)
             if span is not None and observed:
                 span.decision = "observed"
             # From here on every end of the call is recorded, or returns its money.
@@ -312,6 +277,7 @@ class Instrumentation:
 
     def _admit(
         self,
+        account: Account,
         call: ObservedCall,
         path: str,
         body: Callable[[], bytes],
@@ -329,14 +295,15 @@ class Instrumentation:
         if call.started_s >= patching.next_look_s:
             patching.look()
         if call.endpoint.asks:
-            gate, tools = self._gate, self.tools
+            gate, tools = account.request_gate, account.tools
             if gate is not None and not observed:
-                self._cover(gate, call, path, body, replace)
+                self._cover(account, gate, call, path, body, replace)
             if tools is not None and tools.applies(call.scope):
                 tools.results(body())
 
     def _cover(
         self,
+        account: Account,
         gate: RequestGate,
         call: ObservedCall,
         path: str,
@@ -356,7 +323,11 @@ class Instrumentation:
         # 2. What the request can cost at most. Answers may have shown that its tier is dearer, or
         #    its host one's own.
         bounds = self._bounds or self.load_bounds()
-        bound = bounds.bound_of(endpoint.format, path, content, self.ratios)
+        trusted = self.trusted if endpoint.is_vendors else None
+        known: tuple[Any, ...] = (self.ratios, trusted)
+        if trusted is not None and (facts := account.facts) is not None:
+            known = (self.ratios, trusted | facts.trusted, facts.bodies)
+        bound = bounds.bound_of(endpoint.format, path, content, *known)
         is_known = endpoint.certain or (bound.model is not None and not endpoint.is_unlisted)
         if not is_known and not names_llm(path, content):
             return  # a path such as /v1/messages of something else
@@ -364,11 +335,14 @@ class Instrumentation:
         if endpoint.is_local and self._local.are_free(call.host):
             bound = structs.replace(bound, local=True)
         # 3. Put the limit in, where the request has none; then it can cost less.
-        if tokens is not None and replace is not None and bound.output_tokens is None:
+        if bound.unknown or bound.unjudged or bound.trusted:
+            self._note_unknown(bound)
+        can_limit = not bound.unknown and bound.output_tokens is None
+        if tokens is not None and replace is not None and can_limit:
             put = self.limits.put(endpoint.format, call.host, path, bound.model, content, tokens)
             if put is not None and replace(put.body):
                 call.limited_body = put
-                limit = bounds.bound_of(endpoint.format, path, put.body, self.ratios)
+                limit = bounds.bound_of(endpoint.format, path, put.body, *known)
                 bound = structs.replace(limit, local=bound.local, terms=bound.terms)
         # 4. Cover it from a lease. If the lease has too little left, read the answers that wait:
         #    until then each holds its bound, which is mostly far more than it cost.
@@ -377,6 +351,15 @@ class Instrumentation:
         if call.uncovered and self._unread.calls:
             self._unread.read()
             call.cover(gate, bound, replace)
+
+    def _note_unknown(self, bound: RequestBound) -> None:
+        """Name what a request holds that is not known here."""
+        for name in bound.unknown:
+            self.unseen.note_unknown(name, is_dear=True)
+        for name in bound.unjudged:
+            self.unseen.note_unknown(name, is_dear=False)
+        for name in bound.trusted:
+            self.unseen.note_trusted(name)
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
         """Check a WebSocket and start observing it; None when it does not lead to an LLM.
@@ -389,7 +372,7 @@ class Instrumentation:
         if provider is None:
             return None
         self.check_session()
-        if self._gate is not None:
+        if self.account(current_scope.get()).request_gate is not None:
             self.unseen.note_session(host, path)
         session = RealtimeSession(self, provider, host, query)
         self._sessions[session] = None
@@ -397,14 +380,15 @@ class Instrumentation:
 
     def check_session(self) -> None:
         """Raise if the current scope's next LLM request must not go out."""
-        self._check(current_scope.get())
+        scope = current_scope.get()
+        self.account(scope).check_request(scope)
 
     def session_used(self, call: InstrumentedCall, scope: Scope) -> None:
         """Record what a response of a session used; never raises."""
         try:
             if call.usage is not None:
                 call.usage = _as_taken(call.usage)
-            self._record("llm", call, scope)
+            self.account(scope).record("llm", call, scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
 
@@ -428,6 +412,11 @@ class Instrumentation:
             GuardBlockedException: such requests are refused here. The program can go on: it may
                 only tell about itself there.
         """
+        facts = self.account(current_scope.get()).facts
+        name = f"path:{host}{path}"
+        if name in self.trusted or (facts is not None and name in facts.trusted):
+            self.unseen.note_trusted(name)
+            return
         if self.refuse_unseen is None:
             self.unseen.note(host, path, _UNKNOWN)
             self._report_unseen(host, _UNKNOWN)
@@ -435,7 +424,8 @@ class Instrumentation:
         self.unseen.note_refused(host, path)
         raise GuardBlockedException(
             workflow_id=current_scope.get().workflow_id,
-            reason=f"what {host}{path} costs is not known; --allow-unseen lets it go",
+            reason=f"what {host}{path} costs is not known here; trust it with "
+            f"--trust path:{host}{path}",
             action=BY_PATH,
         )
 
@@ -445,7 +435,8 @@ class Instrumentation:
             return
         self._reported[host] = None
         try:
-            self._record(UNSEEN_EVENT, {"host": host, "why": why}, current_scope.get())
+            scope = current_scope.get()
+            self.account(scope).record(UNSEEN_EVENT, {"host": host, "why": why}, scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
 
@@ -453,13 +444,17 @@ class Instrumentation:
         """Report a host whose session ended, or whose answer came, without any usage.
 
         Args:
-            host: of the request.
+            host: the host of the request.
             is_held: whether money was set aside for it, which is charged now.
         """
         if host not in self._unseen and len(self._unseen) < _UNSEEN_HOSTS_MAX:
             self._unseen[host] = None
             charged = "it is charged what was set aside for it" if is_held else "it is not charged"
             logger.warning("an LLM answer of %s held no usage that can be read: %s", host, charged)
+
+    def read_answers(self) -> None:
+        """Read the answers that were recorded unread: what they have cost is known then."""
+        self._unread.read()
 
     def ended(self, call: ObservedCall, ending: Ending) -> None:
         """Record a call that has ended, unless another thread does; never raises.
@@ -494,14 +489,14 @@ class Instrumentation:
             #    in `unread` may be read, and its money be free, at any moment. An answer of
             #    several models (`condense`) becomes several events, so it is read at once.
             if endpoint.asks and call.is_small and endpoint.condense is None:
-                self._record("llm", payload, call.scope)
+                account_in(call.scope, self._own).record("llm", payload, call.scope)
                 unread = self._unread.calls
                 unread.append(payload)
                 if len(unread) >= _UNREAD_MAX or call.names_another:
                     self._unread.read()
             # 2. Read at once, and there is something to report.
             elif usage_of(payload) is not None:
-                self._record("llm", payload, call.scope)
+                account_in(call.scope, self._own).record("llm", payload, call.scope)
             # 3. Nothing to report: its place in the journal would be charged if the process died.
             elif payload.entry is not None:
                 payload.entry.clear()
@@ -605,6 +600,13 @@ class Instrumentation:
             tokens = self.ratios.tokens(model, bound.text_tokens)
             if tokens > (bound.input_tokens or tokens):
                 hold.raise_input(tokens)
+
+    def untrusted(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what of an answer's numbers lets it cost its bound, and report all of them."""
+        found = tuple(name for name in names if name not in self.trusted)
+        for name in found:
+            self.unseen.note_unknown(name, is_dear=can_cost(name))
+        return tuple(filter(can_cost, found))
 
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""

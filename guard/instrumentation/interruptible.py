@@ -16,7 +16,9 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 from guard.instrumentation import patching
+from guard.instrumentation.account import Account
 from guard.instrumentation.observed_call import call_being_sent
+from guard.scope.scope import current_scope
 
 _END: Final = object()
 """Sentinel that an iterator returns at its end."""
@@ -120,24 +122,30 @@ class AsyncChunks:
 
 
 def _needed(frame: FrameType | None) -> bool:
-    observer = patching.active()
-    if observer is None:
+    account = _account()
+    if account is None:
         return False
     # Registered and removed at once, to find out: the result is the same for every chunk.
-    request = observer.enter(frame, True)
+    request = account.enter_request(frame, True)
     if request is None:
         return False
     request.end(None)
-    observer.leave(request)
+    account.leave_request(request)
     return True
 
 
-def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> Any:
+def _account() -> Account | None:
+    """Return the account that requests of the current scope belong to; None if none is observed."""
     observer = patching.active()
+    return None if observer is None else observer.account(current_scope.get())
+
+
+def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> Any:
+    account = _account()
     # This frame: a kill acts on what this function calls, and on nothing around it.
-    request = None if observer is None else observer.enter(sys._getframe(), llm)
+    request = None if account is None else account.enter_request(sys._getframe(), llm)
     _note_sent(llm)
-    if observer is None or request is None:
+    if account is None or request is None:
         return function(*args, **options)
     try:
         result = function(*args, **options)
@@ -150,7 +158,7 @@ def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> A
             raise
         raise error from None
     finally:
-        observer.leave(request)
+        account.leave_request(request)
 
 
 def _note_sent(llm: bool) -> None:
@@ -166,13 +174,13 @@ def _note_sent(llm: bool) -> None:
 def _await(
     llm: bool, function: Callable[..., Awaitable[Any]], args: Any, options: Any
 ) -> Awaitable[Any]:
-    observer = patching.active()
+    account = _account()
     # Before the coroutine is made: if a kill raises here, none is left that is never awaited.
-    request = None if observer is None else observer.enter(None, llm)
+    request = None if account is None else account.enter_request(None, llm)
     _note_sent(llm)
-    if observer is None or request is None:
+    if account is None or request is None:
         return function(*args, **options)
-    return _awaited(observer.leave, request, function(*args, **options))
+    return _awaited(account.leave_request, request, function(*args, **options))
 
 
 async def _awaited(

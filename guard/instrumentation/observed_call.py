@@ -22,6 +22,7 @@ from guard.core.usage import (
 from guard.core.usage.ends import Ending, may_be_billed
 from guard.core.usage.tool_scan import ToolScanner
 from guard.instrumentation import open_streams
+from guard.instrumentation.account import Account
 from guard.instrumentation.answer import Lessons, settle
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
@@ -36,7 +37,7 @@ from guard.instrumentation.sending import (
     status_of,
 )
 from guard.instrumentation.stream_watch import StreamWatch, watch_of
-from guard.instrumentation.tool_watch import ToolGate, ToolWatch
+from guard.instrumentation.tool_watch import ToolWatch
 from guard.scope.scope import Scope
 
 _SMALL_BYTES: Final = 64 * 1024
@@ -61,8 +62,8 @@ class CallReports(Lessons, Protocol):
     stream_usage: StreamUsage
     """Asks streams for their usage."""
 
-    tools: ToolGate | None
-    """Decides about the tools that answers ask for."""
+    def account(self, scope: Scope) -> Account:
+        """Return the account that requests of a scope belong to."""
 
     def ended(self, call: ObservedCall, ending: Ending) -> None:
         """Record a call that has ended, unless another thread does; never raises."""
@@ -102,7 +103,7 @@ class ObservedCall:
         scope: the scope in which the request was made.
         host, path: of the URL.
         body: returns the request's body.
-        span: of the request, in the program's own tracing; None without one.
+        span: the span of the request, in the program's own tracing; None without one.
 
     Attributes:
         started_s: when it was made, by the monotonic clock.
@@ -111,7 +112,7 @@ class ObservedCall:
             nothing, whatever ends it.
         ended_s: when its answer, or the wait for it, was over.
         ending: how it ended.
-        status: of its answer; None while there is none.
+        status: the status of its answer; None while there is none.
         recording: the recorded part of the stream that is being read.
         filter: removes the usage chunk from a stream whose caller did not ask for it.
         limited_body: the limit on the output that guard has put into it; None without one.
@@ -481,7 +482,7 @@ class ObservedCall:
         return content if isinstance(content, bytes) else None
 
     def _tool_watch(self, encoding: str | Callable[[], str]) -> ToolWatch | None:
-        gate = self._reports.tools
+        gate = self._reports.account(self.scope).tools
         if gate is None or not gate.applies(self.scope) or not self.endpoint.names_tools:
             return None
         if not isinstance(encoding, str):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
+from guard.instrumentation.account import Account
 from guard.instrumentation.include_usage import StreamUsage
 from guard.instrumentation.observed_call import ObservedCall
 from guard.instrumentation.realtime import RealtimeSession
@@ -43,6 +43,9 @@ class Observer(Protocol):
             Refusal: such requests are refused here.
         """
 
+    def read_answers(self) -> None:
+        """Read the answers that were recorded unread: what they have cost is known then."""
+
     def unknown_path(self, host: str, path: str) -> None:
         """Report a request to a path of a vendor's of which it is not known what it costs.
 
@@ -50,12 +53,5 @@ class Observer(Protocol):
             GuardBlockedException: such requests are refused here.
         """
 
-    def enter(self, frame: FrameType | None, llm: bool, /) -> Any:
-        """Register a request so that a kill can stop it; None where that is not needed.
-
-        Raises:
-            WorkflowKilledInterrupt: the workflow is killed already.
-        """
-
-    def leave(self, request: Any, /) -> None:
-        """Forget what :meth:`enter` returned."""
+    def account(self, scope: Scope) -> Account:
+        """Return the account that requests of a scope belong to."""

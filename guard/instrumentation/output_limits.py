@@ -101,10 +101,10 @@ class OutputLimits:
         """Return a request's body with a limit on each answer; None where none can be put in.
 
         Args:
-            response_format: of the endpoint that the URL belongs to.
+            response_format: the format of the endpoint that the URL belongs to.
             host, path: of the URL.
             model: the model that was asked for.
-            body: of the request.
+            body: the body of the request.
             tokens: the limit on each answer; lowered where the vendor is known to accept less.
         """
         from guard.core.bounds import with_output_limit  # loaded when the request was bounded

@@ -36,8 +36,8 @@ def is_at(host: str | None, port: int | str | None) -> bool:
     """Return whether a request goes to the proxy.
 
     Args:
-        host: of its URL, in lower case.
-        port: of its URL; None where the URL has none.
+        host: the host of its URL, in lower case.
+        port: the port of its URL; None where the URL has none.
     """
     if known is None or port is None or str(port) != str(known[1]):
         return False

@@ -44,7 +44,7 @@ _HOOKS: Final[dict[str, str]] = {
 }
 """Maps a client's or framework's module to the module here whose ``patch(module)`` hooks it."""
 
-TAKEN_OUT: Final = "other code has taken guard's hook out of its client, which is hooked again now"
+TAKEN_OUT: Final = "other code has removed guard's hook from an HTTP client; guard has put it back"
 
 # Written under `_lock`. The wrappers read it without: it is replaced as a whole.
 _active: Observer | None = None

@@ -108,7 +108,7 @@ class RequestGate(Protocol):
         """Ask the gateway; blocks the calling thread.
 
         Args:
-            scope: of the request.
+            scope: the scope of the request.
             bound: what it can cost at most.
             limit: puts an output limit into the request, where the gateway has set less aside
                 than was asked for. Called before this returns, in the same thread or task.

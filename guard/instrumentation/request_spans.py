@@ -11,6 +11,7 @@ from guard.core.events import InstrumentedCall
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Endpoint, Usage
 from guard.core.usage.ends import Ending
+from guard.instrumentation.request_gate import RequestCover
 from guard.scope.scope import Scope
 from guard.telemetry import conventions as names
 from guard.telemetry import metrics
@@ -28,20 +29,6 @@ _LOST: Final = "lost"
 """The error of an answer that was cut off."""
 
 
-class SpannedHold(Protocol):
-    """The money set aside for a request; see ``RequestCover``."""
-
-    reservation_id: str | None
-
-    @property
-    def amount_nanousd(self) -> int | None:
-        """The money that was set aside."""
-
-    @property
-    def cost_nanousd(self) -> int | None:
-        """What the request has cost; None while that is not known here."""
-
-
 class SpannedCall(Protocol):
     """A request that has a span; see ``ObservedCall``."""
 
@@ -52,7 +39,7 @@ class SpannedCall(Protocol):
     ending: Ending
 
     @property
-    def hold(self) -> SpannedHold | None:
+    def hold(self) -> RequestCover | None:
         """The money set aside for it."""
 
 
@@ -67,7 +54,7 @@ class RequestSpan:
         labels: attributes of the span that are the metrics' attributes as well.
 
     Attributes:
-        decision: of guard, if the request goes out: ``allowed`` or ``observed``.
+        decision: the decision of guard, if the request goes out: ``allowed`` or ``observed``.
     """
 
     __slots__ = ("_labels", "_span", "decision")

@@ -38,7 +38,7 @@ class Seam:
         self.owner = owner
         self.name = name
         self._wrap = wrap
-        # By wrapper of guard's: what it was put around, as it was in the class (perhaps a
+        # What each of guard's wrappers was put around, as it was in the class (perhaps a
         # descriptor). Weak: a wrapper that another tool has dropped is forgotten.
         self._wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         # What was in the class when guard's wrapper was last known to be called, perhaps another

@@ -81,7 +81,7 @@ class ToolCaller(Struct, frozen=True):
     """A class whose methods call a tool.
 
     Attributes:
-        package: of the framework.
+        package: the package of the framework.
         module, owner: the class.
         name_of: reads the tool's name.
         calls, awaited, streamed: its methods that are called, awaited, or iterated over

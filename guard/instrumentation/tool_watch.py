@@ -94,7 +94,7 @@ class ToolWatch:
         """Scan the next bytes; :meth:`settle` then decides about the tools that they ask for.
 
         Args:
-            chunk: of the answer; may be empty.
+            chunk: the next bytes of the answer; may be empty.
             last: whether the answer ends with it.
 
         Raises:

@@ -8,14 +8,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from guard.core.tool_rules import FRAMEWORK, REFUSED, TOOL
+from guard.core.tool_rules import DEAR, FRAMEWORK, REFUSED, TOOL, TRUSTED, UNJUDGED
+from guard.core.visible import one_line
 
 logger = logging.getLogger("guard.instrumentation")
 
 BY_PATH: Final = "path"
 """The ``action`` of a refusal of a path of which it is not known what it costs."""
 
+_SAID: Final = "it is trusted"
 _NAMES_MAX: Final = 100
+_OTHERS: Final = (TOOL, FRAMEWORK, REFUSED, DEAR, UNJUDGED, TRUSTED)
 
 UNSEEN_EVENT: Final = "sdk.unseen"
 """Kind of the event that reports an unmetered host, so that operators can be alerted."""
@@ -52,6 +55,28 @@ class UnseenRequests:
         """
         self._count(f"{REFUSED}{host}{path}", "%s was not sent: %s", "what it costs is not known")
 
+    def note_unknown(self, name: str, *, is_dear: bool) -> None:
+        """Count a request with something that is not known here.
+
+        Args:
+            name: such as ``tool:NAME``.
+            is_dear: whether the whole context of its model is held for it.
+        """
+        if is_dear:
+            why = f"it costs all that it may, unless --trust {name}"
+            self._count(f"{DEAR}{name}", "a request has %s, which is not known here: %s", why)
+        else:
+            why = "nothing is held for it"
+            self._count(f"{UNJUDGED}{name}", "a request has %s, which is not known here: %s", why)
+
+    def note_trusted(self, name: str) -> None:
+        """Count a request with something that costs nothing besides by somebody's word.
+
+        Args:
+            name: such as ``tool:NAME``.
+        """
+        self._count(f"{TRUSTED}{name}", "a request has %s, for which nothing is held: %s", _SAID)
+
     def note_session(self, host: str, path: str) -> None:
         """Count a realtime session: it is metered, but nothing is set aside for it.
 
@@ -65,7 +90,7 @@ class UnseenRequests:
         """Count a tool that has run without a check.
 
         Args:
-            name: of the tool.
+            name: the name of the tool.
         """
         why = "its result was sent to a model"
         self._count(f"{TOOL}{name[:256]}", "%s has run without a check: %s", why)
@@ -81,7 +106,10 @@ class UnseenRequests:
             if name not in self._counts:
                 if len(self._counts) >= _NAMES_MAX:
                     return
-                logger.warning(said, name.removeprefix(REFUSED), why)
+                shown = name
+                for kind in (REFUSED, DEAR, UNJUDGED, TRUSTED):
+                    shown = shown.removeprefix(kind)
+                logger.warning(said, one_line(shown), one_line(why))
             self._counts[name] += 1
             counts = dict(self._counts)
         # Outside of the lock, because it writes a file. Two threads may report in the other order;
@@ -91,9 +119,7 @@ class UnseenRequests:
 
     def counts(self) -> tuple[tuple[str, int], ...]:
         """Return the requests' names and counts, the most frequent first."""
-        return tuple(
-            each for each in self._all() if not each[0].startswith((TOOL, FRAMEWORK, REFUSED))
-        )
+        return tuple(each for each in self._all() if not each[0].startswith(_OTHERS))
 
     def tools(self) -> tuple[tuple[str, int], ...]:
         """Return the tools that have run without a check, with counts, the most frequent first."""

@@ -34,7 +34,7 @@ class RunningTool:
     changes is one atomic operation.
 
     Attributes:
-        name: of the tool.
+        name: the name of the tool.
         seen_by: the kinds of watchers that have seen the call. Each kind sees a call once: what it
             sees again is another call, which is asked about anew.
         is_over: whether it has ended. Tasks that it has started may still run, but their calls are

@@ -5,20 +5,20 @@ and closes within a deadline.
 """
 
 from guard.loop.admission import Admission, AdmissionError, Concurrency, Ticket
-from guard.loop.arrival import Arrival
 from guard.loop.background import BackgroundLoop, LoopClosedError
 from guard.loop.forks import held_forks
 from guard.loop.patience import PATIENCE_S, catch_up, fair_timeout
+from guard.loop.tasks import Tasks
 from guard.loop.threads import in_thread
 
 __all__ = [
     "PATIENCE_S",
     "Admission",
     "AdmissionError",
-    "Arrival",
     "BackgroundLoop",
     "Concurrency",
     "LoopClosedError",
+    "Tasks",
     "Ticket",
     "catch_up",
     "fair_timeout",

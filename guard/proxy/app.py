@@ -16,6 +16,7 @@ from guard.gateway.api.http import JSON, Receive, Scope, Send, has_bearer, send_
 from guard.loop.quiet import no_cookies
 from guard.proxy.admission import RequestAdmission
 from guard.proxy.counts import Counted, ProxyCounts
+from guard.proxy.custody import Custody
 from guard.proxy.exchange import Exchange
 from guard.proxy.incoming import Incoming
 from guard.proxy.refusals import REFUSED, ErrorAnswer, dialect_of
@@ -47,6 +48,7 @@ class ProxyApp:
         counts: of requests and bytes.
         seen: called before each request to a model.
         metrics_key: for ``/metrics``; None where only its own user can connect.
+        custody: what passes where it holds the vendors' keys; None where programs send them.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class ProxyApp:
         counts: ProxyCounts,
         seen: Callable[[], None] = lambda: None,
         metrics_key: str | None = None,
+        custody: Custody | None = None,
     ) -> None:
+        self._custody = custody
         self._upstreams = upstreams
         self._admission = admission
         self._counts = counts
@@ -109,6 +113,7 @@ class ProxyApp:
             send,
             counted,
             self._seen,
+            self._custody,
         )
         # In a task of its own, which is cancelled when the program leaves: that may happen at any
         # moment, also while the request waits in line or for a person.

@@ -14,17 +14,21 @@ import click
 
 import guard
 from guard.breaker.exceptions import BreakerError
+from guard.core.visible import quoted
 from guard.core.written_numbers import read_duration
 from guard.gateway.cli.numbers import Whole, read_by
 from guard.gateway.server import PortInUseError, base_url, bind
 from guard.gateway.services import logs
+from guard.proxy.accounts import AccountsError, UpstreamAccounts
 from guard.proxy.admission import OwnKey, RequestAdmission
 from guard.proxy.app import ProxyApp
 from guard.proxy.callers import CallersKeys
 from guard.proxy.counts import ProxyCounts
+from guard.proxy.custody import Custody
 from guard.proxy.server import DRAIN_S, ProxyServer
 from guard.proxy.upstreams import Upstreams
 from guard.running.child import refuse_unseen
+from guard.running.plan import read_trusted
 
 PORT: Final = 8788
 
@@ -47,7 +51,7 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
         name, equals, url = text.partition("=")
         if not equals:
             raise click.BadParameter(
-                f"{text!r} is no NAME=URL, such as custom/own=https://llm.example"
+                f"{quoted(text)} is no NAME=URL; write custom/own=https://llm.example"
             )
         named[name.strip()] = url
     try:
@@ -64,8 +68,18 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
               help="For one person: charge this user's local gateway, without keys.")  # fmt: skip
 @click.option("--upstream", "upstreams", multiple=True, metavar="NAME=URL", callback=_upstreams,
               help="A vendor's other address, or custom/NAME for one more. Repeats.")  # fmt: skip
+@click.option("--accounts", "accounts_file", envvar="GUARD_PROXY_ACCOUNTS",
+              type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="A TOML file of the accounts at vendors whose keys the proxy holds, so that no "
+              "program has them.  [env: GUARD_PROXY_ACCOUNTS]")  # fmt: skip
+@click.option("--require-session", is_flag=True,
+              help="Refuse requests to models that name no session, which a tool does, or "
+              "x-guard-run.")  # fmt: skip
 @click.option("--allow-unseen", is_flag=True,
               help="Let requests pass that no model is known to answer.")  # fmt: skip
+@click.option("--trust", metavar="KIND:NAME", multiple=True, callback=read_by(read_trusted),
+              help="What costs nothing besides although guard does not know it: tool:TYPE, "
+              "member:NAME, block:TYPE, path:HOST/PATH. Repeats.")  # fmt: skip
 @click.option("--connections-max", default=4096, show_default=True, type=Whole(1, 1_000_000))
 @click.option("--drain-timeout", "drain_ms", default=f"{DRAIN_S}s", show_default=True,
               metavar="TIME", callback=read_by(read_duration),
@@ -84,7 +98,10 @@ def serve(
     port: int,
     local: bool,
     upstreams: Upstreams,
+    accounts_file: Path | None,
+    require_session: bool,
     allow_unseen: bool,
+    trust: tuple[str, ...],
     connections_max: int,
     drain_ms: int,
     tls_cert: Path | None,
@@ -109,8 +126,15 @@ def serve(
     logs.configure(log_level, "text")
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key needs --tls-cert")
+    if local and require_session:
+        raise click.UsageError("--require-session is for callers with keys, and --local has none")
+    custody = None
+    if accounts_file is not None:
+        custody, upstreams = _custody(accounts_file, upstreams, local=local, unseen=allow_unseen)
     tls = None if tls_cert is None else (tls_cert, tls_key or tls_cert)
-    admission: RequestAdmission = OwnKey(by_tool=True) if local else CallersKeys()
+    admission: RequestAdmission = (
+        OwnKey(by_tool=True) if local else CallersKeys(require_session=require_session)
+    )
     try:
         with contextlib.closing(bind(host, port)) as listening:
             runtime = guard.init(api_url="local" if local else None)
@@ -120,11 +144,12 @@ def serve(
                 raise click.ClickException(
                     "not a proxy's key; make one: guard gateway keys create NAME --role proxy"
                 )
+            runtime.instrumentation.trusted |= set(trust)
             if not allow_unseen:
                 runtime.instrumentation.refuse_unseen = refuse_unseen
             # Without a key nobody has it; `--local` serves its own user alone.
             key = metrics_key or (None if local else secrets.token_urlsafe())
-            app = ProxyApp(upstreams, admission, ProxyCounts(), metrics_key=key)
+            app = ProxyApp(upstreams, admission, ProxyCounts(), metrics_key=key, custody=custody)
             server = ProxyServer(
                 app, listening, connections_max=connections_max, own_user=local, tls=tls,
                 drain_s=-(-drain_ms // 1000),
@@ -142,6 +167,26 @@ def serve(
         raise click.ClickException(str(exc)) from None
     finally:
         guard.shutdown()
+
+
+def _custody(
+    file: Path, upstreams: Upstreams, *, local: bool, unseen: bool
+) -> tuple[Custody, Upstreams]:
+    """Return the rules of a proxy that holds its vendors' keys, and where its paths lead."""
+    if local:
+        raise click.UsageError("--accounts needs callers with keys, and --local has none")
+    if unseen:
+        raise click.UsageError("--accounts passes what is listed only; leave out --allow-unseen")
+    if upstreams != Upstreams():
+        raise click.UsageError("under --accounts the addresses are the origins in that file")
+    try:
+        accounts = UpstreamAccounts.read(file)
+    except AccountsError as exc:
+        raise click.UsageError(f"--accounts: {exc}") from None
+    for each in accounts.accounts:
+        addresses = ", ".join(sorted(each.origins))
+        click.echo(f"account {each.name}: {addresses}, key {each.credential.hint}", err=True)
+    return Custody(accounts), Upstreams(accounts.upstreams())
 
 
 async def _serve(server: ProxyServer) -> None:

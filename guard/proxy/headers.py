@@ -10,7 +10,10 @@ from guard.core.usage.decoding import readable
 Pairs = list[tuple[bytes, bytes]]
 
 OWN_KEY: Final = b"x-guard-key"
-"""Header with the guard key that a request is charged to. It is never sent upstream."""
+"""Header with the guard key that a request is charged to."""
+
+_OWN: Final = b"x-guard-"
+"""How guard's own headers begin, which are never sent upstream."""
 
 _HOP_BY_HOP: Final = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
@@ -18,22 +21,27 @@ _HOP_BY_HOP: Final = frozenset({
 })  # fmt: skip
 """Headers of one connection (RFC 9110, 7.6.1)."""
 
-_NOT_SENT: Final = _HOP_BY_HOP | {b"host", b"expect", OWN_KEY}
+_NOT_SENT: Final = _HOP_BY_HOP | {b"host", b"expect"}
 
 
 def sent_upstream(headers: Pairs) -> Pairs:
-    """Return the headers of a request for its upstream, in order.
-
-    They ask for no content encoding that guard cannot decode: the tools and the usage of such an
-    answer could not be read.
-    """
+    """Return the headers of a request for its upstream, in order."""
     dropped = _NOT_SENT | _named(headers)
+    return readably(
+        [pair for pair in headers if pair[0] not in dropped and not pair[0].startswith(_OWN)]
+    )
+
+
+def readably(headers: Pairs) -> Pairs:
+    """Return headers that ask for no content encoding that guard cannot decode.
+
+    The tools and the usage of such an answer could not be read.
+    """
     return [
         (name, readable(value.decode("latin-1")).encode("latin-1"))
         if name == b"accept-encoding"
         else (name, value)
         for name, value in headers
-        if name not in dropped
     ]
 
 
@@ -41,7 +49,7 @@ def sent_back(headers: Iterable[tuple[bytes, bytes]], *, length: bool, coding: b
     """Return the headers of an answer for the program, in order.
 
     Args:
-        headers: of the answer.
+        headers: the headers of the answer.
         length: whether its length is unchanged, and can be forwarded.
         coding: whether its body is forwarded as it is encoded.
     """

@@ -23,6 +23,7 @@ from guard.breaker.exceptions import (
     WorkflowPausedException,
 )
 from guard.core.catalogue import CATALOGUE
+from guard.core.request_bound import said_unknown
 from guard.core.usage import Endpoint
 from guard.core.usage.framing import aws_frame
 from guard.core.usage.response_format import Dialect
@@ -69,8 +70,8 @@ class ErrorAnswer:
     """The error that a program gets instead of its answer.
 
     Attributes:
-        status: of HTTP.
-        code: of the catalogue, such as ``GD-B004``.
+        status: the status by HTTP.
+        code: its code in the catalogue, such as ``GD-B004``.
         sentence: what happened, and what to do.
         retry_after_s: seconds after which to send again; None where that is not known.
     """
@@ -167,6 +168,8 @@ def _sentence(error: BaseException, code: str) -> str:
 
 
 def _budget(error: GuardBudgetError) -> str:
+    if unknown := error.details.get("unknown"):
+        return said_unknown(unknown, error.details.get("needed_nanousd"))
     counted = error.details.get("counted")
     if isinstance(counted, Mapping):
         of = ", ".join(map(str, counted.get("counts") or ()))

@@ -13,11 +13,12 @@ from typing import Any, Final
 import attrs
 
 from guard.control.observations import OBSERVED_EVENT
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.domain.lineage import lineage
 from guard.local_runs import RunMark, policy_of
 from guard.running.balances import RunBalance, RunLimit, RunSpend, WaitingRaise
 from guard.running.plan import RunLimits
+from guard.running.session_key import key_of_session
 from guard.running.words import OperatorStop
 
 _PAGE: Final = 1000
@@ -31,7 +32,7 @@ class RunAccount:
     """One run at the gateway.
 
     Args:
-        admin: of the local gateway.
+        admin: the client of the local gateway.
         workflow: the run's workflow.
         limits: the run's limits.
         mark: makes the gateway remove key and rules if this process is killed.
@@ -51,6 +52,8 @@ class RunAccount:
     ) -> None:
         self._admin = admin
         self._workflow = workflow
+        self._session_id = key_of_session(admin, limits.session) if limits.session else None
+        owner_id = self._session_id or owner_id
         name = f"run {workflow}"[:100]
         made = admin.create_key_full(name, role="sdk", signed=True, owner_id=owner_id)
         self.api_key = str(made["api_key"])
@@ -59,7 +62,8 @@ class RunAccount:
         # Named at once: if this process is killed from here on, the gateway removes the key.
         self._mark = mark
         mark.name(self.key_id, str(made["key"]["organisation_id"]), workflow)
-        # The rules that exist so far, for `close` to remove. Budgets by their ids.
+        # The rules that exist so far, for `close` to remove, but for a session's limits. Budgets by
+        # their ids.
         self._budgets: dict[str, RunLimit] = {}
         self._policy: str | None = None
         try:
@@ -76,10 +80,15 @@ class RunAccount:
         if limits.limit_tokens is not None:
             wanted.append(RunLimit("tokens", "", limits.limit_tokens))
         wanted += [RunLimit("calls", glob, calls) for glob, calls in limits.max_calls]
+        if self._session_id is not None:
+            for rule in self._admin.budgets():
+                if rule["scope_kind"] == "key" and rule["scope_id"] == self._session_id:
+                    of, amount = ", ".join(rule["counts"]), int(rule["limit_nanousd"])
+                    self._budgets[str(rule["budget_id"])] = RunLimit(rule["unit"], of, amount)
         for limit in wanted:
             budget = self._admin.set_budget(
                 scope_kind="key",
-                scope_id=self.key_id,
+                scope_id=self._session_id or self.key_id,
                 on_exhausted="ask" if limits.asks else "refuse",
                 ask_ms=limits.ask_ms,
                 wind_down_percent=0 if limit.unit == "calls" else limits.keep_percent,
@@ -127,7 +136,7 @@ class RunAccount:
 
     def limits_now(self, limits: RunLimits) -> RunLimits:
         """Return the limits of the run, including their raises."""
-        if not limits.asks:
+        if not (limits.asks or limits.session):
             return limits
         now = self._limits_now()
         raised = {
@@ -229,6 +238,6 @@ class RunAccount:
         self._admin.revoke_key(self.key_id)
         if self._policy is not None:
             self._admin.delete_policy(self._policy)
-        for budget_id in self._budgets:
+        for budget_id in () if self._session_id is not None else self._budgets:
             self._admin.delete_budget(budget_id)
         self._mark.done()

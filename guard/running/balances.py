@@ -121,12 +121,12 @@ class WaitingRaise:
     """A request of a run that waits for a limit to be raised.
 
     Attributes:
-        budget_id: of the limit.
+        budget_id: the id of the limit.
         began: the limit as it began.
         limit, spent: as they were when the request began to wait.
         lacking: how much more than the limit it needs.
         deadline_ms: when it is refused, in Unix milliseconds.
-        scope: of the run's budget, as refusals name it.
+        scope: the scope of the run's budget, as refusals name it.
     """
 
     budget_id: str

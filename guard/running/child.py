@@ -67,8 +67,8 @@ def stand_in(directory: Path, runtime: guard.GuardRuntime) -> None:
     """Make the refusals of this process end the run that it works for.
 
     Args:
-        directory: of the run.
-        runtime: of this process, which uses the run's key.
+        directory: the directory of the run.
+        runtime: the runtime of this process, which uses the run's key.
     """
     runtime.link.restarts_gateway = True  # `guard run` does that
     runtime.link.key_limit = "this run's --limit"
@@ -120,6 +120,8 @@ def _report(directory: Path, error: BaseException) -> None:
         budget=_plain(details.get("budget")),
         counted=details.get("counted"),
         tool_name=getattr(error, "tool_name", None),
+        unknown=details.get("unknown"),
+        needed_nanousd=details.get("needed_nanousd"),
     )
 
 

@@ -104,7 +104,7 @@ class ChildEnvironments:
     """Adds to the environments of a process's children, while its run lasts.
 
     Args:
-        directory: of the run.
+        directory: the directory of the run.
         needed: the variables that the children need.
     """
 
@@ -167,7 +167,7 @@ def keep_in_run(directory: Path, needed: RunEnvironment) -> None:
     """Make every program that this process starts later start in the run as well.
 
     Args:
-        directory: of the run.
+        directory: the directory of the run.
         needed: the variables that they need for that.
     """
     _patch(ChildEnvironments(directory, needed))

@@ -8,14 +8,14 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from guard.core.wire import require_name
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.cli.numbers import Finite, Whole, read_by
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
@@ -28,20 +28,12 @@ from guard.running.raising import RunRaising, asks_by_default
 from guard.running.report import RunReport, say
 from guard.running.reports import RUN_DIR_VARIABLE
 from guard.running.routing import Routing
+from guard.running.session_key import NAME_LENGTH_MAX
 from guard.running.supervise import supervise
 from guard.running.unseen import RunUnseen
 
 _DELIVER_S: Final = 10.0
 _AGAIN_S: Final = 0.2
-
-
-def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
-    read_one = read_by(read)
-
-    def callback(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> Any:
-        return tuple(read_one(context, option, text) for text in texts)
-
-    return callback
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -50,7 +42,7 @@ def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.option("--limit-tokens", metavar="N", callback=read_by(plan.read_tokens),
               help="The most tokens, input, output and cached: 20k, 2M.")  # fmt: skip
 @click.option("--max-calls", metavar="[GLOB=]N", multiple=True,
-              callback=_read_each(plan.read_calls),
+              callback=read_by(lambda texts: tuple(map(plan.read_calls, texts))),
               help="The most calls of tools or models of this name, or of all; may be "
                    "repeated.")  # fmt: skip
 @click.option("--on-limit", type=click.Choice(["ask", "end"]),
@@ -72,9 +64,17 @@ def _read_each(read: Callable[[str], Any]) -> Callable[..., Any]:
                    "that some came back (120); 0 refuses it at once.")  # fmt: skip
 @click.option("--max-output-tokens", type=Whole(1, 2**31),
               help="Put into requests that have no limit of their own.")  # fmt: skip
-@click.option("--strict", is_flag=True, help="Refuse models whose price is not known.")
+@click.option("--strict", is_flag=True,
+              help="Refuse models whose price is not known, and requests in which there is "
+                   "something else that is not known.")  # fmt: skip
+@click.option("--trust", multiple=True, metavar="KIND:NAME", callback=read_by(plan.read_trusted),
+              help="What costs nothing besides although guard does not know it: tool:TYPE, "
+                   "member:NAME, block:TYPE, path:HOST/PATH; may be repeated.")  # fmt: skip
 @click.option("--allow-unseen", is_flag=True,
-              help="With a limit: let go, uncounted, what guard cannot see.")  # fmt: skip
+              help="With a limit: let through, uncounted, what guard cannot see.")  # fmt: skip
+@click.option("--session", metavar="NAME", default="",
+              help="The limits are of all runs of this session, and what earlier ones have used "
+                   "counts; kept for 30 days after the last.")  # fmt: skip
 @click.option("--workflow", metavar="NAME", help="The run's workflow; a new one by default.")
 @click.option("--json", "as_json", is_flag=True,
               help="Report as JSON: the last line of standard output.")  # fmt: skip
@@ -94,7 +94,9 @@ def run(
     wait_s: float | None,
     max_output_tokens: int | None,
     strict: bool,
+    trust: tuple[str, ...],
     allow_unseen: bool,
+    session: str,
     workflow: str | None,
     as_json: bool,
     watch: bool,
@@ -118,6 +120,7 @@ def run(
       guard run --limit '$2' --keep 5% -- python agent.py
       guard run --limit 0.50 --block-tool 'delete_*' -- python -m my_agent
       guard run --limit '$5' --allow-model 'gpt-*-mini' --watch -- pytest tests
+      guard run --session feature-17 --limit '$5' -- claude --continue
       guard run --dry-run --rate 60/min -- uvicorn app:app
     \b
     From another terminal:
@@ -127,11 +130,15 @@ def run(
         raise click.UsageError("no program; for example: guard run --limit '$2' -- python agent.py")
     if keep is not None and limit is limit_tokens is None:
         raise click.UsageError("--keep is a share of --limit or --limit-tokens")
-    if workflow is not None:
+    for option, text in (("--workflow", workflow), ("--session", session or None)):
         try:
-            require_name("a name", workflow.strip())
+            require_name("a name", "x" if text is None else text.strip())
         except ValueError as exc:
-            raise click.BadParameter(str(exc), param_hint="--workflow") from None
+            raise click.BadParameter(str(exc), param_hint=option) from None
+    if len(session) > NAME_LENGTH_MAX:
+        raise click.BadParameter(f"at most {NAME_LENGTH_MAX} characters", param_hint="--session")
+    if session and reports.place_around(os.environ) is not None:
+        raise click.UsageError("--session is for the outer run: this one is within its session")
     try:
         command = plan.command_of(program)
     except FileNotFoundError as exc:
@@ -140,13 +147,14 @@ def run(
     wait_ms = None if wait_s is None else round(wait_s * 1000)
     if on_limit is None:
         on_limit = "ask" if asks_by_default(os.environ) else "end"
-    has_limit = bool(max_calls) or not limit is limit_tokens is None
+    # A session may have its limits from an earlier run.
+    has_limit = bool(max_calls or session) or not limit is limit_tokens is None
     limits = plan.RunLimits(
         limit, block_tools, allow_models, rate, max_output_tokens, strict, wait_ms,
-        seen_only=not (limit is limit_tokens is None or allow_unseen or dry_run),
+        seen_only=not ((limit is limit_tokens is None and not session) or allow_unseen or dry_run),
         limit_tokens=limit_tokens, max_calls=max_calls,
         asks=has_limit and on_limit == "ask" and not dry_run,
-        keep_percent=keep or 0, ask_ms=round(ask_seconds * 1000),
+        keep_percent=keep or 0, ask_ms=round(ask_seconds * 1000), trust=trust, session=session,
     )  # fmt: skip
     routing = Routing.of(command, os.environ)
     if routing.unroutable is not None:

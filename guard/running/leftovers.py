@@ -35,8 +35,8 @@ class Leftovers:
     Called by the thread of :meth:`charging` while the run lasts, then by the main thread.
 
     Args:
-        directory: of the run.
-        url: of the gateway.
+        directory: the directory of the run.
+        url: the URL of the gateway.
         api_key, hmac_secret: of the run.
     """
 

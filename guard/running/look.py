@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.local_gateway import LocalGateway, LocalGatewayError
 from guard.running import plan, reports
 from guard.running.account import RunAccount
@@ -23,12 +23,12 @@ class RunLook:
     """The regular check on one run; called ten times a second, in a thread of its own.
 
     Args:
-        workflow: of the run.
-        limits: of the run.
+        workflow: the workflow of the run.
+        limits: the limits of the run.
         gateway: the local gateway; restarted when it has died.
-        account: of the run.
+        account: the account of the run.
         proxy: the run's proxy; likewise restarted.
-        directory: of the run.
+        directory: the directory of the run.
         raising: offers to raise a limit; None if the run does not ask.
         watch: whether to show the spend.
         dry_run: whether kills are ignored.

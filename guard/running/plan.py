@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from guard.core.visible import quoted
 from guard.core.written_numbers import read_count, read_dollars
 from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
 
@@ -43,7 +44,8 @@ class RunLimits:
         allow_models: globs of the only models that may be used; empty for all.
         rate: maximum requests and calls, and in how many milliseconds; None for no limit.
         max_output_tokens: put into requests that have no limit.
-        strict: whether models without a known price are refused.
+        strict: whether models without a known price, and requests with anything else that is not
+            known, are refused.
         wait_ms: how long a request waits for money that is only set aside; None for the
             environment's, else two minutes.
         seen_only: whether LLM requests that cannot be covered end the run.
@@ -54,6 +56,8 @@ class RunLimits:
         keep_percent: the share of the limit of money, and of tokens, that is kept for winding down
             and the last request.
         ask_ms: how long such a request waits.
+        trust: what costs nothing besides although it is not known here, such as ``tool:NAME``.
+        session: the session whose limits these are, with all of its runs; empty for this run alone.
     """
 
     limit_nanousd: int | None = None
@@ -69,6 +73,8 @@ class RunLimits:
     asks: bool = False
     keep_percent: int = 0
     ask_ms: int = 300_000
+    trust: tuple[str, ...] = ()
+    session: str = ""
 
     def policy(self) -> dict[str, Any]:
         """Return the rules as a policy document; empty where there are none."""
@@ -120,8 +126,24 @@ def read_calls(text: str) -> tuple[str, int]:
         return name.strip(), read_count(count)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no limit of calls; write --max-calls search=20, or --max-calls 20"
+            f"{quoted(text)} is no limit of calls; write --max-calls search=20, or --max-calls 20"
         ) from None
+
+
+def read_trusted(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what ``--trust`` names.
+
+    Raises:
+        ValueError: something of it names no kind; the text says which kinds there are.
+    """
+    if not texts:
+        return ()
+    from guard.settings import read_trust  # which other runs need not load
+
+    try:
+        return read_trust([each for text in texts for each in text.split(",")])
+    except ValueError as exc:
+        raise ValueError(f"it takes {exc}") from None
 
 
 def read_share(text: str) -> int:
@@ -132,7 +154,7 @@ def read_share(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([1-9]\d?)\s*%?\s*", text)
     if match is None:
-        raise ValueError(f"{text!r} is no share; write 5%, from 1% to 99%")
+        raise ValueError(f"{quoted(text)} is no share; write 5%, from 1% to 99%")
     return int(match[1])
 
 
@@ -145,7 +167,7 @@ def read_rate(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"\s*([1-9]\d{0,4})\s*/\s*([a-z]+)\s*", text.lower())
     period_ms = None if match is None else _PERIODS_MS.get(match[2])
     if match is None or period_ms is None:
-        raise ValueError(f"{text!r} is no rate; write 10/s, 60/min or 500/h")
+        raise ValueError(f"{quoted(text)} is no rate; write 10/s, 60/min or 500/h")
     return int(match[1]), period_ms
 
 
@@ -211,6 +233,10 @@ def environment_of(
     }
     if limits.keep_percent:
         made["GUARD_LAST_REQUEST"] = "1"
+    if limits.trust:
+        made["GUARD_TRUST"] = ",".join(limits.trust)
+    if limits.strict:
+        made["GUARD_REFUSE_UNKNOWN"] = "1"
     if limits.max_output_tokens is not None:
         made["GUARD_MAX_OUTPUT_TOKENS"] = str(limits.max_output_tokens)
     if limits.wait_ms is not None or _WAIT not in kept:

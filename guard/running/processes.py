@@ -46,7 +46,7 @@ class Process:
 
     Attributes:
         pid: its number.
-        name: of its program; of a Python script the interpreter's.
+        name: the name of its program; of a Python script the interpreter's.
         is_dead: whether it has ended and its parent has not reaped it yet.
     """
 

@@ -43,9 +43,9 @@ class ProxyProcess:
     """The proxy of one run.
 
     Args:
-        directory: of the run.
+        directory: the directory of the run.
         environ: of the run's processes; the proxy does not announce itself as one of them.
-        workflow: of the run.
+        workflow: the workflow of the run.
         upstreams: addresses that are not the vendors' own, by name.
         limited: whether requests that cannot be covered are refused.
         command: the command that starts it.

@@ -62,9 +62,9 @@ class RunRaising:
     """Offers the raises of one run; called ten times a second, by the thread that looks.
 
     Args:
-        workflow: of the run.
-        account: of the run.
-        directory: of the run.
+        workflow: the workflow of the run.
+        account: the account of the run.
+        directory: the directory of the run.
     """
 
     def __init__(self, workflow: str, account: RunAccount, directory: Path) -> None:

@@ -22,7 +22,7 @@ def repeating(
     Args:
         look: the function; an exception in it is logged, once if it comes again at each call.
         every_s: how long to wait before each call, in seconds.
-        name: of the thread.
+        name: the name of the thread.
         join_s: how long the block's end waits for a call under way, in seconds; None waits for it
             to end.
     """

@@ -32,6 +32,9 @@ def spent(spend: RunSpend, limits: plan.RunLimits) -> str:
     """Return the requests and the spend of a run as one line."""
     plural = "" if spend.requests == 1 else "s"
     limit = "" if limits.limit_nanousd is None else f" of {dollars(limits.limit_nanousd)}"
+    if limits.session:
+        used = "" if spend.money is None else f"{dollars(spend.money.used)}{limit}"
+        limit = f"; session {limits.session}: {used or 'no limit of money'}"
     unsure = ""
     if spend.uncertain_nanousd:
         unsure = f" (of it up to {dollars(spend.uncertain_nanousd)} uncertain)"
@@ -56,10 +59,10 @@ class RunReport:
 
     Attributes:
         code: the program's exit code.
-        workflow: of the run.
-        limits: of the run.
-        account: of the run.
-        directory: of the run.
+        workflow: the workflow of the run.
+        limits: the limits of the run.
+        account: the account of the run.
+        directory: the directory of the run.
         unseen: the requests that it has made past guard.
         unroutable: why the program was not led to the proxy, if it was not.
         dry_run: whether it refused nothing.
@@ -99,6 +102,7 @@ class RunReport:
         if as_json:
             facts = {
                 "workflow": self.workflow,
+                "session": self.limits.session or None,
                 "exit_code": exit_code,
                 "program_exit_code": self.code,
                 "refused": refused,

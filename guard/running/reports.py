@@ -105,8 +105,8 @@ def refuse(directory: Path, code: str, reason: str, **about: Any) -> None:
     """Report why the run has to end; the first reason stays.
 
     Args:
-        directory: of the run.
-        code: of the error.
+        directory: the directory of the run.
+        code: the code of the error.
         reason: its text; a leading code is removed, because ``code`` is reported separately.
         about: further facts: ``message``, ``budget``, ``tool_name``.
     """
@@ -137,8 +137,8 @@ def say_nested(directory: Path, own: Path) -> int | None:
     """Report that this process watches those below it by itself; return the lock that shows it.
 
     Args:
-        directory: of the run around this one.
-        own: of this run.
+        directory: the directory of the run around this one.
+        own: the reports of this run.
     """
     with contextlib.suppress(OSError):
         return _appear(directory / f"{_NESTED}{os.getpid()}", os.fsencode(own))

@@ -36,7 +36,7 @@ class Variable:
     """An environment variable that sets the address of a vendor.
 
     Attributes:
-        name: of the variable.
+        name: the name of the variable.
         vendor: its name in a path of the proxy. Variables with one vendor are aliases.
         path: with which the vendor's base URL ends in this variable.
         has_default: whether programs connect to the vendor without it. Variables without a default
@@ -141,7 +141,7 @@ def address_of(vendor: str, end: str, environ: Mapping[str, str]) -> Address | N
     Args:
         vendor: its name in a path of the proxy.
         end: the path with which the base URL ends where it is needed.
-        environ: of the program.
+        environ: the environment of the program.
 
     Returns:
         None if aliases are set, but to nothing that the proxy could replace; without an origin if

@@ -38,8 +38,8 @@ class Routing:
         """Find the addresses that a program would use, and lead it to the proxy instead.
 
         Args:
-            command: of the program.
-            environ: of this process.
+            command: the command of the program.
+            environ: the environment of this process.
         """
         own = dict(environ)
         outer = own.pop(reports.RUN_DIR_VARIABLE, None)
@@ -65,8 +65,8 @@ class Routing:
         settings.
 
         Args:
-            url: of the proxy.
-            directory: of the run.
+            url: the URL of the proxy.
+            directory: the directory of the run.
         """
         changed = self._routes.at(url)
         for variable, files in self._copied.items():

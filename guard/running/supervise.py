@@ -70,7 +70,7 @@ class _Family:
     """The program's processes, whatever process group and parent they have now.
 
     Args:
-        directory: of the run.
+        directory: the directory of the run.
         spared: returns the processes below this one that do not belong to the program.
     """
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from guard.core.tool_rules import FRAMEWORK, REFUSED, TOOL
+from guard.core.tool_rules import DEAR, FRAMEWORK, REFUSED, TOOL, TRUSTED, UNJUDGED
+from guard.core.visible import one_line
 from guard.local_gateway import LocalGateway, read_json
 from guard.running import reports
 from guard.running.plan import RunLimits
@@ -15,15 +16,15 @@ from guard.running.watch import TreeWatch, end
 
 _SESSION: Final = "wss://"
 """Begins the name of a realtime session in a process's report; requests are named by their host."""
-_OTHERS: Final = (_SESSION, TOOL, FRAMEWORK, REFUSED)
+_OTHERS: Final = (_SESSION, TOOL, FRAMEWORK, REFUSED, DEAR, UNJUDGED, TRUSTED)
 
 
 class RunUnseen:
     """The requests of one run that guard cannot see.
 
     Args:
-        directory: of the run.
-        limits: of the run; they decide whether such a request ends it.
+        directory: the directory of the run.
+        limits: the limits of the run; they decide whether such a request ends it.
         gateway: the local gateway, whose process does not belong to the program.
         proxy: the run's proxy, likewise.
         environ: the caller's environment.
@@ -83,6 +84,9 @@ class RunUnseen:
             "unguarded_connections": self._connections,
             "unmetered_requests": {n: c for n, c in seen.items() if not n.startswith(_OTHERS)},
             "refused_paths": _named(seen, REFUSED),
+            "unknown_held_dear": _named(seen, DEAR),
+            "unknown_passed": _named(seen, UNJUDGED),
+            "trusted": _named(seen, TRUSTED),
             "unheld_sessions": {n: c for n, c in seen.items() if n.startswith(_SESSION)},
             "unchecked_tools": _named(seen, TOOL),
             "unchecked_frameworks": list(_named(seen, FRAMEWORK)),
@@ -90,7 +94,9 @@ class RunUnseen:
 
     def lines(self) -> Iterator[str]:
         """Yield the same facts as lines for people; those without content are left out."""
-        facts = self.facts
+        yield from map(one_line, self._lines(self.facts))
+
+    def _lines(self, facts: dict[str, Any]) -> Iterator[str]:
         if facts["unguarded_programs"]:
             yield f"not guarded: {', '.join(facts['unguarded_programs'])}"
         for each in self._connections:
@@ -99,7 +105,15 @@ class RunUnseen:
             yield f"not counted: {count} request{'' if count == 1 else 's'} to {name}"
         for name, count in facts["refused_paths"].items():
             sent = f"not sent: {count} request{'' if count == 1 else 's'} to {name}"
-            yield f"{sent}, whose cost is not known; --allow-unseen lets it go"
+            yield f"{sent}, whose cost is not known; trust it with --trust path:{name}"
+        for name, count in facts["unknown_held_dear"].items():
+            held = f"held dear: {count} request{'' if count == 1 else 's'} with {name}"
+            yield f"{held}, which is not known here; trust it with --trust {name}"
+        for name in facts["unknown_passed"]:
+            yield f"not known here, and nothing was held for it: {name}"
+        for name, count in facts["trusted"].items():
+            let = f"let go by --trust or the gateway's facts: {count} request"
+            yield f"{let}{'' if count == 1 else 's'} with {name}"
         for name, count in facts["unheld_sessions"].items():
             yield f"counted, but not held: {count} session{'' if count == 1 else 's'} with {name}"
         for name, count in facts["unchecked_tools"].items():

@@ -44,7 +44,7 @@ class TreeWatch:
     Only that thread changes the state, and after its end the main thread, which looks once more.
 
     Args:
-        directory: of the run.
+        directory: the directory of the run.
         environ: the caller's own environment, without the proxy; may name hosts of LLMs.
         proxy: returns where the run's proxy listens.
         own: processes that are not the program's, such as the local gateway.

@@ -16,6 +16,8 @@ import attrs
 
 from guard.core import globs
 from guard.core.catalogue import CATALOGUE
+from guard.core.request_bound import what_is_unknown
+from guard.core.visible import one_line
 from guard.core.wire import amount_in, dollars
 from guard.gateway.domain.lineage import lineage
 from guard.running.plan import RunLimits
@@ -53,9 +55,9 @@ class RunFacts:
 
     Attributes:
         workflow: its name.
-        limits: of the run itself.
-        key_id: of its key.
-        directory: of its local gateway.
+        limits: the limits of the run itself.
+        key_id: the id of its key.
+        directory: the directory of its local gateway.
         halt: the kill or pause of its workflow that is in force.
         budget_id, rule_id: of the budget that has refused, and the id or glob that it is set for.
     """
@@ -94,7 +96,7 @@ NOTHING_SEEN: Final = (
 def unseen_under_limit() -> Words:
     """Return the texts for a run with a limit in which guard has seen nothing."""
     return Words(
-        "not guarded: its limit has held nothing",
+        "not guarded: its limit has stopped nothing",
         "if that is meant (it talks to no LLM, or may spend uncounted), add --allow-unseen",
     )
 
@@ -113,7 +115,7 @@ def of_refusal(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
 
     Args:
         refusal: as a process of the run has reported it.
-        facts: of the run.
+        facts: the facts of the run.
     """
     code = str(refusal.get("error_code", ""))
     found = _BY_CODE.get(code)
@@ -132,6 +134,10 @@ def _lowered(title: str) -> str:
 
 
 def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
+    if unknown := refusal.get("unknown"):
+        trust = " ".join(f"--trust {shlex.quote(one_line(str(name)))}" for name in unknown)
+        said = what_is_unknown(unknown, refusal.get("needed_nanousd"))
+        return Words(said, f"trust it with: guard run {trust} -- ...")
     if (counted := refusal.get("counted")) is not None:
         return _counted(counted, facts)
     budget = refusal.get("budget") or {}
@@ -143,9 +149,9 @@ def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
     more_nanousd = 2 * max(limit_nanousd, int(budget.get("spent_nanousd") or 0))
     kind, scope_id, window = label["kind"], label["id"] or "", label["window"]
     if kind == "key" and scope_id in lineage(facts.key_id):
-        own = "this run's --limit" if scope_id == facts.key_id else "the --limit of the outer run"
+        own = f"{_whose(scope_id, facts)} --limit"
         more = dollars(more_nanousd)
-        advice = f"for more, start it with a higher one: guard run --limit '{more}' -- ..."
+        advice = f"for more, start it with a higher one: guard run --limit '{more}' {_again(facts)}"
         return Words(f"{own} of {amount} is reached", advice)
     words = ["guard gateway budgets set --local"]
     if kind != "organisation":
@@ -163,6 +169,17 @@ def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
     return Words(headline, ", ".join(lifts))
 
 
+def _whose(key_id: str, facts: RunFacts) -> str:
+    if facts.limits.session:
+        return f"the session {facts.limits.session}'s"
+    return "this run's" if key_id == facts.key_id else "the outer run's"
+
+
+def _again(facts: RunFacts) -> str:
+    session = facts.limits.session
+    return f"--session {shlex.quote(session)} -- ..." if session else "-- ..."
+
+
 def _counted(counted: Mapping[str, Any], facts: RunFacts) -> Words:
     """Return the texts for a limit of tokens or calls."""
     unit, limit = str(counted.get("unit", "")), int(counted.get("limit") or 0)
@@ -173,9 +190,8 @@ def _counted(counted: Mapping[str, Any], facts: RunFacts) -> Words:
     if kind == "key" and scope_id in lineage(facts.key_id):
         option = "--limit-tokens" if unit == "tokens" else "--max-calls"
         value = str(2 * limit) if unit == "tokens" or not of else f"'{of}={2 * limit}'"
-        whose = "this run's" if scope_id == facts.key_id else "the outer run's"
-        advice = f"for more, start it with a higher one: guard run {option} {value} -- ..."
-        return Words(f"{whose} {option} of {amount} is reached", advice)
+        advice = f"for more, start it with a higher one: guard run {option} {value} {_again(facts)}"
+        return Words(f"{_whose(scope_id, facts)} {option} of {amount} is reached", advice)
     whose = "" if kind in ("", "organisation") else f" of {kind} {scope_id}".rstrip()
     return Words(
         f"the local gateway's limit{whose}, {amount} for all runs, is reached",

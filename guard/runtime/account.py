@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -22,10 +22,10 @@ from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.control.warnings import WarningLog
 from guard.core import wire
+from guard.core.gateway_facts import GatewayFacts
 from guard.core.leases import Desk, LeaseBook
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.loop import Admission, BackgroundLoop, Concurrency
-from guard.scope.scope import Scope
 from guard.session.event_pipeline import EventPipeline
 from guard.session.exit_hooks import ExitHooks
 from guard.session.link import Link
@@ -79,6 +79,7 @@ class KeyAccount:
         leases: the amounts that this process may spend without asking.
         gate: asks the gateway for decisions.
         requests: covers LLM requests before they are sent.
+        request_gate: the same; None where requests go out as they are.
         decisions: the newest known decision of each workflow.
         warnings: reports the gateway's warnings.
         tools: checks the tools that answers ask for.
@@ -105,6 +106,11 @@ class KeyAccount:
             changed=self.decisions.changed,
             observed=None if self.reports.enforces else self.reports.observed,
         )
+        # What the observation of requests uses; see `guard.instrumentation.account`.
+        self.record = self.events.record
+        self.check_request = self.enforcement.check_request
+        self.enter_request = self.enforcement.enter_request
+        self.leave_request = self.enforcement.leave_request
         self._compose_asking(parts.unread)
         self.requests = LlmRequests(
             settings,
@@ -115,6 +121,7 @@ class KeyAccount:
             self.reports,
             self.enforcement,
         )
+        self.request_gate = self.requests if settings.gate_requests else None
         self.tools = ToolPolicy(
             self.enforcement,
             self.gate,
@@ -126,18 +133,23 @@ class KeyAccount:
             unchecked=parts.note_tool,
         )
 
+    @property
+    def facts(self) -> GatewayFacts | None:
+        """What the operators of its organisation have judged; None for nothing."""
+        return self.enforcement.control.facts
+
     def _compose_asking(self, unread: UnreadAnswers) -> None:
         """Make the parts that ask the gateway and keep the leases: see ``guard.asking``."""
         timeout_s = self.settings.timeout_s
         desk = Desk(self.leases)
-        updates = LeaseUpdates(self.link, self.events, desk)
+        updates = LeaseUpdates(self.link, desk)
         admission = Admission(
             self._background,
             concurrency=Concurrency(timeout_s, most=GATE_CONCURRENCY),
             waiting_max=_WAITING_MAX,
             wait_s=_WAITING_SHARE * timeout_s,
         )
-        renewals = Renewals(self.link, self.events)
+        renewals = Renewals(self.link)
         courier = Courier(
             self.link, self.events, desk, updates, admission, self.decisions, unread, renewals
         )
@@ -196,8 +208,3 @@ class KeyAccount:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.settings.api_url} pid={os.getpid()}>"
-
-
-def account_in(scope: Scope, own: KeyAccount) -> KeyAccount:
-    """Return the account that a scope belongs to: a caller's, or the process's own."""
-    return own if scope.caller is None else cast("KeyAccount", scope.caller)

@@ -66,6 +66,8 @@ class CallerAccount(KeyAccount):
         secret: as given; other secrets of the key use the account too, while it is open.
         label: identifies the caller in logs; the key cannot be derived from it.
         workflow: the only workflow that the caller's key is for; None when it is for all.
+        organisation_id, team, person: whose the caller's key is; empty where the gateway is older.
+        may_name, shows_cost: what its requests may name, and whether they are told their cost.
         run_id: the run of everything that names no other.
     """
 
@@ -74,6 +76,9 @@ class CallerAccount(KeyAccount):
         self.secret = secret
         self.label = self.identity[-_LABEL_LENGTH:]
         self.workflow: str | None = None
+        self.organisation_id = self.team = self.person = ""
+        self.may_name: tuple[str, ...] = ()
+        self.shows_cost = False
         self.run_id = self.new_run_id()
         # Held while an entry is added and while the account is checked for being idle, so that it
         # never ends while it is in use.
@@ -88,6 +93,9 @@ class CallerAccount(KeyAccount):
 
     def _learned(self, capabilities: wire.Capabilities) -> None:
         self.workflow = capabilities.workflow_id
+        self.organisation_id, self.team = capabilities.organisation_id, capabilities.team
+        self.person, self.may_name = capabilities.person, tuple(capabilities.may_name)
+        self.shows_cost = capabilities.shows_cost
         self._verified_s = time.monotonic()
 
     def _after_fork(self) -> None:
@@ -161,6 +169,20 @@ class CallerAccount(KeyAccount):
             self._has_ended = self._has_ended or is_idle
         return is_idle
 
+    def is_learning(self, now_s: float) -> bool:
+        """Return whether it is time to ask again what the key may do; on the background loop."""
+        due = now_s - self._verified_s >= VERIFIED_S and self._used_s > self._verified_s
+        if due:
+            self._verified_s = now_s
+        return due
+
+    async def learn(self) -> None:
+        """Ask what the key may do, which somebody may have changed."""
+        session = self.link.session
+        if session is not None:
+            with contextlib.suppress(GuardError):
+                await session.verify()
+
     async def end(self, patience: Patience, *, flush: bool) -> None:
         """Deliver the buffered events and close the session; on the background loop."""
         with self._lock:
@@ -176,7 +198,7 @@ class _CallerSettings(Settings):
     """The settings of a caller's account.
 
     Attributes:
-        key_id: of the caller's key; empty from an older gateway.
+        key_id: the id of the caller's key; empty from an older gateway.
     """
 
     key_id: str = ""
@@ -230,13 +252,11 @@ class Callers:
     Args:
         own: the account of the proxy's own key.
         parts: of the process.
-        first: called on the background loop before the first caller's account is opened.
     """
 
-    def __init__(self, own: KeyAccount, parts: ProcessParts, first: Callable[[], None]) -> None:
+    def __init__(self, own: KeyAccount, parts: ProcessParts) -> None:
         self._own = own
         self._parts = parts
-        self._first = first
         # The open accounts, by the id of the key, and by the hashes of its secrets. Written on the
         # background loop; any thread reads them, or a copy where it iterates.
         self._accounts: dict[str, CallerAccount] = {}
@@ -350,10 +370,6 @@ class Callers:
             self._parts.background.spawn(lambda: self._close(account), name="guard-caller-ends")
             self._secrets[hashed] = _Secret(opened, time.monotonic())
             return opened
-        # Instrumentation is diverted before there is a second account whose events it could record
-        # in the wrong one.
-        if not self._accounts:
-            self._first()
         self._accounts[account.identity] = account
         self._secrets[hashed] = _Secret(account)
         # After it is added: `finish` sets this before it looks for accounts, so that one of the two
@@ -395,6 +411,8 @@ class Callers:
             for account in self.active:
                 if account.end_if_idle(now_s):
                     self._close_soon(account)
+                elif account.is_learning(now_s):
+                    self._parts.background.spawn(account.learn, name="guard-caller-learns")
             for hashed, rejected in list(self._rejected.items()):
                 if now_s >= rejected.until_s:
                     self._rejected.pop(hashed, None)

@@ -32,7 +32,6 @@ from guard.loop import BackgroundLoop
 from guard.loop.quiet import until_pulse_s
 from guard.runtime import active, debug_log
 from guard.runtime.account import KeyAccount, ProcessParts
-from guard.runtime.by_scope import ByScope
 from guard.runtime.callers import Callers
 from guard.scope.scope import set_process_scope
 from guard.session.exit_hooks import ExitHooks
@@ -86,6 +85,7 @@ class GuardRuntime(KeyAccount):
         workflow: the workflow of everything outside of one; by default the key's, or ``default``.
         max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
         price_local: whether models at local addresses are priced like all others.
+        trust, refuse_unknown: what is not known in a request, see :class:`Settings`.
         otel: whether there are spans and metrics in the program's own OpenTelemetry.
         mode: ``enforce``, ``observe`` or ``off``.
         tls_fingerprint: SHA-256 of the only certificate that the gateway may show.
@@ -131,6 +131,8 @@ class GuardRuntime(KeyAccount):
         workflow: str | None = None,
         max_output_tokens: int | None = None,
         price_local: bool | None = None,
+        trust: Sequence[str] | None = None,
+        refuse_unknown: bool | None = None,
         otel: bool | None = None,
         mode: str | None = None,
         tls_fingerprint: str | None = None,
@@ -159,6 +161,8 @@ class GuardRuntime(KeyAccount):
                 workflow=workflow,
                 max_output_tokens=max_output_tokens,
                 price_local=price_local,
+                trust=trust,
+                refuse_unknown=refuse_unknown,
                 otel=otel,
                 mode=mode,
                 tls_fingerprint=tls_fingerprint,
@@ -191,17 +195,13 @@ class GuardRuntime(KeyAccount):
             local_gateway=self._local_gateway,
         )
         super().__init__(self.settings, parts)
-        self.callers = Callers(self, parts, self._divert)
+        self.callers = Callers(self, parts)
         self.instrumentation = Instrumentation(
-            record=self.events.record,
-            check=self.enforcement.check_request,
-            enter=self.enforcement.enter_request,
-            leave=self.enforcement.leave_request,
-            tools=self.tools,
+            self,
             inject_stream_usage=self.settings.inject_stream_usage,
-            request_gate=self.requests if self.settings.gate_requests else None,
             max_output_tokens=self.settings.max_output_tokens,
             price_local=self.settings.price_local,
+            trusted=frozenset(self.settings.trust),
             unread=unread,
         )
         self._fresh_process()
@@ -210,21 +210,6 @@ class GuardRuntime(KeyAccount):
         # The workflow of everything outside of one; None until the gateway has named it.
         self._outside = self.settings.workflow
         self._name_outside()
-
-    def _divert(self) -> None:
-        """Pass what instrumentation sees to the account that its scope names.
-
-        From the first caller on; before that, without callers, the detour would be wasted time.
-        """
-        by_scope = ByScope(self)
-        self.instrumentation.divert(
-            record=by_scope.record,
-            check=by_scope.check,
-            enter=by_scope.enter,
-            leave=by_scope.leave,
-            tools=by_scope.tools,
-            request_gate=by_scope.requests if self.settings.gate_requests else None,
-        )
 
     def _fresh_process(self) -> None:
         """Set the state of this process; also in a forked child."""

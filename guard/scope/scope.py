@@ -7,7 +7,7 @@ and interleaved tasks, threads and generators never see a mixture.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from guard.core.notes import AgentNote
     from guard.telemetry.spans import OpenSpan
 
+A = TypeVar("A")
+
 EventFields = tuple[str | None, ...]
 """``(workflow_id, run_id, chain_id, agent, user, tags, trace_id, span_id, parent_span_id, call_id,
 reservation_id)``, as in an event of the protocol, but tags are text (:mod:`guard.core.tags`)."""
@@ -32,7 +34,7 @@ class CallRecord(Struct, eq=False):
     """One protected call and its reservation.
 
     Attributes:
-        call_id: of the call.
+        call_id: the id of the call.
         reservation_id: what pays for it: a reservation of its own, or a lease.
         hold: what it has taken from a lease.
         metered: whether an LLM call was recorded in it.
@@ -68,7 +70,7 @@ class Entry(Struct, eq=False):
         run_id: the run that it has begun, if it is the entry of a workflow.
         of_generator: whether a generator's body has entered it; such a body may be suspended for
             good, and then never leaves it.
-        span: of the entry, in the program's own tracing; None without one.
+        span: the span of the entry, in the program's own tracing; None without one.
     """
 
     outer: Scope
@@ -254,3 +256,13 @@ def set_process_entry(entry: Entry) -> None:
 
 OWN_TRAFFIC: Final = "guard.own_traffic"
 """Key of the request extension that keeps instrumentation away from the SDK's own requests."""
+
+
+def account_in(scope: Scope, own: A) -> A:
+    """Return the account that a scope belongs to.
+
+    Args:
+        scope: the scope.
+        own: the account of the process's own key, for all that is done outside of callers' scopes.
+    """
+    return own if scope.caller is None else cast("A", scope.caller)

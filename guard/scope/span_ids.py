@@ -32,7 +32,6 @@ def call_scope(
     ids: IdFactory,
     call: CallRecord,
     entry: Entry,
-    span_id: str,
     function: str = "",
     tool: str | None = None,
 ) -> Scope:
@@ -44,11 +43,11 @@ def call_scope(
     Args:
         outer: the scope around the call.
         ids: makes the ids of a trace.
-        call, entry, span_id: of the call.
+        call, entry: of the call.
         function: that is called.
         tool: its name, where it is one.
     """
-    otel, options = sys.modules.get("opentelemetry.trace"), outer.options
+    otel, options, span_id = sys.modules.get("opentelemetry.trace"), outer.options, ids.span_id()
     if otel is None:
         trace_id, parent, foreign = outer.trace_id, outer.span_id, outer.foreign_span_id
     else:

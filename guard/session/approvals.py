@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import time
 from collections import OrderedDict
@@ -11,11 +10,9 @@ from collections.abc import Callable
 from typing import Final
 
 from guard.breaker.exceptions import GuardBlockedException, GuardError, GuardTransportError
-from guard.control.ask_channel import AskChannel
 from guard.core import wire
-from guard.core.ids import IdFactory
-from guard.transport.client import GatewayClient
-from guard.transport.replies import Reply
+from guard.loop import Tasks
+from guard.session.lease_requests import LeaseRequests
 
 logger = logging.getLogger("guard.approvals")
 
@@ -25,8 +22,6 @@ RENEW_S: Final = 10.0
 _EARLY_ANSWERS_MAX: Final = 4096
 _WAIT_MAX_S: Final = 3600.0
 """The longest wait, where the gateway names no deadline or a later one."""
-_ANSWER_S: Final = 2.0
-"""How long to wait for an answer over the socket before a renewal goes over HTTP."""
 _SPACING_S: Final = 0.005
 """The pause between two renewals, so that thousands of them do not come in one burst."""
 
@@ -35,22 +30,12 @@ class Approvals:
     """The approvals that calls of this process wait for; on the background loop.
 
     Args:
-        client: the gateway over HTTP, for when there is no socket.
-        asks: requests over the control socket.
-        ids: makes the keys of requests.
+        requests: renew the waits.
         withdraw: withdraws an approval request, without waiting.
     """
 
-    def __init__(
-        self,
-        client: GatewayClient,
-        asks: AskChannel,
-        ids: IdFactory,
-        withdraw: Callable[[str], None],
-    ) -> None:
-        self._client = client
-        self._asks = asks
-        self._ids = ids
+    def __init__(self, requests: LeaseRequests, withdraw: Callable[[str], None]) -> None:
+        self._requests = requests
         self._withdraw = withdraw
         # All of it belongs to the background loop.
         # The answers that calls wait for, or are about to wait for, by approval id.
@@ -58,8 +43,7 @@ class Approvals:
         # Answers to approvals that are not in `waiting`, oldest first: the push of an answer can
         # arrive before the reply that opens the approval.
         self.early_answers: OrderedDict[str, bool] = OrderedDict()
-        # Renewals under way; referenced here, or the garbage collector could end them.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._renewals = Tasks()
         # Set by `close`: from then on each approval that is opened is withdrawn at once.
         self._closing = False
 
@@ -135,8 +119,7 @@ class Approvals:
     def close(self) -> None:
         """Withdraw every approval request, and those that are opened from now on."""
         self._closing = True
-        for task in self._tasks:
-            task.cancel()
+        self._renewals.cancel()
         for approval_id, answer in self.waiting.items():
             if not answer.done():
                 self._withdraw(approval_id)
@@ -148,27 +131,16 @@ class Approvals:
         while True:
             await asyncio.sleep(RENEW_S)
             for approval_id in list(self.waiting):
-                work = self._renew(approval_id)
-                task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._renewals.start(self._renew(approval_id))
                 await asyncio.sleep(_SPACING_S)
 
     async def _renew(self, approval_id: str) -> None:
-        key = self._ids.uuid7(time.time_ns() // 1_000_000)
-        update = wire.LeaseUpdate(approval_id)
         try:
-            body = wire.encode(update)
-            told = await self._asks.request("gate/lease", key, body, _ANSWER_S)
-            if told is None:
-                state = await self._client.update_lease(update, key)
-            elif told.status == 404:  # this gateway keeps the request open without renewals
-                return
-            else:
-                reply = Reply(wire.LEASE_PATH, told.status, bytes(told.body), now_s=time.time())
-                state = self._client.read(reply, wire.LeaseState)
+            state = await self._requests.update(wire.LeaseUpdate(approval_id))
         except GuardError as exc:  # the next one may arrive
             logger.debug("a wait for a person could not be renewed: %s", exc)
+            return
+        if state is None:  # this gateway keeps the request open without renewals
             return
         # Decided, but the push of the answer was lost.
         if state.state != "pending" and approval_id in self.waiting:

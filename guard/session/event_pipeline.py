@@ -154,29 +154,6 @@ class EventPipeline:
                     self.journal_state = "failed"
                     logger.warning("open requests cannot be written down: %s", exc.strerror)
 
-    def record_call(self, function: str, scope: Scope, duration_ms: float) -> None:
-        """Put the closing event of a protected call that ended well into the buffer.
-
-        The same as :meth:`record` with a ``span`` payload, in half of the time.
-        """
-        ids = self.ids
-        record = Record(
-            "span",
-            time.time_ns(),
-            next(ids.count),
-            scope._event_fields or scope.event_fields,
-            function,
-            -1,
-            0,
-            duration_ms,
-        )
-        buffer = self.buffer
-        lane = buffer.droppable
-        # After the end it stays there, and is counted as lost.
-        lane.append(record)
-        if len(lane) >= lane.high_watermark:
-            buffer.on_high_watermark()
-
     def _wake(self) -> bool:
         """Wake the flusher; in a fresh process, start it first. Does not wait for the gateway.
 

@@ -22,8 +22,9 @@ from guard.core import wire
 from guard.delivery.flusher import Flusher
 from guard.delivery.outbox import Outbox
 from guard.delivery.spool import Spool, owner_of
-from guard.loop import BackgroundLoop
+from guard.loop import BackgroundLoop, Tasks
 from guard.session.approvals import Approvals
+from guard.session.lease_requests import LeaseRequests
 from guard.settings import Settings
 from guard.transport.client import GatewayClient
 from guard.transport.local import keep_running
@@ -103,6 +104,7 @@ class Session:
         flusher: delivers events.
         subscriber: the control channel.
         asks: requests over the control socket.
+        lease_requests: renew and end what the gateway holds.
         approvals: the calls that wait for a person.
         features: the gateway's features; None before its first answer.
     """
@@ -138,6 +140,7 @@ class Session:
             grants_are_signed=local_gateway is not None,
             restarts=restarts,
         )
+        self._api_url = settings.api_url
         self.flusher = Flusher(
             outbox.buffer,
             self.client,
@@ -164,7 +167,7 @@ class Session:
             settings,
             self.client,
             position=directives.position,
-            tools=directives.tools_version,
+            known=directives.known,
             apply=self._controlled,
             switched=self._switched,
             asks=self.asks,
@@ -172,10 +175,11 @@ class Session:
             room=leases.room,
             key_ended=self._key_ended,
         )
-        self.approvals = Approvals(self.client, self.asks, outbox.ids, self.release_soon)
+        self.lease_requests = LeaseRequests(self.client, self.asks, outbox.ids)
+        self.approvals = Approvals(self.lease_requests, self.release_soon)
         # Releases under way, which `close` waits for, and the limit on them: thousands of callers
         # may give up at the same moment.
-        self._releases: set[asyncio.Task[None]] = set()
+        self._releases = Tasks()
         self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
 
     async def caught_up(self) -> None:
@@ -223,6 +227,8 @@ class Session:
             self._health.heard(error)
             raise error
         self._probed = True
+        if capabilities.key_id:
+            self.flusher.belongs_to(owner_of(self._api_url, capabilities.key_id))
         self._is_proxys = capabilities.role == "proxy"
         if self._is_proxys:
             self._stand_by()
@@ -289,11 +295,7 @@ class Session:
 
     def release_soon(self, granted: str, *, stays: bool = False) -> None:
         """Release a reservation, an approval request or a call's place in line, without waiting."""
-        task = asyncio.get_running_loop().create_task(
-            self._release(granted, stays), context=contextvars.Context()
-        )
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+        self._releases.start(self._release(granted, stays))
 
     async def _release(self, granted: str, stays: bool) -> None:
         try:
@@ -376,8 +378,7 @@ class Session:
         while (self._leases.asking or len(self.asks)) and time.monotonic() < ends_s:  # noqa: ASYNC110  # nothing else needs an event for it
             await asyncio.sleep(_TURN_S)  # what is granted now is given back
         # 3.
-        if self._releases:
-            await asyncio.wait(self._releases, timeout=min(_WITHDRAW_S, left_s / 4))
+        await self._releases.wait(min(_WITHDRAW_S, left_s / 4))
         # 4.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(min(_RETURN_S, left_s / 4)):
@@ -386,7 +387,8 @@ class Session:
         with contextlib.suppress(Exception):
             await self.subscriber.close()
         await self._leases.stop()
-        services = [*self._services, *self._releases]
+        self._releases.cancel()
+        services = [*self._services]
         if self._probing is not None:
             services.append(self._probing)
         # Before the client is closed, which would end their requests with an error.
@@ -394,6 +396,7 @@ class Session:
             task.cancel()
         if services:
             await asyncio.wait(services)
+        await self._releases.wait()
         with contextlib.suppress(Exception):
             await self.client.close()
         if self._background is not None:

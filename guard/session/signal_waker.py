@@ -26,7 +26,7 @@ def wake_main_thread(number: int, is_handled: Callable[[], bool]) -> None:
     program uses ``signal.set_wakeup_fd`` itself.
 
     Args:
-        number: of the signal.
+        number: the number of the signal.
         is_handled: whether its handler has begun.
     """
     main = threading.get_ident()

@@ -43,7 +43,7 @@ SET_ASIDE: Final = "guard.reservation.usd"
 COST: Final = "guard.cost.usd"
 ESTIMATED: Final = "guard.usage.estimated"
 AUDIO_TOKENS: Final = "guard.usage.audio_tokens"
-"""Of the input and the output together; they are in neither of the two counts."""
+"""It counts input and output together; neither of the two counts has these tokens."""
 
 COST_COUNTER: Final = "guard.cost"
 DECISIONS: Final = "guard.decisions"
@@ -66,7 +66,7 @@ def provider_name(provider: str, host: str) -> str:
 
     Args:
         provider: as guard calls it.
-        host: of the request: what speaks a vendor's protocol may be another one.
+        host: the host of the request: what speaks a vendor's protocol may be another one.
 
     >>> provider_name("openai", "api.groq.com"), provider_name("google", "x")
     ('groq', 'gcp.gemini')

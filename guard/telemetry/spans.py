@@ -44,7 +44,7 @@ def switch(version: str, *, is_on: bool) -> None:
     """Switch spans and metrics on or off; they are off before.
 
     Args:
-        version: of guard.
+        version: the version of guard.
         is_on: whether the program wants them, where it uses OpenTelemetry.
     """
     _switch.version, _switch.is_on = version, is_on
@@ -180,7 +180,7 @@ def open_span(name: str, attributes: Attributes, *, client: bool = False) -> Ope
     """Begin a span inside of the current one; None without OpenTelemetry. Never raises.
 
     Args:
-        name: of the span.
+        name: the name of the span.
         attributes: those that are None are left out.
         client: whether it is a request to another system.
 

@@ -72,6 +72,10 @@ class GatewayClient:
         self._recovered = recovered
         self._http = GatewayHttp(settings, restarts)
         self.circuit = CircuitBreaker()
+        # Endpoints whose newest answer was an error, and whether the gateway has not answered at
+        # all: an open circuit refuses what fails itself, and everything where nothing is answered.
+        self._failing: set[str] = set()
+        self._is_silent = False
         self._grants_are_signed = grants_are_signed
         # Why the gateway could not be reached at the newest try; None once it has answered.
         self._unreached: str | None = None
@@ -213,16 +217,16 @@ class GatewayClient:
         )
 
     async def poll(
-        self, after: int, wait_ms: int, tools: str = wire.NO_TOOL_RULES
+        self, after: int, wait_ms: int, known: str = f"tools={wire.NO_TOOL_RULES}"
     ) -> wire.ControlReply:
         """Wait for control messages after a sequence number (``GET /api/v1/control``).
 
         Args:
             after: the number.
             wait_ms: how long the gateway may wait for a message, in milliseconds.
-            tools: version of the tool rules that are known here; the gateway sends other ones.
+            known: the versions of what is known here, as a query; the gateway sends other ones.
         """
-        query = f"after={after}&wait_ms={wait_ms}&tools={tools}"
+        query = f"after={after}&wait_ms={wait_ms}&{known}"
         _, reply = await self._call(
             HttpRequest.of("GET", f"{wire.CONTROL_PATH}?{query}"),
             wire.ControlReply,
@@ -244,6 +248,17 @@ class GatewayClient:
         request = HttpRequest.of("GET", f"{wire.SPEND_PATH}?{urlencode(query)}")
         _, reply = await self._call(request, wire.SpendReply, signed_reply=True)
         return reply
+
+    async def models(self, provider: str) -> list[str]:
+        """Ask which models of a vendor the key may use (``GET /api/v1/models``).
+
+        Raises:
+            GuardError: refused, or no usable answer within the deadline.
+        """
+        query = urlencode({"provider": provider})
+        request = HttpRequest.of("GET", f"{wire.MODELS_PATH}?{query}")
+        _, reply = await self._call(request, wire.ModelsReply, signed_reply=True)
+        return reply.models
 
     # -- one call ---------------------------------------------------------------------------------
 
@@ -280,6 +295,7 @@ class GatewayClient:
         except TimeoutError:
             # Only a timeout that is certainly the gateway's counts for the circuit.
             if deadline_s >= _FAIR_SHARE * self._settings.timeout_s:
+                self._is_silent = True
                 self._failed()
             error = GuardTransportError(
                 f"no answer from {endpoint} within {deadline_s:.3g} s", endpoint=endpoint
@@ -355,7 +371,9 @@ class GatewayClient:
         failure: GuardTransportError | None = None
         while True:
             # Asked before each attempt: other requests may have opened the circuit meanwhile.
-            if not self.circuit.allows(now_s=time.monotonic()):
+            if not self.circuit.allows(now_s=time.monotonic()) and (
+                self._is_silent or endpoint in self._failing
+            ):
                 raise failure or self._not_asked(endpoint)
             try:
                 answer = await attempt()
@@ -369,8 +387,10 @@ class GatewayClient:
                     self._answered()
                     raise
                 self._failed()
+                self._failing.add(endpoint)
                 if exc.source == "NETWORK_ERROR":
                     self._unreached = str(exc.args[0])
+                    self._is_silent = True
                 tries += 1
                 failure = exc
                 now_s = time.monotonic()
@@ -393,6 +413,7 @@ class GatewayClient:
             # 5. Success.
             else:
                 self._answered()
+                self._failing.discard(endpoint)
                 return answer
 
     def _not_asked(self, endpoint: str) -> GuardTransportError:
@@ -411,6 +432,7 @@ class GatewayClient:
         )
 
     def _answered(self) -> None:
+        self._is_silent = False
         self._unreached = None
         self._raised_unreached = False
         was = self.circuit.state

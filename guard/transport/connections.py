@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from guard.loop import Tasks
+
 if TYPE_CHECKING:
     import httpx
 
 _NOW: Final = 0.0
 _NOTED_MAX: Final = 256
-"""Of older connections that were forgotten, the garbage collector closes the sockets."""
+"""The garbage collector closes the sockets of older connections that were forgotten."""
 
 
 class ConnectionsClosedError(Exception):
@@ -101,8 +103,8 @@ class Connections:
         self._current = _Client(make())
         # All that may have connections: the current one, and those that were replaced.
         self._clients = {self._current}
-        # The tasks that close those after their last request; the loop itself holds tasks weakly.
-        self._closing: set[asyncio.Task[None]] = set()
+        # They close those after their last request.
+        self._closing = Tasks()
         self.is_closed = False
 
     @contextlib.asynccontextmanager
@@ -133,9 +135,7 @@ class Connections:
             return
         self._current = _Client(self._make())
         self._clients.add(self._current)
-        closing = asyncio.create_task(self._close(client))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._closing.start(self._close(client))
 
     async def close(self) -> None:
         """End the requests under way, then close every connection.

@@ -14,8 +14,9 @@ from rich.table import Table
 from spamdetect.cli.options import Whole
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_store
-from spamdetect.service.keys import KeyRecord, KeySpec, KeyStore, StoreError, parse_key
+from spamdetect.service.keys import KeyRecord, KeySpec, StoreError, parse_key
 from spamdetect.service.settings import read_service_settings
+from spamdetect.service.store import KeyStore
 
 R = TypeVar("R")
 

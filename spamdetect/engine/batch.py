@@ -12,12 +12,6 @@ from spamdetect.engine.results import Analysis
 from spamdetect.thresholds import Threshold
 
 
-def _classify(texts: list[str]) -> list[Analysis]:
-    from spamdetect.engine.pool import loaded_engine
-
-    return loaded_engine().predict_many(texts)
-
-
 def usable_cores() -> int:
     """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -50,6 +44,7 @@ async def classify_many(
 
     Raises:
         ModelError: the model cannot be loaded.
+        spamdetect.engine.pool.WorkerEndedError: a process was ended from outside.
         TypeError: ``texts`` is a single text.
         ValueError: ``processes`` or ``chunk_size`` is below 1.
 
@@ -60,29 +55,31 @@ async def classify_many(
     if isinstance(texts, str | bytes):
         raise TypeError("classify_many takes an iterable of texts, not one: pass [text]")
     # Imported here: at the top of the module it would double the engine's import time.
-    from spamdetect.engine.pool import engine_pool
+    from spamdetect.engine.pool import ProcessPool, analyses_of, batch_of, classify
 
     count = usable_cores() if processes is None else processes
     if count < 1 or chunk_size < 1:
         raise ValueError("processes and chunk_size must be at least 1")
-    path = None if model_path is None else os.fspath(model_path)
-    await asyncio.to_thread(Engine.load, path, threshold=threshold)  # errors here, not in a worker
-    pool = engine_pool(count, path, threshold)
-    loop = asyncio.get_running_loop()
-    under_way: deque[asyncio.Future[list[Analysis]]] = deque()
+    # Errors of the model come here, not in a worker.
+    await asyncio.to_thread(Engine.load, model_path, threshold=threshold)
+    pool = ProcessPool(count, model_path, threshold, classify)
+    under_way: deque[tuple[list[str], asyncio.Task[bytes]]] = deque()
     try:
         async for chunk in _chunks(texts, chunk_size):
-            under_way.append(loop.run_in_executor(pool, _classify, chunk))
+            under_way.append((chunk, asyncio.create_task(pool.ask(batch_of(chunk)))))
             if len(under_way) >= 2 * count:
-                for analysis in await under_way.popleft():
+                chunk, answer = under_way.popleft()
+                for analysis in analyses_of(chunk, await answer):
                     yield analysis
         while under_way:
-            for analysis in await under_way.popleft():
+            chunk, answer = under_way.popleft()
+            for analysis in analyses_of(chunk, await answer):
                 yield analysis
     finally:
-        for future in under_way:
-            future.cancel()
-        await asyncio.shield(asyncio.to_thread(pool.shutdown, cancel_futures=True))
+        left = [answer for _, answer in under_way]
+        for answer in left:
+            answer.cancel()
+        await asyncio.shield(asyncio.gather(pool.close(), *left, return_exceptions=True))
 
 
 async def _chunks(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
+from spamdetect.engine.characters import KINDS, entries
 
 
 class Counts(NamedTuple):
@@ -23,9 +23,11 @@ class Counts(NamedTuple):
 
 def count(text: str) -> Counts:
     """Count the characters of a text."""
-    tables = character_tables()
-    codes = code_points(text)
-    kinds = np.bincount(tables.kind[codes], minlength=KINDS)
-    scripts = np.bincount(tables.script[codes], minlength=len(SCRIPTS))
-    scripts[0] = 0
-    return Counts(kinds.tolist(), int(scripts.argmax()))
+    kinds = np.bincount(np.frombuffer(entries("kind", text), np.uint8), minlength=KINDS)
+    return Counts(kinds.tolist(), _main_script(entries("script", text).translate(None, b"\0")))
+
+
+def _main_script(letters: bytes) -> int:
+    if not letters or letters.count(letters[0]) == len(letters):  # one script, as in most texts
+        return letters[0] if letters else 0
+    return int(np.bincount(np.frombuffer(letters, np.uint8)).argmax())

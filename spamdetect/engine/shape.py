@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -13,6 +15,8 @@ _SHAPES[Kind.DIGIT] = ord("0")
 _SHAPES[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = ord(" ")
 _LETTER: Final = np.zeros(32, bool)
 _LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
+_STRETCHED: Final = re.compile(rb"([A-Za-z])\1\1+")
+_SIGNS: Final = re.compile(rb"([!-/:-@\[-`{-~])\1+")
 _SIGN: Final = ~_LETTER
 _SIGN[Kind.DIGIT] = False
 
@@ -25,6 +29,8 @@ def shape(text: str) -> tuple[str, int]:
     Returns:
         The text, and how many letters were dropped.
     """
+    if text.isascii():
+        return _of_ascii(text)
     codes = code_points(f" {text} ")
     kinds = character_tables().kind[codes]
     shapes = _SHAPES[kinds]
@@ -41,3 +47,17 @@ def shape(text: str) -> tuple[str, int]:
         kept[again] = ~(stretched | _SIGN[repeated])
         codes = codes[kept]
     return codes[1:-1].tobytes().decode("utf-32-le"), dropped
+
+
+def _of_ascii(text: str) -> tuple[str, int]:
+    """The same for ASCII, where three passes over bytes take a third of the time."""
+    shaped = b" ".join(text.encode().translate(_ascii_shapes()).split())
+    shaped = _SIGNS.sub(rb"\1", shaped)
+    kept = _STRETCHED.sub(rb"\1\1", shaped)
+    return kept.decode(), len(shaped) - len(kept)
+
+
+@cache
+def _ascii_shapes() -> bytes:
+    shapes = _SHAPES[character_tables().kind[:256]]
+    return np.where(shapes, shapes, np.arange(256)).astype(np.uint8).tobytes()

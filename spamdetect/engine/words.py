@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from spamdetect.engine.characters import character_tables, code_points
+from spamdetect.engine.characters import entries
 
 # One byte per character: A letter, H Hebrew letter, N digit, K Katakana, S a word by itself,
 # U connector, E mark or format, M B D Q allowed inside a word, O anything else.
@@ -36,4 +36,4 @@ _WORD: Final = re.compile(
 
 def count_words(text: str) -> int:
     """The number of words that contain a letter or a digit."""
-    return len(_WORD.findall(character_tables().word_break[code_points(text)].tobytes()))
+    return len(_WORD.findall(entries("word_break", text)))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from spamdetect.engine import Analysis, Engine
-from spamdetect.engine.pool import engine_pool, loaded_engine
+from spamdetect.engine import Analysis, Engine, classify_many
+from spamdetect.engine.pool import WorkerEndedError
 from spamdetect.errors import SpamError
 from spamdetect.files.journal import Verdict
 from spamdetect.files.records import Record
@@ -24,7 +21,6 @@ from spamdetect.thresholds import Threshold
 # Below this, starting processes takes longer than the work.
 _IN_PROCESS_BYTES: Final = 1 << 20
 _BATCH: Final = 64
-_CHUNK: Final = 256
 
 
 @attrs.frozen
@@ -90,32 +86,17 @@ async def _analyses(texts: Iterator[str], job: Job) -> AsyncIterator[Analysis]:
             for analysis in engine.predict_many(batch):
                 yield analysis
         return
-    count = job.processes or len(os.sched_getaffinity(0))
-    loop = asyncio.get_running_loop()
-    pool = engine_pool(count, job.model_path, job.threshold)
-    under_way: deque[asyncio.Future[list[Analysis]]] = deque()
     try:
-        while chunk := list(itertools.islice(texts, _CHUNK)):
-            under_way.append(loop.run_in_executor(pool, _classify_in_worker, chunk))
-            if len(under_way) >= 2 * count:
-                for analysis in await under_way.popleft():
-                    yield analysis
-        while under_way:
-            for analysis in await under_way.popleft():
-                yield analysis
-    except BrokenProcessPool:
+        found = classify_many(
+            texts, model_path=job.model_path, threshold=job.threshold, processes=job.processes
+        )
+        async for analysis in found:
+            yield analysis
+    except WorkerEndedError:
         raise SpamError(
             "A worker process was ended from outside, for its memory perhaps. What is done is "
             "kept; the same command goes on, with fewer --processes if memory is short."
         ) from None
-    finally:
-        for future in under_way:
-            future.cancel()
-        await asyncio.to_thread(pool.shutdown, cancel_futures=True)
-
-
-def _classify_in_worker(texts: list[str]) -> list[Analysis]:
-    return loaded_engine().predict_many(texts)
 
 
 def _without_text(record: Record) -> Verdict:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from spamdetect.models import ErrorCode
-from spamdetect.service.keys import (
-    KeyRecord,
-    KeyStore,
-    StoreError,
-    WouldWaitError,
-    parse_key,
-    secret_matches,
-)
+from spamdetect.service.keys import KeyRecord, StoreError, WouldWaitError, parse_key, secret_matches
 from spamdetect.service.limits import Limits
 from spamdetect.service.respond import RefusalError, retry_after
 from spamdetect.service.steps import Steps
+from spamdetect.service.store import KeyStore
 
 
 def authenticate(api_key: bytes, store: KeyStore) -> Steps[KeyRecord]:

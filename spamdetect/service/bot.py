@@ -31,10 +31,11 @@ from telegram.ext import (
 
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.inbox import UPDATES, Inbox, PatientRequest
-from spamdetect.service.keys import KeyRecord, KeySpec, KeyStore, StoreError
+from spamdetect.service.keys import KeyRecord, KeySpec, StoreError
 from spamdetect.service.limits import Limits
 from spamdetect.service.moderation import GroupModerator
 from spamdetect.service.shares import next_cell
+from spamdetect.service.store import KeyStore
 from spamdetect.settings import read_number
 
 _log = logging.getLogger("spamdetect.bot")

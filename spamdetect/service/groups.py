@@ -12,10 +12,11 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from spamdetect.service.keys import KeyRecord, KeySpec, KeyStore, StoredRule
+from spamdetect.service.keys import KeyRecord, KeySpec, StoredRule
 from spamdetect.service.rule_book import RuleBook
 from spamdetect.service.rules import Feedback, KeyRules
 from spamdetect.service.steps import run_steps
+from spamdetect.service.store import KeyStore
 from spamdetect.thresholds import ProfileName
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -25,7 +25,8 @@ from telegram.error import NetworkError, TelegramError
 from telegram.request import HTTPXRequest
 
 from spamdetect.service.analysis import place_of
-from spamdetect.service.keys import KeyStore, StoreError
+from spamdetect.service.keys import StoreError
+from spamdetect.service.store import KeyStore
 
 _log = logging.getLogger("spamdetect.bot")
 

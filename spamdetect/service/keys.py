@@ -1,4 +1,4 @@
-"""API keys: their form, their hash, and what a key store offers.
+"""API keys: their form, their hash, and what is stored of them.
 
 A key is ``spam_<id>_<secret>``. The id finds the row, the secret is 256 random bits of which
 only the SHA-256 is stored; a slow hash would add nothing to a secret that cannot be guessed.
@@ -10,15 +10,10 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 
-from spamdetect.service.shares import Share, Wanted
-
-# Telegram gives an update again for so long, if it believes that the bot has not had it.
-UPDATE_AGE_S: Final = 86_400.0
 _ID_ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 _KEY: Final = re.compile(r"spam_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 
@@ -86,104 +81,6 @@ class KeySpec:
     owner: str = ""
     rate_per_minute: int | None = None
     quota_per_day: int | None = None
-
-
-class KeyStore(Protocol):
-    """Where keys, usage counts, rules and reports live; one suite tests every store."""
-
-    def find_now(self, key_id: str) -> KeyRecord | None:
-        """:meth:`find` without waiting.
-
-        Raises:
-            WouldWaitError: The store must be awaited.
-        """
-
-    async def find(self, key_id: str) -> KeyRecord | None:
-        """The key with this id, revoked or not."""
-
-    async def create(self, spec: KeySpec) -> NewKey:
-        """Make a key; an owner's earlier key is revoked in the same transaction.
-
-        The earlier key's rules become the new one's.
-        """
-
-    async def revoke(self, key_id: str) -> bool:
-        """Revoke a key and delete its rules; False when there is no such active key."""
-
-    async def list_keys(self) -> list[KeyRecord]:
-        """Every key, oldest first."""
-
-    async def create_first(self, spec: KeySpec) -> NewKey | None:
-        """Make a key unless there has ever been one, as one step among all processes."""
-
-    async def active_key_of(self, owner: str) -> KeyRecord | None:
-        """The active key of an owner."""
-
-    async def change_owner(self, key_id: str, owner: str) -> None:
-        """Give a key to another owner, who must have no active one."""
-
-    async def issued_since(self, owner: str, since_s: float) -> int:
-        """How many keys an owner has been given since this Unix time."""
-
-    async def take_share(self, key_id: str, wanted: Wanted) -> Share:
-        """Take a share of a key's limits, in one transaction, on the store's clock."""
-
-    async def add_usage(self, counts: dict[tuple[str, str], int]) -> None:
-        """Add requests to the counts of (key id, UTC day as ``YYYY-MM-DD``)."""
-
-    async def usage(self, key_id: str, day: str) -> int:
-        """The stored number of a key's requests on a UTC day."""
-
-    async def add_feedback(self, feedback_id: str, key_id: str, text: str, is_spam: bool) -> None:
-        """Store a report; repeating its id changes nothing."""
-
-    async def feedback(self) -> list[tuple[str, bool]]:
-        """Every stored report as (text, is spam), oldest first, for retraining."""
-
-    async def rules(self, key_id: str) -> list[StoredRule]:
-        """The rules of a key, oldest first."""
-
-    async def put_rules(
-        self, key_id: str, rules: Sequence[StoredRule], most: int, *, drop_oldest: bool = False
-    ) -> bool:
-        """Store rules of an active key, each instead of an earlier one with its id.
-
-        Args:
-            key_id: The key.
-            rules: The rules, of one kind.
-            most: How many of their kind the key may have.
-            drop_oldest: Whether the oldest makes room; otherwise none is stored if one is too many.
-
-        Returns:
-            Whether they were stored.
-        """
-
-    async def delete_rule(self, key_id: str, kind: str, rule_id: str) -> bool:
-        """Delete a rule; False when the key has none with this id."""
-
-    async def take_updates(self, bot_id: int, updates: dict[int, bytes]) -> list[int]:
-        """Store what a bot has received, in one transaction.
-
-        Args:
-            bot_id: The bot.
-            updates: What Telegram sent, by its number. A number that the bot has had within a day
-                changes nothing.
-
-        Returns:
-            The numbers that are new.
-        """
-
-    async def finish_update(self, bot_id: int, update_id: int) -> None:
-        """Forget what was in an update that is done; its number is known for a day."""
-
-    async def unfinished_updates(self, bot_id: int) -> dict[int, tuple[bytes, int]]:
-        """What a bot has received and not done, and how many times this was asked before."""
-
-    async def ping(self) -> None:
-        """Raise :class:`StoreError` when the store cannot be used."""
-
-    async def close(self) -> None:
-        """Release connections."""
 
 
 class WouldWaitError(Exception):

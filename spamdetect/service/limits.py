@@ -17,9 +17,10 @@ from typing import Final, Protocol
 import attrs
 
 from spamdetect.models import ErrorCode
-from spamdetect.service.keys import KeyRecord, KeyStore, StoreError, WouldWaitError
+from spamdetect.service.keys import KeyRecord, StoreError, WouldWaitError
 from spamdetect.service.respond import RefusalError, retry_after
 from spamdetect.service.shares import Share, Wanted
+from spamdetect.service.store import KeyStore
 
 _log = logging.getLogger("spamdetect.service")
 

@@ -46,9 +46,10 @@ from telegram.ext import (
 from spamdetect.service.analysis import Item, TextEngine, analyse
 from spamdetect.service.groups import Case, Group, Groups, GroupSettings, Punishment
 from spamdetect.service.inbox import end_turn
-from spamdetect.service.keys import KeyStore, StoreError
+from spamdetect.service.keys import StoreError
 from spamdetect.service.rules import Found
 from spamdetect.service.shares import next_cell
+from spamdetect.service.store import KeyStore
 from spamdetect.service.traces import hashed
 from spamdetect.service.visible import visible_text
 from spamdetect.service.wire import Context

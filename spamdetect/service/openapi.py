@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from spamdetect._exchange import (
     BATCH_PATH,
@@ -53,12 +54,9 @@ def openapi_document(settings: ServiceSettings) -> bytes:
             "TextRequest",
             "PreprocessAnswer",
         ),
-        "/healthz": _get("healthz", "Whether the process is alive.", "Acknowledgement", {}),
+        "/healthz": _get("healthz", "Whether the process is alive."),
         "/readyz": _get(
-            "readyz",
-            "Whether it can answer: the model is loaded and the key store reachable.",
-            "Acknowledgement",
-            {"503": _refusal(503)},
+            "readyz", "Whether it can answer: the model is loaded and the key store reachable.", 503
         ),
         "/metrics": {
             "get": {
@@ -122,55 +120,39 @@ def openapi_document(settings: ServiceSettings) -> bytes:
     return json.dumps(document).encode()
 
 
+def _operation(
+    name: str, summary: str, answer: str, refusals: Iterable[int], **more: object
+) -> Schema:
+    responses = {"200": {"description": "Done.", "content": _json_of(answer)}}
+    responses |= {str(status): _refusal(status) for status in refusals}
+    return {"operationId": name, "summary": summary, "responses": responses, **more}
+
+
 def _post(
     name: str, summary: str, request: str, answer: str, headers: Schema | None = None
 ) -> Schema:
-    done: Schema = {"description": "Done.", "content": _json_of(answer)}
+    asked = {"required": True, "content": _json_of(request)}
+    refusals = sorted(REFUSALS.keys() - {404})
+    operation = _operation(name, summary, answer, refusals, requestBody=asked)
     if headers:
-        done["headers"] = headers
-    return {
-        "post": {
-            "operationId": name,
-            "summary": summary,
-            "requestBody": {"required": True, "content": _json_of(request)},
-            "responses": {
-                "200": done,
-                **{str(status): _refusal(status) for status in REFUSALS if status != 404},
-            },
-        }
-    }
+        operation["responses"]["200"]["headers"] = headers
+    return {"post": operation}
 
 
-def _keyed(name: str, summary: str, answer: str, *more: int) -> Schema:
+def _keyed(name: str, summary: str, answer: str, *more: int, **parts: object) -> Schema:
     """An operation with a key and without a body."""
-    return {
-        "operationId": name,
-        "summary": summary,
-        "responses": {
-            "200": {"description": "Done.", "content": _json_of(answer)},
-            **{
-                str(status): _refusal(status)
-                for status in (401, 405, 408, 429, 431, 500, 503, *more)
-            },
-        },
-    }
+    return _operation(name, summary, answer, (401, 405, 408, 429, 431, 500, 503, *more), **parts)
 
 
 def _delete(name: str, summary: str) -> Schema:
-    found = _keyed(name, summary, "Acknowledgement", 404)
     name_of = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-    return {"delete": {**found, "parameters": [name_of]}}
+    return {"delete": _keyed(name, summary, "Acknowledgement", 404, parameters=[name_of])}
 
 
-def _get(name: str, summary: str, answer: str, refusals: Schema) -> Schema:
-    return {
-        "get": {
-            "operationId": name,
-            "summary": summary,
-            "security": [],
-            "responses": {"200": {"description": "Yes.", "content": _json_of(answer)}, **refusals},
-        }
-    }
+def _get(name: str, summary: str, *refusals: int) -> Schema:
+    operation = _operation(name, summary, "Acknowledgement", refusals, security=[])
+    operation["responses"]["200"]["description"] = "Yes."
+    return {"get": operation}
 
 
 def _refusal(status: int) -> Schema:

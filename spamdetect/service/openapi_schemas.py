@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
+import msgspec
+
+from spamdetect._answers import Predicted, Preprocessed
 from spamdetect.models import ErrorCode
-from spamdetect.service.rules import MAX_VALUE_CHARS, EntryKind, ListName
-from spamdetect.service.wire import MAX_BATCH_TEXTS
-from spamdetect.thresholds import PROFILE_NAMES
+from spamdetect.service.rules import Entry
+from spamdetect.service.wire import BatchRequest, FeedbackRequest, PredictRequest, TextRequest
 
 Schema = dict[str, Any]
 
@@ -42,86 +44,23 @@ def schemas(max_text_chars: int) -> Schema:
     Args:
         max_text_chars: Longest text.
     """
-    text = {"type": "string", "maxLength": max_text_chars, "description": "The text to analyse."}
-    probability = {"type": "number", "minimum": 0, "maximum": 1}
-    common: Schema = {
-        "input_text": {"type": "string", "description": "The text as received."},
-        "processed_text": {"type": "string", "description": "The text after preprocessing."},
-        "text_length": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "Code points of input_text.",
-        },
-        "word_count": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "Words by Unicode segmentation that hold a letter or a digit.",
-        },
-        "language": {"$ref": "#/components/schemas/Language"},
-    }
-    verdict: Schema = {
-        "prediction": {"$ref": "#/components/schemas/Prediction"},
-        "error_code": {
-            "type": "string",
-            "enum": [
-                ErrorCode.NONE.value,
-                ErrorCode.TEXT_EMPTY.value,
-                ErrorCode.LANGUAGE_UNKNOWN.value,
-                ErrorCode.TEXT_TRUNCATED.value,
-            ],
-        },
-    }
-    reasons = {
-        "type": "array",
-        "description": "What moved the verdict, strongest first; only where it was asked for.",
-        "items": {"$ref": "#/components/schemas/Reason"},
-    }
-    options: Schema = {
-        "threshold": {
-            "description": "Spam from this spam_score on, or a profile of the model.",
-            "anyOf": [
-                probability,
-                {"type": "string", "enum": list(PROFILE_NAMES)},
-                {"type": "null"},
-            ],
-        },
-        "reasons": {"type": "boolean", "description": "Say what moved the verdict."},
-        "context": {"anyOf": [{"$ref": "#/components/schemas/Context"}, {"type": "null"}]},
-    }
-    entry: Schema = {
-        "list": {"type": "string", "enum": list(get_args(ListName))},
-        "kind": {"type": "string", "enum": list(get_args(EntryKind))},
-        "value": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": MAX_VALUE_CHARS,
-            "description": "A name, an address or @domain; a domain; a phrase.",
-        },
-        "text_kind": {
-            "type": ["string", "null"],
-            "maxLength": 64,
-            "description": "The only kind of text that the entry is for.",
-        },
-    }
+    found = _derived(TextRequest, PredictRequest, BatchRequest, FeedbackRequest, Entry, Predicted)
+    for name in ("TextRequest", "PredictRequest", "FeedbackRequest"):
+        found[name]["properties"]["text"]["maxLength"] = max_text_chars
+    entry = found["Entry"]
+    asked = {name: each for name, each in entry["properties"].items() if name != "entry_id"}
+    entry["required"] = list(entry["properties"])
+    found["Reason"]["properties"]["weight"]["description"] = "Log-odds; above 0 is for spam."
+    predicted = found.pop("Predicted")
+    reasons = predicted["properties"]["reasons"]
+    # Left out where nobody asked, and never null.
+    reasons |= reasons.pop("anyOf")[0]
     no_error: Schema = {"error_code": {"type": "string", "const": ""}}
     refused = [code.value for _, codes in REFUSALS.values() for code in codes]
-    return {
-        "TextRequest": object_of({"text": text}),
-        "PredictRequest": object_of({"text": text, **options}, required=["text"]),
-        "BatchRequest": object_of(
-            {
-                "texts": {
-                    "type": "array",
-                    "minItems": 1,
-                    "maxItems": MAX_BATCH_TEXTS,
-                    "description": "Texts, or objects with text and context. What is wrong with "
-                    "one is that text's outcome.",
-                    "items": {},
-                },
-                **options,
-            },
-            required=["texts"],
-        ),
+    return found | {
+        "EntryRequest": object_of(asked, required=["list", "kind", "value"]),
+        "PredictAnswer": envelope_of(predicted),
+        "PreprocessAnswer": envelope_of(_derived(Preprocessed)["Preprocessed"]),
         "BatchAnswer": envelope_of(
             object_of(
                 {
@@ -150,23 +89,6 @@ def schemas(max_text_chars: int) -> Schema:
                 }
             )
         ),
-        "Context": object_of(
-            {
-                "kind": {"type": ["string", "null"], "maxLength": 64},
-                "author": {"type": ["string", "null"], "maxLength": 320},
-                "address": {"type": ["string", "null"], "maxLength": 320},
-            },
-            required=[],
-        ),
-        "Reason": object_of(
-            {
-                "feature": {"type": "string"},
-                "weight": {"type": "number", "description": "Log-odds; above 0 is for spam."},
-                "explanation": {"type": "string"},
-            }
-        ),
-        "EntryRequest": object_of(entry, required=["list", "kind", "value"]),
-        "Entry": object_of({"entry_id": {"type": "string"}, **entry}),
         "EntryAnswer": envelope_of(
             object_of({"entry": {"$ref": "#/components/schemas/Entry"}, **no_error})
         ),
@@ -204,36 +126,6 @@ def schemas(max_text_chars: int) -> Schema:
                 }
             )
         ),
-        "FeedbackRequest": object_of(
-            {
-                "text": text,
-                "is_spam": {"type": "boolean"},
-                "feedback_id": {
-                    "type": "string",
-                    "maxLength": 64,
-                    "pattern": r"^[^\x00-\x1f\x7f]*$",
-                    "description": "Your name for the report; the service makes one of the text.",
-                },
-            },
-            required=["text", "is_spam"],
-        ),
-        "Language": object_of(
-            {
-                "language": {
-                    "type": "string",
-                    "description": "ISO 639-1, else 639-3; und when undetermined.",
-                },
-                "probability": probability,
-                "is_reliable": {"type": "boolean"},
-            }
-        ),
-        "Prediction": object_of(
-            {"is_spam": {"type": "boolean"}, "ham_score": probability, "spam_score": probability}
-        ),
-        "PredictAnswer": envelope_of(
-            object_of({**common, **verdict, "reasons": reasons}, required=[*common, *verdict])
-        ),
-        "PreprocessAnswer": envelope_of(object_of(common)),
         "Acknowledgement": envelope_of(object_of({"error_code": {"type": "string", "const": ""}})),
         "Refusal": envelope_of(
             object_of(
@@ -245,6 +137,20 @@ def schemas(max_text_chars: int) -> Schema:
             )
         ),
     }
+
+
+def _derived(*types: type) -> Schema:
+    """Schemas of types and of what they hold, by name."""
+    _, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    for schema in found.values():
+        # Docstrings are for readers of the code.
+        del schema["title"]
+        schema.pop("description", None)
+        for each in schema["properties"].values():
+            each.pop("default", None)
+            if "enum" in each:
+                each["type"] = "string"
+    return found
 
 
 def object_of(properties: Schema, required: list[str] | None = None) -> Schema:

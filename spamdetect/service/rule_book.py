@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from spamdetect.service.auth import unavailable
-from spamdetect.service.keys import KeyRecord, KeyStore, StoredRule, StoreError
+from spamdetect.service.keys import KeyRecord, StoredRule, StoreError
 from spamdetect.service.rules import (
     MAX_ENTRIES,
     MAX_FEEDBACK,
@@ -19,6 +19,7 @@ from spamdetect.service.rules import (
     KeyRules,
 )
 from spamdetect.service.steps import Steps
+from spamdetect.service.store import KeyStore
 from spamdetect.service.together import Together
 
 _LIST: Final = "list"

@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import attrs
 import msgspec
@@ -67,8 +67,21 @@ class Entry(msgspec.Struct, frozen=True, rename={"list_name": "list"}):
     entry_id: str
     list_name: ListName
     kind: EntryKind
-    value: str
-    text_kind: str | None = None
+    value: Annotated[
+        str,
+        msgspec.Meta(
+            description="A name, an address or @domain; a domain; a phrase.",
+            # Of what is asked for; what is stored is another spelling of it.
+            extra_json_schema={"minLength": 1, "maxLength": MAX_VALUE_CHARS},
+        ),
+    ]
+    text_kind: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="The only kind of text that the entry is for.",
+            extra_json_schema={"maxLength": 64},
+        ),
+    ] = None
 
     def __repr__(self) -> str:
         return f"Entry({self.entry_id!r})"

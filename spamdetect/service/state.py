@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import attrs
 
 from spamdetect.service.body import RequestBody
-from spamdetect.service.keys import KeyStore
 from spamdetect.service.limits import Limits
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.rule_book import RuleBook
 from spamdetect.service.settings import ServiceSettings
+from spamdetect.service.store import KeyStore
 from spamdetect.service.work import WorkerPool
 
 Fields = tuple[tuple[bytes, bytes], ...]

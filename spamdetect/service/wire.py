@@ -8,11 +8,16 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from spamdetect._answers import Probability
 from spamdetect._exchange import SURROGATE_MESSAGE
 from spamdetect.models import ErrorCode
 from spamdetect.service.respond import RefusalError
+from spamdetect.thresholds import PROFILE_NAMES
 
 T = TypeVar("T", bound=msgspec.Struct)
+# What is no profile is refused with the names of those there are, not by its type.
+_Profile = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(PROFILE_NAMES)})]
+_Text = Annotated[str, msgspec.Meta(description="The text to analyse.")]
 
 MAX_BATCH_TEXTS: Final = 1000
 _FIELD: Final = re.compile(r"`\$\.(\w+)|field `(\w+)`")
@@ -41,33 +46,38 @@ NO_CONTEXT: Final = Context()
 class TextRequest(msgspec.Struct, gc=False):
     """Body of ``preprocess``."""
 
-    text: str
+    text: _Text
 
 
 class Options(msgspec.Struct, gc=False):
-    """What a request for verdicts may ask for beyond the API; our additions.
+    """What a request for verdicts may ask for beyond the API; our additions."""
 
-    Attributes:
-        threshold: Lowest score that is spam, or a profile of the model.
-        reasons: Whether the answer says what moved the verdict.
-        context: Where the text comes from.
-    """
-
-    threshold: float | str | None = None
-    reasons: bool = False
+    threshold: Annotated[
+        Probability | _Profile | None,
+        msgspec.Meta(description="Spam from this spam_score on, or a profile of the model."),
+    ] = None
+    reasons: Annotated[bool, msgspec.Meta(description="Say what moved the verdict.")] = False
     context: Context | None = None
 
 
 class PredictRequest(Options, kw_only=True, gc=False):
     """Body of ``predict``."""
 
-    text: str
+    text: _Text
 
 
 class BatchRequest(Options, kw_only=True):
     """Body of ``predict/batch``; what is wrong with one text is that text's outcome."""
 
-    texts: Annotated[list[Any], msgspec.Meta(min_length=1, max_length=MAX_BATCH_TEXTS)]
+    texts: Annotated[
+        list[Any],
+        msgspec.Meta(
+            min_length=1,
+            max_length=MAX_BATCH_TEXTS,
+            description="Texts, or objects with text and context. What is wrong with one is that "
+            "text's outcome.",
+        ),
+    ]
 
 
 class BatchText(msgspec.Struct):
@@ -80,9 +90,16 @@ class BatchText(msgspec.Struct):
 class FeedbackRequest(msgspec.Struct):
     """Body of ``feedback``."""
 
-    text: str
+    text: _Text
     is_spam: bool
-    feedback_id: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    feedback_id: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=64,
+            pattern=r"^[^\x00-\x1f\x7f]*$",
+            description="Your name for the report; the service makes one of the text.",
+        ),
+    ] = ""
 
 
 class EntryRequest(msgspec.Struct):

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 
@@ -28,6 +28,7 @@ from spamdetect.service.analysis import (
     analyse,
     place_of,
 )
+from spamdetect.service.processes import EngineProcesses
 from spamdetect.service.respond import RefusalError, retry_after
 from spamdetect.thresholds import Threshold
 
@@ -38,16 +39,6 @@ _BATCH_CHARS: Final = 50_000
 _BRIEF_S: Final = 0.002
 _SPEED_WEIGHT: Final = 0.2
 _WARM_UP_TEXT: Final = "Are we still on for lunch? Reply here or call me. " * 4
-
-
-class BatchRunner(Protocol):
-    """What the pool needs from :class:`spamdetect.service.processes.EngineProcesses`."""
-
-    async def analyse(self, items: list[Item]) -> list[Outcome]:
-        """Analyse a batch."""
-
-    async def close(self) -> None:
-        """End the processes."""
 
 
 @attrs.define(eq=False, slots=True)
@@ -106,7 +97,7 @@ class WorkerPool:
         workers: int,
         max_pending: int,
         max_wait_s: float,
-        processes: BatchRunner | None = None,
+        processes: EngineProcesses | None = None,
     ) -> None:
         self._engine = engine
         self._workers = workers

@@ -15,7 +15,7 @@ import attrs
 import httpx
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from tests.support.browser import chromium
 from tests.support.programs import environment

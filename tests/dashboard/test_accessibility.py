@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.axe import axe
+
 PAGES: Final = [
     "/", "/workflows", "/users", "/workflow?id=auditor&tab=calls", "/workflow?id=auditor&tab=spans",
     "/workflow?id=auditor&tab=models", "/workflow?id=auditor&tab=decisions",
@@ -56,13 +58,14 @@ def test_every_page_passes_the_checks(
     signed_in: Callable[..., Any], tenant: Any, scheme: str
 ) -> None:
     fill(tenant)
+    find = axe()
     page = signed_in("/", color_scheme=scheme)
     found = {}
     for path in PAGES:
         separator = "&" if "?" in path else "?"
         page.goto(f"{path}{separator}organisation={tenant.organisation_id}")
         page.get_by_text("Live", exact=True).wait_for()
-        found[path] = page.evaluate(CHECKS)
+        found[path] = [*page.evaluate(CHECKS), *sorted(find(page))]
     assert {path: troubles for path, troubles in found.items() if troubles} == {}
 
 

@@ -18,6 +18,7 @@ from hypothesis import given
 
 from guard.core.visible import visible
 from guard.gateway.dashboard import exports, tables
+from guard.gateway.services.turns import Turns
 
 NAMES: Final = ("spend", "users", "workflows", "events", "budgets", "audit")
 FORMULAS: Final = ("=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1",
@@ -188,7 +189,7 @@ def test_no_step_of_a_file_has_more_rows_than_a_batch(
 
 @pytest.mark.asyncio
 async def test_files_take_turns_step_by_step_and_wait_for_no_slow_reader() -> None:
-    turn, running, order = asyncio.Lock(), list[str](), list[str]()
+    turns, running, order = Turns(), list[str](), list[str]()
 
     async def parts(name: str) -> AsyncIterator[str | bytes]:
         for _ in range(3):
@@ -199,10 +200,10 @@ async def test_files_take_turns_step_by_step_and_wait_for_no_slow_reader() -> No
             yield name
 
     async def read(name: str) -> None:
-        async for part in exports._in_turn(turn, parts(name)):
+        async for part in exports._in_turn(turns, "o", parts(name)):
             order.append(str(part))
 
-    slow = exports._in_turn(turn, parts("slow"))
+    slow = exports._in_turn(turns, "o", parts("slow"))
     await anext(slow)
     async with asyncio.timeout(60):
         await asyncio.gather(read("a"), read("b"))

@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from guard.core.wire.fields import decimal_dollars
 from guard.gateway.dashboard import charts, formatting, spans
-from guard.gateway.domain.budget_preview import preview
+from guard.gateway.domain.preview import preview_budget
 from guard.gateway.domain.records import BudgetRule, StoredEvent
 from guard.gateway.domain.usage import HOUR_MS, ChargedEvent, UsagePoint
 
@@ -34,7 +35,7 @@ def test_axes_end_at_or_above_the_highest_value_and_not_far_above(value: float) 
 def test_an_amount_survives_its_field(nanousd: int) -> None:
     from guard.gateway.dashboard import forms
 
-    assert forms.nanousd(formatting.dollars_input(nanousd), "it") == nanousd
+    assert forms.nanousd(decimal_dollars(nanousd), "it") == nanousd
 
 
 @given(st.lists(st.integers(0, 10**12), max_size=30), st.sampled_from(list(charts.RANGES.values())))
@@ -118,7 +119,9 @@ def test_a_preview_stops_what_comes_after_the_limit(
         window = at // HOUR_MS
         stopped += spent.get(window, 0) >= limit
         spent[window] = spent.get(window, 0) + cost
-    found = preview(budget(limit), [ChargedEvent(at, cost, "") for at, cost in reversed(ordered)])
+    found = preview_budget(
+        budget(limit), [ChargedEvent(at, cost, "") for at, cost in reversed(ordered)]
+    )
     assert (found.charges, found.stopped_calls) == (len(charges), stopped)
     assert found.reached == sum(total >= limit for total in spent.values())
 
@@ -126,9 +129,9 @@ def test_a_preview_stops_what_comes_after_the_limit(
 def test_a_preview_of_each_workflow_keeps_them_apart() -> None:
     charges = [ChargedEvent(3, 6, "a"), ChargedEvent(2, 6, "b"), ChargedEvent(1, 6, "a")]
     own = {"scope_kind": "workflow", "scope_id": "*"}
-    assert preview(budget(5, **own), charges).stopped_calls == 1
-    assert preview(budget(5, **own | {"scope_id": "b"}), charges).charges == 1
-    assert preview(budget(5, **own | {"scope_id": "b*"}), charges).charges == 1
+    assert preview_budget(budget(5, **own), charges).stopped_calls == 1
+    assert preview_budget(budget(5, **own | {"scope_id": "b"}), charges).charges == 1
+    assert preview_budget(budget(5, **own | {"scope_id": "b*"}), charges).charges == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/budgets", "/workflow"])

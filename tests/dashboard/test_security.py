@@ -344,6 +344,8 @@ def test_an_operator_of_one_organisation_sees_and_stops_nothing_else(
         assert bob.http.get(path, params={"organisation": other.organisation_id}).status_code == 404
     assert bob.get("/workflow", id="other-flow").status_code == 404
 
+    visit(other.organisation_id)
+    admins = next(each for each in gateway.admin.sessions() if each["name"] == "admin")
     key = next(k for k in other.admin.request("GET", "/keys") if k["role"] == "sdk")
     approval = other.admin.request("GET", "/approvals")[0]["approval_id"]
     budget = other.admin.request("GET", "/budgets")[0]["budget_id"]
@@ -355,8 +357,9 @@ def test_an_operator_of_one_organisation_sees_and_stops_nothing_else(
         ("/policies/delete", {"name": "policy-other-flow"}),
         ("/keys/change", {"action": "revoke", "key": key["key_id"]}),
         ("/keys/change", {"action": "rotate", "key": key["key_id"]}),
+        ("/keys/change", {"action": "revoke", "key": key["key_id"], "secret": key["prefix"]}),
         ("/people/change", {"name": "admin", "change": "remove"}),
-        ("/people/sessions", {"session": gateway.admin.sessions()[-1]["session_id"]}),
+        ("/people/sessions", {"session": admins["session_id"]}),
         ("/alerts/test", {"name": "other-flow"}),
         ("/alerts/delete", {"what": "channel", "name": "other-flow"}),
         ("/alerts/delete", {"what": "rule", "name": "other-flow"}),
@@ -373,6 +376,7 @@ def test_an_operator_of_one_organisation_sees_and_stops_nothing_else(
     assert len(other.admin.request("GET", "/budgets")) == 1
     keys = {each["key_id"]: each for each in other.admin.request("GET", "/keys")}
     assert keys[key["key_id"]]["revoked_at_ms"] is None
+    assert [each["prefix"] for each in keys[key["key_id"]]["secrets"]] == [key["prefix"]]
 
 
 def test_an_operator_of_all_has_to_say_which_organisation_a_form_is_about(visitor: Any) -> None:

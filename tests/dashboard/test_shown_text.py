@@ -79,11 +79,14 @@ def _messages(kind: str, text: str) -> Iterator[ChannelMessage]:
     )  # fmt: skip
     shown = question._approval(approval).shown
     options = alerts.ChannelOptions(to=["ops@example.com"], sender="guard@example.com")
+    secret = (
+        f'{{"secret": "{"whsec_c2VjcmV0" if kind == "webhook" else "https://hooks.example/s"}"}}'
+    )
     for number, (type_, data) in enumerate(_notices(text)):
         due = records.DueDelivery(
             delivery_id=f"d{number}", organisation_id="o", type=type_,
             body=wire.encode({"type": type_, "data": data}).decode("utf-8"), created_at_ms=1,
-            attempts=0, url="channel:x", secret='{"secret": "https://hooks.example/s"}', kind=kind,
+            attempts=0, url="channel:x", secret=secret, kind=kind,
             options=wire.encode(options).decode(),
         )  # fmt: skip
         yield message_of(due, "https://guard.example", ShownQuestion(shown=shown))
@@ -146,8 +149,19 @@ def _check_pagerduty(message: ChannelMessage, text: str) -> None:
     assert body["links"][0]["href"].startswith("https://guard.example/")
 
 
+def _check_webhook(message: ChannelMessage, text: str) -> None:
+    """A program reads it: its JSON holds each text as it is, and no header holds any."""
+    post = post_of(message, 1)
+    notice = json.loads(post.body)
+    assert any(notice["data"] == json.loads(wire.encode(data))
+               for kind, data in _notices(text) if kind == notice["type"])  # fmt: skip
+    assert all(each.isascii() and each.isprintable() for each in post.headers.values())
+    assert set(post.headers) == {"webhook-id", "webhook-timestamp", "webhook-signature"}
+
+
 _CHANNELS: Final[dict[str, Callable[[ChannelMessage, str], None]]] = {
     "email": _check_mail, "slack": _check_slack, "pagerduty": _check_pagerduty,
+    "webhook": _check_webhook,
 }  # fmt: skip
 
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 
 from guard.gateway.dashboard import stacks, tables, time_ranges
-from guard.gateway.dashboard.time_ranges import TimeRange, time_range, zone_of
+from guard.gateway.dashboard.time_ranges import TimeRange, time_range
 from guard.gateway.domain import model_latency
 from guard.gateway.domain.spend_series import SpendOverTime, SpendSeries, rest
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS
+from guard.gateway.domain.windows import zone_of
 
 NOW_MS = 1_800_000_000_000  # 2027-01-15 08:00 UTC
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe",
@@ -36,7 +37,7 @@ def test_the_examples_in_the_docstrings(module: Any) -> None:
     st.sampled_from(ZONES), st.sampled_from([*time_ranges.PRESETS, ""]),
     st.dates(dt.date(2025, 1, 1), dt.date(2027, 1, 15)), st.integers(0, 399),
 )  # fmt: skip
-def test_steps_are_whole_hours_without_a_gap(
+def test_steps_are_whole_quarter_hours_without_a_gap(
     zone: str, preset: str, first: dt.date, days: int
 ) -> None:
     last = first + dt.timedelta(days=days)
@@ -44,7 +45,7 @@ def test_steps_are_whole_hours_without_a_gap(
     assert found.error == ""
     edges = found.edges()
     assert len(edges) <= 101
-    assert all(edge % HOUR_MS == 0 for edge in edges)
+    assert all(edge % (HOUR_MS // 4) == 0 for edge in edges)
     assert edges == sorted(edges)
     assert all(a.end_ms == b.start_ms for a, b in zip(found.steps, found.steps[1:], strict=False))
     again = shown(zone, **{{"range": "preset", "from": "first", "to": "last"}[name]: value
@@ -57,24 +58,25 @@ def test_steps_are_whole_hours_without_a_gap(
     ("Europe/Berlin", "2026-10-23", [24, 24, 25, 24]),
     ("America/New_York", "2026-11-01", [25, 24, 24, 24]),
     ("UTC", "2026-03-27", [24, 24, 24, 24]),
+    ("Australia/Lord_Howe", "2026-04-04", [24, 24.5, 24, 24]),
+    ("Asia/Kathmandu", "2026-03-27", [24, 24, 24, 24]),
 ])  # fmt: skip
-def test_days_are_the_viewers(zone: str, first: str, hours: list[int]) -> None:
+def test_days_are_the_viewers(zone: str, first: str, hours: list[float]) -> None:
     start = dt.date.fromisoformat(first)
     last = (start + dt.timedelta(days=3)).isoformat()
     found = shown(zone, first=first, last=last)
-    assert [(s.end_ms - s.start_ms) // HOUR_MS for s in found.steps] == hours
+    assert [(s.end_ms - s.start_ms) / HOUR_MS for s in found.steps] == hours
     midnight = dt.datetime.combine(start, dt.time(), zoneinfo.ZoneInfo(zone))
     assert found.steps[0].start_ms == midnight.timestamp() * 1000
     assert found.steps[0].label == f"{start:%a %-d %b}"
     assert (found.notes, found.zone) == ([], zone)
 
 
-def test_a_zone_between_the_hours_is_told_where_its_days_begin() -> None:
+def test_a_zone_between_the_hours_has_days_from_midnight() -> None:
     found = shown("Asia/Kolkata", "7d")
     assert found.steps[0].label == "Sat 9 Jan"
-    assert found.steps[0].begins == "2027-01-08T23:30+05:30"
-    assert "a day begins here at 23:30" in found.notes[0]
-    assert shown("Asia/Kolkata", "24h").notes == []
+    assert found.steps[0].begins == "2027-01-09T00:00+05:30"
+    assert found.notes == []
     assert shown("Asia/Kolkata", "24h").steps[-1].label == "Fri 15 Jan 13:30–14:30"
 
 
@@ -100,10 +102,10 @@ def test_days_that_make_no_range_are_explained(first: str, last: str, said: str)
 
 
 @pytest.mark.parametrize(
-    "name", [None, "", "Nowhere/City", "../../etc/passwd", "/etc/localtime", "Europe", "a\0b",
+    "name", ["", "Nowhere/City", "../../etc/passwd", "/etc/localtime", "Europe", "a\0b",
              "Europe/" + "x" * 99, "UTC\n", "posixrules/../UTC"],
 )  # fmt: skip
-def test_an_unknown_zone_is_utc(name: str | None) -> None:
+def test_an_unknown_zone_is_utc(name: str) -> None:
     assert zone_of(name).key == "UTC"
     assert zone_of("Europe/Berlin").key == "Europe/Berlin"
 
@@ -181,6 +183,26 @@ def test_spend_is_divided_and_the_table_has_the_sums(
     assert any(f"Times in UTC; as of {day}" in reply.text for day in days)
 
 
+def test_spend_is_divided_by_keys_and_their_teams(visitor: Any, tenant: Any) -> None:
+    tenant.spend("wide", 10**9)
+    made = tenant.admin.create_key_full("crawler", team="search & ads")
+    below = tenant.admin.create_key_full("below", owner_id=made["key"]["key_id"])
+    for each in (made, below):
+        tenant.http.headers["X-API-Key"] = each["api_key"]
+        tenant.spend("wide", 3 * 10**9)
+    tenant.admin.revoke_key(made["key"]["key_id"])
+    by_team = cells(visitor.get("/spend", by="team", range="24h").text, "Spend by")
+    assert [row[:2] for row in by_team[1:]] == [
+        ["search &amp; ads", "$6.00"], ["others, or of no team", "$1.00"], ["All", "$7.00"]
+    ]  # fmt: skip
+    by_key = cells(visitor.get("/spend", by="key", range="24h").text, "Spend by")
+    names = [f"{each['key']['name']} ({each['api_key'][:12]}…)" for each in (below, made)]
+    assert {row[0] for row in by_key[1:3]} == {*names}
+    assert [row[1] for row in by_key[1:]] == ["$3.00", "$3.00", "$1.00", "$7.00"]
+    rows = visitor.get("/export/spend.json", by="team", range="24h").json()
+    assert sum(row["cost_nanousd"] for row in rows if row["name"] == "search & ads") == 6 * 10**9
+
+
 def stacks_max() -> int:
     from guard.gateway.dashboard.spend import SHOWN_MAX
 
@@ -192,7 +214,6 @@ def test_days_and_notes_follow_the_cookie(visitor: Any, tenant: Any) -> None:
     visitor.http.cookies.set("guard_zone", "Asia/Kolkata")
     text = visitor.get("/spend").text
     assert "Times in Asia/Kolkata" in text
-    assert "not whole hours away" in text
     visitor.http.cookies.set("guard_zone", "<script>")
     assert "Times in UTC" in visitor.get("/spend").text
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import guard
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.settings_sources import load, table, unknown_variables
 from guard.proxy.command import proxy as proxy_command
 from guard.settings import VARIABLES, Settings
@@ -434,6 +434,33 @@ def test_the_proxies_may_reach_the_gateway(large: Rendered) -> None:
     [selector] = [each["podSelector"] for each in rule["from"] if "podSelector" in each]
     template = large.of("Deployment")["guard-proxy"]["spec"]["template"]
     assert selector["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def test_agents_reach_guard_alone_and_the_vendors_keys_are_the_proxys() -> None:
+    custody = objects({
+        "proxy": {"enabled": True, "accountsSecretName": "vendors"},
+        "networkPolicy": {"agents": {"app": "agents"}},
+    })  # fmt: skip
+    found = {(each["kind"], each["metadata"]["name"]): each for each in custody}
+    policy = found["NetworkPolicy", "guard-agents"]["spec"]
+    assert policy["podSelector"] == {"matchLabels": {"app": "agents"}}
+    assert policy["policyTypes"] == ["Egress"]
+    to_guard, to_names = policy["egress"]
+    for name, peer in zip(("guard", "guard-proxy"), to_guard["to"], strict=True):
+        labels = found["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+        assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+    assert {each["port"] for each in to_names["ports"]} == {53}
+    pods = {
+        name: found["Deployment", name]["spec"]["template"]["spec"]
+        for name in ("guard", "guard-proxy")
+    }
+    [container] = pods["guard-proxy"]["containers"]
+    [mounted] = [each for each in container["volumeMounts"] if each["name"] == "accounts"]
+    assert f"--accounts={mounted['mountPath']}/accounts.toml" in container["args"]
+    assert {"name": "accounts", "secret": {"secretName": "vendors", "defaultMode": 0o440}} in (
+        pods["guard-proxy"]["volumes"]
+    )
+    assert "vendors" not in json.dumps(pods["guard"])
 
 
 def test_it_scales_by_a_metric_that_is_served(large: Rendered) -> None:

@@ -37,7 +37,7 @@ from tests.support.slack import who_approves
 
 PAGES = pages()
 RUNNING = [name for name, blocks in PAGES.items() if any(each.runs for each in blocks)]
-NOT_RUN_MAX = 34
+NOT_RUN_MAX = 37
 """How many blocks may say that they cannot run; who adds one has thought about it."""
 
 READERS_OWN = {

@@ -16,8 +16,9 @@ import attrs
 import httpx
 import pytest
 
-from guard.gateway.cli import admin_client, alerts
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway import admin
+from guard.gateway.admin import AdminClient
+from guard.gateway.cli import alerts
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.ledger import asks
 from guard.gateway.services import waiting_line, webhooks
@@ -49,7 +50,7 @@ def _patient_gateway() -> Iterator[None]:
         patch.setattr(mail, "ANSWER_WAIT_S", 120.0)
         patch.setattr(mail, "TOTAL_S", 120.0)
         patch.setattr(alerts, "_OUTCOME_S", 120.0)
-        patch.setattr(admin_client, "_KNOWN_S", 60.0)
+        patch.setattr(admin, "_KNOWN_S", 60.0)
         yield
 
 

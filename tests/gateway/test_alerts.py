@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import run_gateway
 from guard.gateway.ledger import webhooks as notices

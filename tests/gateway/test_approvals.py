@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from guard.core import wire
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.embedded import run_gateway
 from guard.gateway.ledger import approvals
 from tests.gateway.conftest import Tenant

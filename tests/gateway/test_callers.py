@@ -16,7 +16,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from guard.core import signing, wire
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.storage.postgres import listener
 from tests.support import postgres

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,47 @@ def test_keys(invoke: Invoke, tenant: Any) -> None:
     listed = invoke("keys", "list").output
     assert made["key"]["prefix"] in listed
     assert made["api_key"] not in listed
-    assert "shown once" in invoke("keys", "rotate", made["key"]["key_id"]).output
+    key_id = made["key"]["key_id"]
+    invoke("keys", "set", key_id, "--name", "laptop", "--person", "alice", "--purpose", "coding")
+    invoke("keys", "set", key_id, "--purpose", "")
+    listed_key = next(e for e in list(tenant.admin.keys()) if e["key_id"] == key_id)
+    assert [listed_key[name] for name in ("name", "person", "purpose")] == ["laptop", "alice", ""]
+    invoke("keys", "set", key_id, expect=2)
+    invoke("keys", "set", "nothing", "--name", "x", expect=1)
+    assert "shown once" in invoke("keys", "rotate", key_id).output
+    for overlap in (["--overlap", "1h"], ["--overlap-seconds", "3600"]):
+        made = json.loads(invoke("keys", "rotate", key_id, *overlap, "--json").output)
+    own = next(each for each in list(tenant.admin.keys()) if each["key_id"] == key_id)
+    assert len(own["secrets"]) == 3
+    listed = invoke("keys", "list").output
+    newest = made["key"]["prefix"]
+    assert f"{newest}… (unused), {own['secrets'][1]['prefix']}… until" in listed
+    revoked = invoke("keys", "revoke", key_id, "--secret", f"{newest}…").output
+    assert "revoked the secret gdk_" in revoked
+    own = next(each for each in list(tenant.admin.keys()) if each["key_id"] == key_id)
+    assert (own["revoked_at_ms"], len(own["secrets"])) == (None, 2)
+    assert own["prefix"] == own["secrets"][0]["prefix"] != newest
+    assert "no such secret" in invoke("keys", "revoke", key_id, "--secret", "gdk_", expect=1).output
+    assert (
+        "is no length of time"
+        in invoke("keys", "rotate", key_id, "--overlap", "3600", expect=2).output
+    )
+    now_ms = time.time() * 1000
+    invoke("keys", "set", key_id, "--expires", "90d", "--may-name", "user, run", "--shows-cost")
+    changed = next(e for e in list(tenant.admin.keys()) if e["key_id"] == key_id)
+    assert now_ms + 89 * 86_400_000 < changed["expires_at_ms"] < now_ms + 91 * 86_400_000
+    assert (changed["may_name"], changed["shows_cost"]) == (["user", "run"], True)
+    assert "user, run" in invoke("keys", "list").output
+    invoke("keys", "set", key_id, "--expires", "never", "--may-name", "", "--hides-cost")
+    changed = next(e for e in list(tenant.admin.keys()) if e["key_id"] == key_id)
+    assert (changed["expires_at_ms"], changed["may_name"], changed["shows_cost"]) == (
+        None, [], False,
+    )  # fmt: skip
+    for wrong in (("--expires", "soon"), ("--expires", "0"), ("--may-name", "user,team")):
+        invoke("keys", "set", key_id, *wrong, expect=2)
+        invoke("keys", "create", "x", *wrong, expect=2)
+    short = json.loads(invoke("keys", "create", "x", "--expires", "1s", "--json").output)["key"]
+    assert short["expires_at_ms"] < now_ms + 3_600_000
     invoke("keys", "revoke", made["key"]["key_id"])
     invoke("keys", "revoke", "nothing", expect=1)
 
@@ -229,6 +270,21 @@ def test_budgets_usage_audit(invoke: Invoke, tenant: Any) -> None:
     assert "$0.02" in invoke("usage", "--since-ms", "0").output, "as older releases"
     assert "no time" in invoke("usage", "--since", "soon", expect=2).output
     invoke("usage", "--since", "24h", "--since-ms", "0", expect=2)
+    assert "$0.02" in invoke("usage", "--until", "2999-01-01").output
+    past = invoke("usage", "--since", "2000-01-01", "--until", "24h").output
+    assert "since 2000-01-01 00:00:00Z until" in past, "what is empty says what it was asked for"
+    team_key = tenant.admin.create_key("of a team", team="search & ads")
+    tenant.send(tenant.llm(30_000_000), headers={"X-API-Key": team_key})
+    by_team = json.loads(invoke("usage", "--by", "team", "--json").output)
+    assert [(row["group"], row["cost_cents"]) for row in by_team] == [
+        ("search & ads", 3),
+        (None, 2),
+    ]
+    by_key = invoke("usage", "--by", "key").output
+    assert "of a team (" in by_key, "a name, and not the id alone"
+    invoke("budgets", "set", "--scope", "key", "--id", "of a team", "--limit", "$1")
+    assert "key of a team (" in invoke("budgets", "list").output
+    assert "of a team (" in invoke("audit", "list").output
     assert "\x1b[31m" not in output
     invoke("budgets", "delete", rows[0]["budget_id"])
     assert "budget.delete" in invoke("audit", "list").output

@@ -15,8 +15,8 @@ from guard.gateway.domain.clock import CATCH_UP, SteadyClock
 from guard.gateway.domain.commands import Actor, GateCommand, RequestOrigin
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.ledger import control, directory
-from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import NOTHING, within
 from tests.support.store import decide
 
 TWO_YEARS = 2 * 365 * 86_400_000

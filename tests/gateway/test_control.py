@@ -13,11 +13,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from guard.gateway.admin import AdminError
 from guard.gateway.api.auth import Authenticator
-from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.embedded import run_gateway
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import within
+from guard.gateway.unit.state import within
 from tests.support.store import ACTOR
 from tests.support.waiting import WAIT_S, until
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.main import gateway as command
 from guard.gateway.embedded import run_gateway
 from guard.gateway.storage.postgres import migrations

@@ -53,11 +53,11 @@ from guard.gateway.ledger import (
     leases,
     webhooks,
 )
-from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes, scopes_of, within
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.connection import _SERVER_SETTINGS, _SETTINGS_OF_WRITERS
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import ANYTHING, NOTHING, Scopes, scopes_of, within
 from tests.support import large_tenant, postgres
 from tests.support.store import ACTOR, Clock
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from guard.gateway.admin import AdminError
+from guard.gateway.api.admin.rules import PART_RULES
 from guard.gateway.domain.errors import StoreError
-from guard.gateway.ledger import charge
+from guard.gateway.ledger import catalogue, charge
 from guard.gateway.services.gatekeeper import PART_EVENTS
 from tests.gateway.conftest import Tenant
 
@@ -111,3 +114,63 @@ def test_events_of_a_question_are_charged_in_parts_before_it_is_decided(
     # What they cost counts before the call.
     many = [tenant.llm(2 * 10**6) for _ in range(EVENTS)]
     tenant.refused(402, "GD-B004", events=many, kind="llm", model="gpt-4o", max_output_tokens=10)
+
+
+RULES = 2 * PART_RULES + 3
+
+
+def file_of(rules: int, **more: Any) -> dict[str, Any]:
+    budgets = [{"scope_kind": "user", "scope_id": f"u{number}", "window": "day",
+                "limit_nanousd": 1} for number in range(rules)]  # fmt: skip
+    return {"budgets": budgets, "prune": True, **more}
+
+
+def test_a_file_that_is_interrupted_is_completed_by_its_repeat(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply, sizes = catalogue.apply, list[int]()
+
+    def fails(unit: Any, actor: Any, own: str, wanted: Any, steps: Any, **flags: Any) -> Any:
+        sizes.append(len(steps))
+        if len(sizes) == 2:
+            raise StoreError("lost")
+        return apply(unit, actor, own, wanted, steps, **flags)
+
+    monkeypatch.setattr(catalogue, "apply", fails)
+    tenant.admin.set_budget(10**6)
+    with pytest.raises(AdminError):
+        tenant.admin.request("POST", "/apply", file_of(RULES))
+    assert len(tenant.admin.budgets()) == 1 + PART_RULES, "adds before it removes"
+    dry = tenant.admin.request("POST", "/apply", file_of(RULES, dry_run=True))
+    plan = tenant.admin.request("POST", "/apply", file_of(RULES))
+    assert (dry["changed"], plan["changed"]) == (RULES - PART_RULES + 1,) * 2
+    assert dry["changes"] == plan["changes"]
+    assert len(tenant.admin.budgets()) == RULES
+    assert max(sizes) == PART_RULES
+    assert tenant.admin.request("POST", "/apply", file_of(RULES))["changed"] == 0
+
+
+def test_nothing_of_a_file_is_active_that_the_ledger_refuses(tenant: Tenant) -> None:
+    alert = {"name": "a", "on": "kill", "channels": ["nowhere"]}
+    with pytest.raises(AdminError, match="nowhere"):
+        tenant.admin.request("POST", "/apply", file_of(RULES, alerts=[alert]))
+    assert tenant.admin.budgets() == []
+
+
+def test_files_take_turns(tenant: Tenant) -> None:
+    """Two files at once would leave rules of both."""
+    files = [file_of(RULES) for _ in range(4)]
+    for number, each in enumerate(files):
+        for budget in each["budgets"]:
+            budget["limit_nanousd"] = number
+
+    def apply(number: int) -> None:
+        for _ in range(2):
+            answer = tenant.http.post(path, json=files[number], headers=headers)
+            assert answer.status_code == 200, answer.text
+
+    path = f"/api/v1/admin/apply?organisation={tenant.organisation_id}"
+    headers = {"Authorization": f"Bearer {tenant.gateway.admin_key}"}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(apply, range(4)))
+    assert len({each["limit_nanousd"] for each in tenant.admin.budgets()}) == 1

@@ -16,8 +16,8 @@ from guard.core import wire
 from guard.gateway.domain.commands import Actor, IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue, directory
-from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING, within
 from tests.support.store import ingest as ingest_command
 
 COST = 7

@@ -16,7 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from guard.gateway import connections
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.reading import ANSWER_S, Account
+from guard.gateway.reading import ANSWER_S, ReadQuota
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
@@ -320,13 +320,13 @@ def test_a_strangers_answers_count_until_a_key_is_shown(
     tenants: list[Tenant], small: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[float] = []
-    charge = Account.charge
+    charge = ReadQuota.charge
 
-    def noted(account: Account, used_s: float) -> None:
+    def noted(account: ReadQuota, used_s: float) -> None:
         charged.append(used_s)
         charge(account, used_s)
 
-    monkeypatch.setattr(Account, "charge", noted)
+    monkeypatch.setattr(ReadQuota, "charge", noted)
     with httpx.Client(base_url=small.base_url) as stranger:
         for _ in range(5):
             assert stranger.get("/healthz").status_code == 200

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.first_secrets import FirstSecrets, first_secrets, metrics_key_of
 from guard.gateway.settings import GatewaySettings, SettingError
 from tests.gateway.conftest import SERVE

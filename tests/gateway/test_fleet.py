@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from guard.core import wire
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from tests.gateway.conftest import Served
 from tests.gateway.test_metrics import scraped
 from tests.support import postgres

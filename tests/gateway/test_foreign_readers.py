@@ -13,8 +13,8 @@ import pytest_asyncio
 from guard.core import wire
 from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING
 from tests.support import postgres
 from tests.support.foreign_reader import reading
 from tests.support.store import ACTOR, DAY, Clock, Store

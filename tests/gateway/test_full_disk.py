@@ -16,7 +16,7 @@ import pytest
 from guard.breaker.exceptions import GuardRateLimitRedisError
 from guard.core import wire
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.ledger.state import ANYTHING
+from guard.gateway.unit.state import ANYTHING
 from guard.transport.replies import Reply, exception_for
 from tests.support.prometheus import METRICS_KEY, metrics_of
 

@@ -12,13 +12,13 @@ import pytest
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import UnstorableError
-from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage import group_writer
 from guard.gateway.storage.group_writer import (
     HEAVY_WEIGHT_MAX,
     REMOTE_WEIGHT_MAX,
     GroupWriter,
 )
+from guard.gateway.unit.state import Scopes
 from tests.support.waiting import until_async
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from guard.core import model_names, wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING
 from tests.gateway.conftest import Tenant
 from tests.support.store import ACTOR, Clock, Store, ingest
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from tests.support import postgres
 from tests.support.waiting import until
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from tests.support.llm_vendor import vendor_process
 from tests.support.proxy import ChaosProxy
 from tests.support.spending_agent import MODEL

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.server import PortInUseError, bind

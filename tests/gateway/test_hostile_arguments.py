@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
 from guard.gateway.cli.main import gateway as commands
+from guard.gateway.cli.serve import read_settings, serve
 from guard.gateway.embedded import Gateway
+from guard.gateway.settings_sources import CONFIG_VARIABLE, Setting, table
+from guard.proxy.command import proxy
 from guard.running.command import run
 
 NUMBERS = ("nan", "-nan", "inf", "-inf", "1e400", "-1e400", "1e309", "1e999999", "9" * 400, "-0.0",
@@ -165,3 +170,105 @@ def test_no_file_ends_in_a_traceback(
 def test_no_number_of_a_run_is_one_that_nothing_can_keep(option: str, value: str) -> None:
     result = CliRunner().invoke(run, [option, value, "--", "true"])
     assert (result.exit_code, "Error: " in result.output) == (2, True), result.output
+
+
+# -- one sentence that says what to type ---------------------------------------------------------
+
+SAYS: Final = re.compile(
+    r" (takes|needs) |; (write|for example) |; did you mean |is not one of |has no effect beside "
+    r"|does not exist|is a directory|it takes "
+)
+"""How a sentence begins to say what is accepted, or names the file that there is not."""
+
+
+def _says_what_to_do(said: str, source: str, case: object, length_max: int = 20_000) -> None:
+    assert source in said, (case, said)
+    assert SAYS.search(said), (case, said)
+    assert said.isprintable(), (case, said)
+    assert len(said) <= length_max, case
+
+
+def _ways(setting: Setting, value: str, folder: Path) -> Iterator[tuple[str, dict[str, str], str]]:
+    """Yield the option's value, the environment, and how a message calls the setting."""
+    yield value, {}, setting.option
+    if value.strip() and "\udcff" not in value:  # no process has such a variable
+        yield "", {setting.variable: value}, setting.variable
+        file = folder / "gateway.toml"
+        file.write_text(f"{setting.name} = {json.dumps(value)}\n", encoding="utf-8")
+        yield "", {CONFIG_VARIABLE: str(file)}, f"{file}: {setting.name}"
+
+
+@pytest.mark.generator("one sentence for each wrong value of a setting")
+@pytest.mark.parametrize(
+    "setting", [each for each in table() if each.kind != "flag"], ids=lambda each: each.name
+)
+def test_a_wrong_setting_is_told_in_a_sentence_by_the_name_that_was_given(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    count_cases: Callable[[int], None],
+) -> None:  # fmt: skip
+    count = 0
+    for value in (*NUMBERS, *TEXTS):
+        for option, environ, source in _ways(setting, value, tmp_path):
+            with monkeypatch.context() as patch:
+                for name, text in environ.items():
+                    patch.setenv(name, text)
+                words = [] if environ else [setting.option, option]
+                params = serve.make_context("serve", words).params
+                try:
+                    read_settings(params.pop("config"), params)
+                except click.UsageError as exc:
+                    _says_what_to_do(str(exc), source, (setting.name, value[:20]), 400)
+            count += 1
+    count_cases(count)
+
+
+ALONE: Final = {
+    "tls_key": ("--tls-cert", "GUARD_GATEWAY_TLS_CERT"),
+    "proxy_user_header": ("--trusted-proxy", "GUARD_GATEWAY_TRUSTED_PROXIES"),
+    "sign_on_role": ("--sign-on-organisation", "GUARD_GATEWAY_SIGN_ON_ORGANISATION"),
+    "first_api_key": ("--first-admin-key", "GUARD_GATEWAY_FIRST_ADMIN_KEY"),
+    "openid_issuer": ("--openid-client-id", "GUARD_GATEWAY_OPENID_CLIENT_ID"),
+}
+VALUES: Final = {"sign_on_role": "viewer", "first_api_key": "gdk_" + "x" * 40,
+                 "openid_issuer": "https://login.example.com"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_setting_that_lacks_another_says_what_to_type(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [setting] = [each for each in table() if each.name == name]
+    value = VALUES.get(name, "x")
+    params = serve.make_context("serve", [setting.option, value]).params
+    with pytest.raises(click.UsageError, match=f"{setting.option} needs {ALONE[name][0]}"):
+        read_settings(params.pop("config"), params)
+    monkeypatch.setenv(setting.variable, value)
+    with pytest.raises(click.UsageError, match=f"{setting.variable} needs {ALONE[name][1]}"):
+        read_settings(None, {})
+
+
+RUNS: Final = [(run, ["--", "true"]), (proxy.commands["serve"], [])]
+
+
+@pytest.mark.generator("one sentence for each wrong value of a setting")
+@pytest.mark.parametrize(
+    ("command", "rest", "option"),
+    [
+        (command, rest, option)
+        for command, rest in RUNS
+        for option in command.params
+        if isinstance(option, click.Option) and _takes_values(option)
+    ],
+    ids=lambda each: each.name if isinstance(each, click.Command | click.Option) else "",
+)
+def test_a_wrong_option_of_a_run_or_a_proxy_is_told_in_a_sentence(
+    command: click.Command, rest: list[str], option: click.Option,
+    count_cases: Callable[[int], None],
+) -> None:  # fmt: skip
+    values = (*NUMBERS, *TEXTS)
+    for value in values:
+        try:
+            command.make_context(command.name, [option.opts[0], value, *rest])
+        except click.UsageError as exc:
+            _says_what_to_do(exc.format_message(), option.opts[0], value[:20])
+    count_cases(len(values))

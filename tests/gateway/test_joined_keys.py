@@ -20,8 +20,8 @@ from guard.gateway.cli.main import gateway as command
 from guard.gateway.domain.commands import Actor
 from guard.gateway.embedded import run_gateway
 from guard.gateway.ledger.audit import _hash
-from guard.gateway.ledger.state import AuditRow
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator, convert_0_7
+from guard.gateway.unit.state import AuditRow
 from tests.support import postgres, release_0_7
 
 NOW_MS: Final = release_0_7.WRITTEN_AT_MS

@@ -14,10 +14,10 @@ from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import GateCommand
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import within
 from guard.gateway.services.keys import make_key
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 from tests.gateway.conftest import Tenant
 from tests.support.asker import ask, asker, call
 from tests.support.store import ACTOR, Store, decide, opened_store

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.domain.lineage import below, lineage, owner_of
 
 CENT = 10_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.rate_window import CapUse
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.domain.waiting import Place
-from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import within
+from guard.gateway.ledger import directory, lapse
+from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 from tests.support.store import (
     ACTOR,
     DAY,
@@ -164,6 +166,35 @@ async def test_events_are_paid_by_their_lease_and_end_none(store: Store) -> None
     assert await totals(store) == (60, 40)
     state = await update(store, lease)
     assert (state.state, state.held_nanousd, state.ttl_ms) == ("open", 40, TTL)
+
+
+@pytest.mark.asyncio
+async def test_many_reservations_expire_in_parts_between_which_calls_are_decided(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.budget(1000)
+    await asyncio.gather(*(store.gate(1) for _ in range(250)))
+    store.clock.now += DAY
+    parts, attempt, expire = [0], GroupWriter._attempt, lapse.expire
+
+    def expired(unit: Any, reservation: Any) -> None:
+        parts[-1] += 1
+        expire(unit, reservation)
+
+    def attempted(writer: Any, group: Any) -> Any:
+        parts.append(0)
+        return attempt(writer, group)
+
+    monkeypatch.setattr(lapse, "expire", expired)
+    monkeypatch.setattr(GroupWriter, "_attempt", attempted)
+    swept = asyncio.create_task(store.storage.sweep())
+    while not sum(parts):
+        await asyncio.sleep(0)
+    assert (await store.gate(1)).status == 200
+    assert sum(parts) < 250, "decided between two parts"
+    assert await swept == 250
+    assert [each for each in parts if each] == [100, 100, 50]
+    assert await totals(store) == (0, 1)
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.ledger import approvals
 from tests.gateway.conftest import Tenant
 from tests.support.waiting import until

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.embedded import Gateway, run_gateway
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres

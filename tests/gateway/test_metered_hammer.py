@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from tests.gateway.test_hard_stop_hammer import TTL_MS, agent_process, answered_by, storm_settings
 from tests.support.llm_vendor import vendor_process
 from tests.support.spending_agent import MODEL

@@ -25,8 +25,8 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.records import BudgetRule, BudgetUnit, OrganisationSettings
 from guard.gateway.ledger import catalogue
-from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 from tests.gateway.conftest import examples_of
 from tests.support.storage_machine import ACTOR, StorageMachine, run_model
 from tests.support.store import decide, ingest, release, update_lease

@@ -18,12 +18,12 @@ from guard.gateway.domain.records import BudgetRule, Webhook
 from guard.gateway.domain.statistics import MoneySample, Spent, TimeByOrganisation
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.ledger import catalogue, directory, webhooks
-from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.postgres import engine as postgres_engine
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import money_samples, samples
-from guard.gateway.storage.sql.tally import Tally
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.tally import Tally
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support.asker import ask, asker, call

@@ -14,8 +14,8 @@ from guard.gateway.domain import ledger
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING
 from tests.support.store import ACTOR, Clock, Store
 
 TTL = 900_000
@@ -77,21 +77,21 @@ def test_one_nano_dollar_over_the_limit_uses_the_chains_ceiling() -> None:
 
 @pytest.mark.parametrize(("cost", "over"), [(110, False), (111, True)])
 def test_epsilon_is_forgiven_and_no_more(cost: int, over: bool) -> None:
-    charged = ledger.charge([account(100, epsilon_nanousd=10)], cost, None, [])
+    charged = ledger.charge([account(100, epsilon_nanousd=10)], cost, None, [], now_ms=0)
     assert charged.over == over
 
 
 @pytest.mark.parametrize(("cost", "over"), [(50, False), (51, True)])
 def test_what_was_held_may_be_spent_although_the_limit_went_down(cost: int, over: bool) -> None:
     lowered = account(10, reserved=50)
-    charged = ledger.charge([lowered], cost, reservation(50), [lowered.balance])
+    charged = ledger.charge([lowered], cost, reservation(50), [lowered.balance], now_ms=0)
     assert charged.over == over
 
 
 @pytest.mark.parametrize(("cost", "over"), [(55, False), (56, True)])
 def test_strict_mode_forgives_epsilon_above_the_reservation(cost: int, over: bool) -> None:
     wide = account(10**6, reserved=50, epsilon_nanousd=5)
-    charged = ledger.charge([wide], cost, reservation(50), [wide.balance], strict=True)
+    charged = ledger.charge([wide], cost, reservation(50), [wide.balance], now_ms=0, strict=True)
     assert charged.over == over
 
 
@@ -109,7 +109,7 @@ def test_a_threshold_is_crossed_once_and_at_its_share() -> None:
     watched = account(100, thresholds=[0.5, 1.0])
     crossed = []
     for cost in (49, 1, 49, 1, 1):
-        charged = ledger.charge([watched], cost, None, [])
+        charged = ledger.charge([watched], cost, None, [], now_ms=0)
         crossed.append([share for _, share in charged.crossed])
         assert watched.balance.overspend == max(0, watched.balance.committed - 100)
     assert crossed == [[], [0.5], [], [1.0], []]

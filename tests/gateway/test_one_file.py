@@ -17,13 +17,13 @@ import pytest
 import pytest_asyncio
 
 from guard.gateway.domain.errors import StoreBusyError, StoreError
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage import group_writer
 from guard.gateway.storage.postgres.copying import copy
 from guard.gateway.storage.sqlite.backup import backup
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 from guard.gateway.storage.sqlite.restore import restore
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import NOTHING
 from tests.gateway.conftest import SERVE
 from tests.support import postgres
 from tests.support.waiting import WAIT_S

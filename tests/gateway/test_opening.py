@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from guard.core import wire
 from guard.gateway.domain import windows
 from guard.gateway.domain.commands import PricedEvent
-from guard.gateway.ledger.state import SCOPE_KINDS
-from guard.gateway.storage.sql.tables import Tables
-from guard.gateway.storage.sql.usage import UsageTable
 from guard.gateway.storage.sqlite import schema as sqlite_schema
+from guard.gateway.unit.state import SCOPE_KINDS
+from guard.gateway.unit.tables import Tables
+from guard.gateway.unit.usage import UsageTable
 
 NOW = 1_800_000_000_000
 HOUR = windows.HOUR_MS

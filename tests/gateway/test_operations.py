@@ -31,7 +31,6 @@ from guard.gateway.cli.serve import _serving
 from guard.gateway.domain import records
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import Gateway
-from guard.gateway.ledger.state import ANYTHING, Scopes
 from guard.gateway.server import GatewayServer, bind
 from guard.gateway.services import logs
 from guard.gateway.services.keys import make_key
@@ -45,6 +44,7 @@ from guard.gateway.storage.postgres.connection import (
 )
 from guard.gateway.storage.postgres.schema import MIGRATE
 from guard.gateway.storage.postgres.store import PostgresStorage
+from guard.gateway.unit.state import ANYTHING, Scopes
 from tests.gateway.conftest import SERVE, Served, Tenant
 from tests.support import postgres
 from tests.support.asker import asker, close_code

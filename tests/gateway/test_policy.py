@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.core import globs, wire
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.domain import policy
 from guard.gateway.domain.preview import TOTAL_BYTES_MAX, RecentCall, RecentCalls
 from guard.gateway.domain.records import Policy, PolicyDocument, RateCap

@@ -17,13 +17,12 @@ import pytest
 from click.testing import CliRunner
 from psycopg import sql
 
+from guard.gateway.admin import AdminClient
 from guard.gateway.bootstrap import first_run
-from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.main import gateway as cli
 from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.embedded import run_gateway
 from guard.gateway.ledger import catalogue, directory
-from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.settings import DatabaseUrl, GatewaySettings
 from guard.gateway.storage.postgres import listener
 from guard.gateway.storage.postgres.connection import WRITER
@@ -31,6 +30,7 @@ from guard.gateway.storage.postgres.migrations import PostgresMigrator, SchemaEr
 from guard.gateway.storage.postgres.spelling import spelled
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
+from guard.gateway.unit.state import ANYTHING, NOTHING, within
 from tests.support import postgres
 from tests.support.store import ACTOR
 from tests.support.waiting import until, until_async
@@ -274,6 +274,22 @@ def test_a_silent_server_is_a_lost_connection() -> None:
     watch.close()
     here.close()
     there.close()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_answers_each_statement_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit of thousands of statements took longer on a busy machine than one answer may."""
+    store = postgres.store(tmp_path)
+    await store.open(lambda _: None)
+    expect = WatchedSocket.expect
+    monkeypatch.setattr(WatchedSocket, "expect", lambda line, within_s: expect(line, 2.0))
+    slow = "SELECT 1 FROM (SELECT pg_sleep(.25)) slow"
+    assert await store.write(ANYTHING, lambda unit: [unit.row(slow)[0] for _ in range(12)]) == (
+        [1] * 12
+    )
+    await store.close()
 
 
 def _price(organisation_id: str) -> Any:

@@ -12,11 +12,13 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from benchmarks._many_events import DAY, fill
 from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import ANYTHING, NOTHING
 from guard.gateway.storage.postgres.store import PostgresStorage
+from guard.gateway.storage.sql import spend_series
+from guard.gateway.unit.state import ANYTHING, NOTHING
 from tests.support import postgres
 from tests.support.store import ACTOR, Clock, Store, ingest
 
@@ -98,3 +100,31 @@ async def test_plans_that_were_made_for_small_tables_do_not_read_large_ones(
     for _ in range(20):
         await a_round(store)
     assert await rows_read(storage) - before < ROWS
+
+
+@pytest.mark.asyncio
+async def test_a_page_of_one_agent_reads_the_rows_of_that_agent(tmp_path: Path) -> None:
+    dsn, now_ms = postgres.url_of(tmp_path), 1_795_000_000_000
+    edges = [now_ms - now_ms % DAY + day * DAY for day in range(-90, 2)]
+    storage = PostgresStorage(dsn)
+    await storage.open(lambda _: None)
+    own = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    await storage.close()
+    await asyncio.to_thread(fill, dsn, own, ROWS, now_ms, 7)
+
+    def read(reading: Any) -> tuple[int, int]:
+        counted = (
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables"
+            " WHERE relid = 'usage'::regclass"
+        )
+        with reading.snapshot():
+            before = reading.rows(counted)[0][0]
+            found = spend_series.spend_of(reading, own, "agent", "a7", edges)
+            return found.total.cost_nanousd, reading.rows(counted)[0][0] - before
+
+    storage = PostgresStorage(dsn)
+    await storage.open(lambda _: None)
+    cost, rows = await storage.look_up(read)
+    await storage.close()
+    assert cost > 0
+    assert rows <= 7 * 96 + 2  # its quarter hours; all agents have twenty times as many

@@ -18,9 +18,9 @@ from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, LeaseCommand
 from guard.gateway.domain.rate_window import EXACT_MAX, PARTS, CapUse, RateWindow
 from guard.gateway.domain.waiting import Place
-from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.store import PostgresStorage
+from guard.gateway.unit.state import within
 from tests.support import postgres
 from tests.support.store import Store, decide, opened_store, update_lease
 

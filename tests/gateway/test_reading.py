@@ -8,7 +8,7 @@ import gc
 import attrs
 import pytest
 
-from guard.gateway.reading import Account, Accounts
+from guard.gateway.reading import ReadQuota, ReadQuotas
 
 
 @attrs.define
@@ -24,7 +24,7 @@ class Upload:
     """A connection with slices left."""
 
     name: str
-    account: Account
+    account: ReadQuota
     order: list[str]
     slices: int = 3
 
@@ -37,7 +37,7 @@ class Upload:
 
 def test_a_quarter_of_the_time_beyond_a_burst() -> None:
     clock = Clock()
-    account = Account(100, clock)
+    account = ReadQuota(100, clock)
     account.charge(0.05)
     assert account.wait_s <= 1e-9, "the burst"
     account.charge(0.1)
@@ -51,7 +51,7 @@ def test_a_quarter_of_the_time_beyond_a_burst() -> None:
 
 def test_connections_of_one_account_take_turns() -> None:
     async def read() -> list[str]:
-        account, order = Account(100), list[str]()
+        account, order = ReadQuota(100), list[str]()
         uploads = [Upload(name, account, order) for name in "abc"]
         for each in uploads:
             account.wait_turn(each)
@@ -72,7 +72,7 @@ class Failing(Upload):
 
 def test_a_connection_that_fails_holds_up_no_other() -> None:
     async def read() -> list[str]:
-        account, order, failures = Account(100), list[str](), list[object]()
+        account, order, failures = ReadQuota(100), list[str](), list[object]()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
         account.wait_turn(Failing("a", account, order))
@@ -86,7 +86,7 @@ def test_a_connection_that_fails_holds_up_no_other() -> None:
 
 
 def test_to_connect_again_is_no_way_out() -> None:
-    accounts = Accounts()
+    accounts = ReadQuotas()
     owing = accounts.of_address("192.0.2.1")
     owing.charge(1e6)
     accounts.keep(owing)
@@ -110,6 +110,6 @@ def test_to_connect_again_is_no_way_out() -> None:
     ],
 )
 def test_whose_address_it_is(one: str, other: str, is_same: bool) -> None:
-    accounts = Accounts()
+    accounts = ReadQuotas()
     first = accounts.of_address(one)
     assert (first is accounts.of_address(other)) is is_same

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from guard.gateway.admin import AdminError
 from guard.gateway.api.admin.handlers import PART_ROWS
-from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.cli.main import gateway as cli
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.windows import HOUR_MS

@@ -15,13 +15,13 @@ from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain import records
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, MeteredHold, Reservation
-from guard.gateway.ledger.state import ChainState
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
 from guard.gateway.storage.postgres.watch import AnswerWatch
-from guard.gateway.storage.sql.record import StructTable, Table
-from guard.gateway.storage.sql.rows import BALANCES, BUDGETS, CHAINS, ESTIMATES, RESERVATIONS
 from guard.gateway.storage.sqlite import schema
+from guard.gateway.unit.record import StructTable, Table
+from guard.gateway.unit.rows import BALANCES, BUDGETS, CHAINS, ESTIMATES, RESERVATIONS
+from guard.gateway.unit.state import ChainState
 from tests.support import postgres
 
 

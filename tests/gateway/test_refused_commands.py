@@ -26,9 +26,9 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.ledger import approvals, directory
-from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import NOTHING, within
 from tests.support import postgres
 from tests.support.asker import Asker, ask, asker, call
 from tests.support.store import ACTOR, Clock, Store, decide, update_lease

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.cli.main import gateway as command
 from guard.gateway.embedded import Gateway
 from tests.gateway.conftest import Tenant

@@ -13,8 +13,8 @@ from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, LeaseCommand
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 from tests.support.store import ACTOR, Store, decide, opened_store, update_lease
 
 LIFE = 30_000

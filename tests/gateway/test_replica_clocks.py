@@ -12,7 +12,7 @@ import httpx
 import psycopg
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from tests.gateway.conftest import SERVE, Served, serving
 from tests.gateway.test_signing import BODY, SECRET, gate, signed
 from tests.support import postgres

@@ -18,12 +18,12 @@ from guard.gateway.domain.commands import GateCommand, ReleaseCommand
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.embedded import run_gateway
-from guard.gateway.ledger import control, directory, webhooks
-from guard.gateway.ledger.state import NOTHING, within
+from guard.gateway.ledger import catalogue, control, directory, webhooks
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import retention as sqlite_retention
 from guard.gateway.storage.sql.engine import SqlEngine
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import NOTHING, within
 from tests.support import postgres
 from tests.support.store import ACTOR, DAY, Clock, Store, decide, release
 from tests.support.waiting import until
@@ -174,13 +174,13 @@ async def test_a_budget_that_is_set_later_counts_what_has_left_the_record(
 async def test_the_current_month_stays_whole_however_short_the_retention(
     sqlite_factory: Callable[..., Storage], tmp_path: Path
 ) -> None:
-    clock = Clock(MID_MONTH + 16 * DAY)  # the last day of January
+    clock = Clock(MID_MONTH + 15 * DAY)  # the last but one of January
     storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=1)
     await storage.open(lambda events: None)
     org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.charge("january", 5)
-    clock.now += DAY
+    clock.now += 2 * DAY
     for number in range(25):
         await store.charge(f"february {number}", 1)
         clock.now += DAY
@@ -295,6 +295,42 @@ async def test_windows_that_have_ended_leave_with_their_last_entry(
     assert counts(tmp_path, "events", "reservations", "balances") == [1, 1, 2]
     views = await store.storage.balances(store.org, current_only=False)
     assert [view.committed_nanousd for view in views] == [3, 0]
+
+
+@pytest.mark.asyncio
+async def test_a_removed_budget_without_a_window_leaves_with_its_last_entry(
+    store: Store, tmp_path: Path
+) -> None:
+    kept = await store.budget(1000, window="total")
+    removed = await store.budget(1000, window="total", scope_kind="workflow", scope_id="w")
+    held = await hold(store, 10, workflow_id="w")
+    await store.charge("e1", 7, reservation_id=held, workflow_id="w")
+    await store.storage.write(
+        within(store.org), catalogue.delete_budget, ACTOR, store.org, removed.budget_id
+    )
+    await prune(store)
+    assert counts(tmp_path, "balances") == [2], "a hold is open on it"
+    await free(store, held)
+    await prune(store)
+    assert counts(tmp_path, "balances") == [2], "its entry is in the record"
+    await store.budget(1000, window="hour")
+    for number in (2, 3):  # it ends in the first round, and leaves in the second
+        store.clock.now += 100 * DAY
+        late = await hold(store, 10, workflow_id="w")
+        await store.charge(f"e{number}", 5, reservation_id=late, workflow_id="w")
+        await free(store, late)
+        await prune(store)
+        await prune(store)
+    # What is left is the kept budget's, and the newest one's.
+    assert counts(tmp_path, "balances") == [2]
+    views = await store.storage.balances(store.org, current_only=False)
+    assert [view.committed_nanousd for view in views if view.budget_id == kept.budget_id] == [17]
+    assert (await store.storage.verify_ledger()).problems == []
+    again = await store.budget(1000, window="total", scope_kind="workflow", scope_id="w")
+    held = await hold(store, 10, workflow_id="w")
+    views = await store.storage.balances(store.org, current_only=True)
+    assert [view.committed_nanousd for view in views if view.budget_id == again.budget_id] == [17]
+    await free(store, held)
 
 
 @pytest.mark.asyncio

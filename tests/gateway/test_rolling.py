@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import guard
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.runtime.runtime import GuardRuntime
 from tests.gateway.conftest import Served
 from tests.support import postgres

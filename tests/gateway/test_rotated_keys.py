@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from guard.core.ids import IdFactory
+from guard.gateway.admin import AdminError
 from guard.gateway.bootstrap import begin_with
-from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.first_secrets import FirstSecrets
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import within
 from guard.gateway.services.keys import USES_EVERY_MS, KeyRing, hash_key, make_key
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 from tests.gateway.conftest import Tenant
 from tests.support.store import ACTOR, opened_store
 from tests.support.waiting import until

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.cli.main import gateway as command
 
 _numbers = itertools.count(1)

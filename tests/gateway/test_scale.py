@@ -17,9 +17,9 @@ from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue
-from guard.gateway.ledger.state import within
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import within
 from tests.support import large_store
 from tests.support.made_once import made_once
 from tests.support.store import ACTOR, decide, ingest

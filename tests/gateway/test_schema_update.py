@@ -22,14 +22,14 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.main import gateway as cli
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.storage.postgres import migrations, schema
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
 from guard.gateway.storage.postgres.schema import Migration
-from guard.gateway.storage.sql.record import Table
 from guard.gateway.storage.sqlite import schema as sqlite_schema
+from guard.gateway.unit.record import Table
 from guard.runtime.runtime import GuardRuntime
 from tests.gateway.conftest import Served
 from tests.support import newer_gateway, postgres

@@ -151,7 +151,7 @@ def test_the_page_is_the_tables() -> None:
         ("public_url", "guard.example.com", "such as https://guard.example.com"),
         ("public_url", "https://[::1", "such as https://guard.example.com"),
         ("log_level", "loud", "critical, error"),
-        ("tls_key", "/key", "needs tls_cert: the certificate"),
+        ("tls_key", "/key", ": the certificate that it belongs to"),
     ],
 )
 def test_a_bad_value_names_its_source(name: str, text: str, takes: str, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest_asyncio
 from guard.core import wire
 from guard.core.control import ControlState
 from guard.gateway.ledger import control, directory
-from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import NOTHING, within
 from tests.support.store import ACTOR, DAY, Clock, Store
 
 RUNS = 9000

@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from guard.core import signing, wire
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.domain.commands import PostCommitEvent
 from tests.gateway.test_signing import SECRET, signed
 from tests.support.asker import WAIT_S, ask, asker, call, close_code, frame

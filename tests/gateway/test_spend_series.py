@@ -17,7 +17,7 @@ from guard.gateway.domain.spend_series import GROUPS
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import finding
-from guard.gateway.storage.sql.usage_report import COLUMNS
+from guard.gateway.storage.sql.usage_report import COLUMNS, OF_KEYS
 from tests.support.store import Store, ingest, opened_store
 
 NOON = 1_800_000_000_000 - 1_800_000_000_000 % DAY_MS + 5 * DAY_MS + 12 * HOUR_MS
@@ -73,6 +73,8 @@ def scope_of(event: wire.Event, priced: PricedEvent, group_by: str) -> str | Non
         return event.tags.get(group_by.removeprefix("tag:"))
     if group_by == "model":
         return priced.model
+    if group_by in ("key", "team", "person"):
+        return "k" if group_by == "key" else None
     found: str | None = getattr(event, {"workflow": "workflow_id"}.get(group_by, group_by))
     return found
 
@@ -223,4 +225,4 @@ async def test_latency_counts_what_events_say(store: Store) -> None:
 
 
 def test_every_kind_of_scope_has_a_column() -> None:
-    assert set(GROUPS) <= set(COLUMNS)
+    assert set(GROUPS) <= {*COLUMNS, *OF_KEYS}

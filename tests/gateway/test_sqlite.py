@@ -14,8 +14,8 @@ import pytest
 from guard.core import wire
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.ledger import audit, control, directory
-from guard.gateway.ledger.state import ANYTHING, NOTHING, AuditRow, within
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import ANYTHING, NOTHING, AuditRow, within
 from tests.support.store import ACTOR, Clock, Store
 
 

@@ -22,13 +22,13 @@ from guard.gateway.domain.records import (
     Price,
     Rates,
 )
-from guard.gateway.domain.rulesets import RuleSet
+from guard.gateway.domain.rulesets import Change, RuleSet, plan
 from guard.gateway.ledger import catalogue, directory
-from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import read_pool
-from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.state import NOTHING, within
 from tests.support.store import ACTOR, DAY, Store, decide, opened_store
 
 
@@ -147,6 +147,20 @@ async def test_a_failing_command_leaves_its_neighbours_alone(store: Store) -> No
     assert (await store.storage.balances(store.org, current_only=True))[0].reserved_nanousd == 20
 
 
+async def activate(store: Store, rules: RuleSet, *, dry_run: bool = False) -> list[Change]:
+    """Activate rules in one part."""
+    own, storage = store.org, store.storage
+    current = RuleSet(
+        await storage.budgets(own), await storage.policies(own), await storage.prices(own)
+    )
+    steps = plan(current, rules, prune=True)
+    await store.storage.write(
+        within(store.org), catalogue.apply, ACTOR, store.org, RuleSet(), [] if dry_run else steps,
+        dry_run=dry_run, prune=True,
+    )  # fmt: skip
+    return [step.change for step in steps]
+
+
 @pytest.mark.asyncio
 async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store) -> None:
     await store.budget(7, window="day")
@@ -166,9 +180,7 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
     store.post_commit_events.clear()
     neighbour = store.gate(1)
     failed, answer = await asyncio.gather(
-        store.storage.write(
-            within(store.org), catalogue.apply, ACTOR, store.org, rules, dry_run=False, prune=True
-        ),
+        activate(store, rules),
         neighbour,
         return_exceptions=True,
     )
@@ -177,13 +189,9 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
     assert store.post_commit_events == []
     assert await everything(store) == before
     rules.budgets.pop()
-    planned = await store.storage.write(
-        within(store.org), catalogue.apply, ACTOR, store.org, rules, dry_run=True, prune=True
-    )
+    planned = await activate(store, rules, dry_run=True)
     assert await everything(store) == before
-    done = await store.storage.write(
-        within(store.org), catalogue.apply, ACTOR, store.org, rules, dry_run=False, prune=True
-    )
+    done = await activate(store, rules)
     assert planned == done
     assert [(c.kind, c.name, c.change) for c in done] == [
         ("budget", "organisation total", "create"), ("policy", "p", "create"),
@@ -191,9 +199,7 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
         ("price", "*/old", "delete"),
     ]  # fmt: skip
     after = await everything(store)
-    again = await store.storage.write(
-        within(store.org), catalogue.apply, ACTOR, store.org, rules, dry_run=False, prune=True
-    )
+    again = await activate(store, rules)
     assert {c.change for c in again} == {"unchanged"}
     assert await everything(store) == after
     assert (await store.gate(101)).status == 402

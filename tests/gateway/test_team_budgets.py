@@ -11,15 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient, AdminError
-from guard.gateway.domain.windows import DAY_MS, WEEK_MS, period_of
+from guard.gateway.admin import AdminClient, AdminError
+from guard.gateway.domain.windows import DAY_MS, period_of
 from guard.gateway.embedded import run_gateway
-from guard.gateway.storage.sql.catalogue_tables import BUDGETS_FEW
+from guard.gateway.unit.catalogue_tables import BUDGETS_FEW
 from tests.support import postgres
 from tests.support.asker import ask, asker, call
 
 _numbers = itertools.count(1)
 MONDAY = 1_699_833_600_000  # 2023-11-13 00:00 UTC
+WEEK_MS = 7 * DAY_MS
 
 
 def _spend(tenant: Any, nanousd: int, **fields: Any) -> httpx.Response:
@@ -191,3 +192,48 @@ def test_weeks_begin_on_mondays(day: int) -> None:
     for moment in (at_ms, at_ms + DAY_MS - 1):
         assert period_of("week", moment) == (expected, expected + WEEK_MS)
     assert period_of("week", 0) == (-3 * DAY_MS, 4 * DAY_MS)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+@pytest.mark.parametrize(("own", "several"), [("u", "*"), ("u*", "*"), ("u", "u*")])
+@pytest.mark.parametrize("unit", ["usd", "tokens"])
+def test_a_removed_budget_leaves_nothing_uncounted(
+    tmp_path: Path, engine: str, own: str, several: str, unit: str
+) -> None:
+    database = str(tmp_path / "g.sqlite3") if engine == "sqlite" else postgres.url_of(tmp_path)
+    with run_gateway(database) as gateway:
+        headers = {"X-API-Key": gateway.api_key, "X-Guard-Protocol": "3"}
+        with httpx.Client(base_url=gateway.base_url, headers=headers, trust_env=False) as http:
+
+            def use(user: str, amount: int) -> None:
+                number = next(_numbers)
+                data = {"model": "m", "cost_nanousd": amount, "input_tokens": amount}
+                event = {"event_id": f"e{number}", "type": "llm", "at_ms": 1, "user": user,
+                         "data": data}  # fmt: skip
+                body = {"batch_id": f"b{number}", "sent_at_ms": 1, "events": [event]}
+                assert http.post("/api/v1/events", json=body).status_code in (202, 422)
+
+            def gate(user: str) -> int:
+                body = {"call_id": f"c{next(_numbers)}", "kind": "call", "function": "f",
+                        "user": user}  # fmt: skip
+                return http.post("/gate", json=body).status_code
+
+            def limit(scope_id: str, most: int) -> Any:
+                return gateway.admin.set_budget(
+                    scope_kind="user", scope_id=scope_id, window="month",
+                    **{"limit_nanousd" if unit == "usd" else "limit_tokens": most},
+                )  # fmt: skip
+
+            limit(several, 1000)
+            use("u", 300)
+            use("us", 300)
+            raised = limit(own, 10_000)
+            use("u", 900)
+            assert gate("u") == 200
+            gateway.admin.delete_budget(raised["budget_id"])
+            assert _balances(gateway.admin) == {"u": 1200, "us": 300}
+            if unit == "usd":  # this call asks for no tokens
+                assert (gate("u"), gate("us")) == (402, 200)
+            use("u", 1)
+            assert _balances(gateway.admin) == {"u": 1201, "us": 300}
+            assert gateway.admin.verify_ledger()["problems"] == []

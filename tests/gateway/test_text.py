@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from guard.core import wire
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.estimates import subjects
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING
 from tests.gateway.conftest import Tenant
 from tests.support.asker import ask, asker, call
 from tests.support.store import ACTOR, DAY, Clock, Store

@@ -17,7 +17,7 @@ import pytest
 
 import guard
 from guard.breaker.exceptions import InsecureTransportError
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.tls import TlsError, files_of, fingerprint

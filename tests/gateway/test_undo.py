@@ -40,11 +40,11 @@ from guard.gateway.ledger import (
     leases,
     webhooks,
 )
-from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes, within
 from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
+from guard.gateway.unit.state import ANYTHING, NOTHING, Scopes, within
 from tests.support.store import ACTOR, DAY, Clock, Store
 
 HOUR = 3_600_000

@@ -18,7 +18,6 @@ import pytest_asyncio
 from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.ledger import lapse
-from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import engine as sql_engine
 from guard.gateway.storage.sql.retention import STEP_ROWS, STEPS_MAX
@@ -26,6 +25,7 @@ from guard.gateway.storage.sqlite import engine
 from guard.gateway.storage.sqlite.backup import backup
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.unit_of_work import UnitOfWork
 from tests.support import large_store
 from tests.support.store import DAY, Clock, ingest, opened_store
 from tests.support.waiting import WAIT_S, until_async

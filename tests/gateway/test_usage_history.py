@@ -28,7 +28,8 @@ def _comparable(name: str, report: Any) -> Any:
     """Leave out what was not known, or not exact, before.
 
     Which doubts belong to no scope of a kind is what is left of all, of which bills have resolved
-    some; doubt was not known by tag; and an adjustment had a key without a name.
+    some; doubt was not known by tag; and an adjustment had a key without a name. A budget for each
+    key showed the doubts of the keys below one, which it does not count.
     """
     if name.startswith("usage by ") and name.split(",")[0][9:] in usage_history.KINDS:
         rows = [{**row, "group": row["group"] or None} for row in report]
@@ -39,6 +40,13 @@ def _comparable(name: str, report: Any) -> Any:
     if name.startswith("spend by "):
         parts = [*report["series"], report["total"]]
         return [{key: each[key] for key in each if "uncertain" not in key} for each in parts]
+    if name in ("balances", "fullest", "spend of w1"):
+        for row in report["budgets"] if name == "spend of w1" else report:
+            row.pop("zone", None)
+            if row.get("scope_kind", row.get("scope", "")).startswith("key"):
+                row.update(dict.fromkeys((key for key in row if "uncertain" in key), None))
+    if name == "balances":  # those without spending are kept some days longer
+        return [row for row in report if row["committed_nanousd"]]
     return report
 
 

@@ -171,16 +171,21 @@ def test_a_refusal_says_whose_limit_it_was_and_what_would_fit(
     scope = {"scope_id": key_id, **scope} if scope.get("scope_kind") == "key" else scope
     tenant.admin.set_budget(limit_nanousd=100 * IN + 40 * OUT, **scope)
     asked = {"workflow_id": "w", "wait_ms": 0, **asked}
-    problem = ask(tenant, "a", **asked)
-    assert problem["reason"] == (
+
+    def refused(request: str, **more: Any) -> str:
+        reason, _, ends = ask(tenant, request, **asked, **more)["reason"].partition("; its window")
+        assert bool(ends) == ("window" in scope)
+        return reason
+
+    assert refused("a") == (
         f"budget exhausted: {whose}: $0 of $0.00065 spent; "
         "with at most 32 output tokens it would fit"
     )
     assert ask(tenant, "b", **{**asked, "max_output_tokens": 32})["decision"] == "allow"
-    assert ask(tenant, "c", **asked)["reason"].endswith("under way; at most $0.00008 would fit")
+    assert refused("c").endswith("under way; at most $0.00008 would fit")
     assert ask(tenant, "e", **{**asked, **GUESS})["decision"] == "allow"
     declared = {"kind": "call", "function": "work", "max_input_tokens": 0}
-    assert ask(tenant, "d", **asked, **declared)["reason"].endswith("; nothing would fit")
+    assert refused("d", **declared).endswith("; nothing would fit")
 
 
 def test_of_a_call_the_money_is_named_that_would_fit(tenant: Tenant) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
+from guard.gateway.domain.notice_text import said
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services import webhooks as sender
 from guard.gateway.services.channels.message import signature
@@ -79,6 +80,20 @@ def test_threshold_webhooks_are_signed(private: Any, receiver: Any) -> None:
     )
     assert headers["webhook-signature"] == expected
     until(lambda: private.admin.request("GET", "/webhooks/deliveries")[0]["delivered_at_ms"])
+
+
+def test_a_notice_of_a_keys_budget_has_the_keys_name(private: Any, receiver: Any) -> None:
+    url = f"http://127.0.0.1:{receiver.server_port}/hook"
+    private.admin.request("PUT", "/webhooks", {"url": url, "types": ["budget.threshold"]})
+    made = private.admin.create_key_full("laptop of alice")
+    private.admin.set_budget(10, scope_kind="key", scope_id="laptop of alice", thresholds=[0.5])
+    private.send(private.llm(60_000_000), headers={"X-API-Key": made["api_key"]})
+    until(lambda: receiver.received)
+    data = json.loads(receiver.received[0][1])["data"]
+    assert data["key_name"] == "laptop of alice"
+    assert made["key"]["key_id"] in data["scope"], "by which programs go"
+    text = said("budget.threshold", data)
+    assert text.title == "Budget at 50%: key laptop of alice (total)"
 
 
 @pytest.mark.parametrize(

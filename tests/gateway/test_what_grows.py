@@ -11,8 +11,8 @@ import pytest
 from guard.core import wire
 from guard.gateway.domain.commands import ReleaseCommand
 from guard.gateway.ledger import asks, catalogue, directory
-from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import NOTHING, within
 from tests.support import postgres
 from tests.support.store import ACTOR, DAY, Clock, Store, release
 from tests.support.store_dump import dump

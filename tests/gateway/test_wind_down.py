@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from guard.core import wire
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.domain.commands import (
     GateCommand,
     IngestCommand,
@@ -21,8 +21,8 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue
-from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 from tests.gateway.conftest import Tenant, examples_of
 from tests.gateway.test_waiting_line import WORST, ask, end
 from tests.support.storage_machine import ACTOR, StorageMachine, run_model

@@ -15,7 +15,7 @@ import pytest
 
 import guard
 from guard import hooks, messages
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime, known_runtime

@@ -20,7 +20,7 @@ from guard.breaker.exceptions import (
     WorkflowPausedException,
 )
 from guard.contexts.caller import CallerRejectedError, caller, introduce
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.embedded import Gateway, run_gateway
 from tests.support import postgres
 from tests.support.many_callers import PROMPT, TOKEN, Customer, Process, process_for

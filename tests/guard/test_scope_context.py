@@ -566,7 +566,7 @@ def test_the_scope_of_a_call_has_every_field_of_the_one_around() -> None:
     }  # fmt: skip
     kept = [name for name in Scope.__struct_fields__ if name not in changed and name[0] != "_"]
     outer = Scope(**{name: object() for name in kept})
-    inner = call_scope(outer, IdFactory(), CallRecord("c"), Entry(outer), "s")
+    inner = call_scope(outer, IdFactory(), CallRecord("c"), Entry(outer))
     assert "caller" in kept
     assert [getattr(inner, name) for name in kept] == [getattr(outer, name) for name in kept]
 

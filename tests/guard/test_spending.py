@@ -13,7 +13,7 @@ import pytest
 import guard
 from guard.breaker.exceptions import GuardError, GuardTransportError
 from guard.core import wire
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.embedded import Gateway
 from guard.scope.scope import current_scope
 from tests.guard.conftest import Tenant

@@ -290,7 +290,7 @@ def test_a_request_that_no_model_is_known_to_answer(
         answer = httpx.post(f"{proxy.url}/openai/v1/new-things", json={})
         assert answer.status_code == 400
         assert "new-things" in answer.text
-        assert "--allow-unseen" in answer.json()["error"]["message"]
+        assert "trust it with --trust path:" in answer.json()["error"]["message"]
         assert proxy.refusal() is None, "the run goes on"
         paths = {"/anthropic/v1/sessions/s/events", "/gemini/v1beta/cachedContents",
                  "/openai/v1/agents/sessions", "/codex/backend-api/wham/tasks"}  # fmt: skip

@@ -18,13 +18,14 @@ import attrs
 import httpx
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.local_gateway import join
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.llm_vendor import vendor_process
 from tests.support.programs import environment, killed_at_last
 from tests.support.prometheus import METRICS_KEY, metrics_of
+from tests.support.recording_vendor import RecordingVendor
 from tests.support.waiting import WAIT_S, until
 
 CHAT = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
@@ -125,6 +126,22 @@ def test_each_request_is_charged_to_the_key_that_it_names(
     assert one.charged() == 2 * other.charged() > 0
     (agent,) = {event["agent"] for event in one.admin.events(type="llm")}
     assert agent == "codex_cli_rs"
+
+
+def test_guards_own_headers_go_no_further(gateway: Gateway, proxys: dict[str, str]) -> None:
+    caller = Caller.of(gateway)
+    caller.admin.change_key(caller.key_id, may_name=["user", "tags"])
+    own = {"x-guard-key": caller.key, "X-Guard-User": "alice@example.com", "x-guard-tags": "a=b"}
+    with (
+        contextlib.closing(RecordingVendor()) as upstream,
+        serving("--upstream", f"openai={upstream.url}", **proxys) as (url, _),
+    ):
+        path = f"{url}/openai/v1/chat/completions"
+        sent = {**own, "authorization": "Bearer sk-own", "x-other": "kept"}
+        assert httpx.post(path, json=CHAT, headers=sent, timeout=WAIT_S).status_code == 200
+        (seen,) = upstream.requests
+    assert (seen.values("authorization"), seen.values("x-other")) == (["Bearer sk-own"], ["kept"])
+    assert not [name for name, _ in seen.headers if name.startswith("x-guard-")]
 
 
 def test_metrics_are_for_who_has_their_key(proxys: dict[str, str]) -> None:

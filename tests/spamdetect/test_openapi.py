@@ -39,6 +39,24 @@ def test_the_document_is_openapi_31_and_has_every_row_of_the_api(service: Runnin
     assert document["components"]["securitySchemes"]["apiKey"]["name"] == "x-api-key"
 
 
+def test_bounds_in_the_document_are_those_of_the_service(service: RunningService) -> None:
+    document: dict[str, Any] = httpx.get(f"{service.base_url}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    fields = schemas["Context"]["properties"]
+    assert set(fields) == {"kind", "author", "address"}
+    for name, schema in fields.items():
+        longest = schema["anyOf"][0]["maxLength"]
+        for length, status in ((longest, 200), (longest + 1, 422)):
+            answer = httpx.post(
+                f"{service.base_url}/v1/spam-detection/predict",
+                json={"text": "hello", "context": {name: "x" * length}},
+                headers={"x-api-key": service.api_key},
+            )
+            assert answer.status_code == status, (name, length)
+    longest = schemas["PredictRequest"]["properties"]["text"]["maxLength"]
+    assert longest == schemas["FeedbackRequest"]["properties"]["text"]["maxLength"] > 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_schemathesis_finds_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from tests.support.programs import environment, killed_at_last
 
 _ROOT = Path(__file__).parents[2]

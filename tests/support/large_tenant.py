@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 _NUMBERS: Final = (
     "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {rows}) SELECT"
@@ -60,7 +60,7 @@ _FILL: Final = (
 )  # fmt: skip
 
 
-def fill(unit: SqlUnitOfWork, organisation_id: str, rows: int) -> None:
+def fill(unit: UnitOfWork, organisation_id: str, rows: int) -> None:
     """Give an organisation ``rows`` budgets, leases, workflows, approvals, webhooks and so on.
 
     The unit is not in a transaction; what it has cached is no longer true.

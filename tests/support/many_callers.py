@@ -20,7 +20,7 @@ from guard.breaker.exceptions import (
     WorkflowKilledInterrupt,
 )
 from guard.contexts.caller import Caller, caller, introduce
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.embedded import Gateway
 from guard.runtime.runtime import GuardRuntime
 from tests.support.closing import close_server, turns

@@ -83,6 +83,7 @@ class Neighbour:
             "dry reconcile": lambda: self.reconcile(dry_run=True),
             "apply": self.apply,
             "apply and prune": lambda: self.apply(prune=True),
+            "gate after rules have changed": self.gate_after_apply,
             "preview of a policy": self.preview,
         }
         for name in EXPORTS:
@@ -155,6 +156,12 @@ class Neighbour:
             "prices": [], "prune": prune,
         }  # fmt: skip
         return self._post("apply", body)
+
+    def gate_after_apply(self) -> httpx.Response:
+        """Change as many rules, and ask for a call that they are compiled for."""
+        self.apply()
+        body = {"call_id": f"{self._number}-{next(self._numbers)}", "kind": "call", "function": "f"}
+        return self._http.post("/gate", json=body, headers=self._key)
 
     def preview(self) -> httpx.Response:
         """Compare as many calls as a request may with another policy."""

@@ -42,8 +42,9 @@ _KINDS: Final[dict[str, Kind]] = {
     "bash": "console",
     "sh": "console",
 }
-_SHOWN: Final = frozenset({"text", "toml", "json", "yaml", "ini", "nginx"})
-"""Languages of what is only looked at. A block without a language, or of another, is a mistake."""
+_SHOWN: Final = frozenset({"text", "toml", "json", "yaml", "ini", "nginx", "javascript", "java"})
+"""Languages of what is only looked at, or run by a test of its own. A block without a language, or
+of another, is a mistake."""
 
 _SERVER: Final = re.compile(
     r"(?:\w+=\S+ +)*(?P<name>guard gateway|guard proxy|spamdetect) (?:serve|local)\b"

@@ -21,7 +21,7 @@ import httpx
 import psycopg
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from tests.gateway.conftest import PROOF_SCALE, SERVE, Served
 from tests.support.llm_vendor import vendor_process
 from tests.support.private_server import Server, private_postgres  # noqa: F401  # a fixture

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.local_gateway import Files, join, read_json, try_lock
 from tests.support.programs import environment, killed_at_last
 

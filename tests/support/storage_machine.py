@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.records import BudgetRule, BudgetUnit, OrganisationSettings
 from guard.gateway.ledger import asks, catalogue, directory
-from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING, within
 
 ACTOR = Actor("model")
 

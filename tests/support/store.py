@@ -22,8 +22,8 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue, charge, directory, expiry, gate, leases
-from guard.gateway.ledger.state import NOTHING, scopes_of, within
 from guard.gateway.storage.port import Storage, Writer
+from guard.gateway.unit.state import NOTHING, scopes_of, within
 
 ACTOR = Actor("test")
 DAY = 86_400_000
@@ -92,9 +92,11 @@ class Store:
 
 
 @contextlib.asynccontextmanager
-async def opened_store(factory: Callable[..., Storage], folder: Path) -> AsyncIterator[Store]:
+async def opened_store(
+    factory: Callable[..., Storage], folder: Path, clock: Clock | None = None
+) -> AsyncIterator[Store]:
     """Open a store with one organisation; its ledger must add up at the end."""
-    clock = Clock()
+    clock = clock or Clock()
     events: list[Any] = []
 
     async def opened() -> Storage:

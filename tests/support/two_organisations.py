@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from tests.support import postgres
 from tests.support.store_dump import dump

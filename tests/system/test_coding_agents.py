@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from guard.gateway.embedded import run_gateway
+from tests.proxy.test_team import serving
 from tests.support.agent_answers import Call, Turn
 from tests.support.agent_vendor import AgentVendor, Asked
-from tests.support.coding_agents import AGENTS, MISSING, CodingAgent, are_installed
+from tests.support.coding_agents import AGENTS, MISSING, CodingAgent, are_installed, direct
 from tests.support.programs import ROOT
 from tests.support.runs import Runs
 from tests.support.waiting import WAIT_S
@@ -182,3 +184,66 @@ def test_sub_agents_are_charged_too(desk: Desk) -> None:
     assert facts["exit_code"] == 0, screen
     assert len(desk.vendor.asked) >= 3
     assert facts["spent_nanousd"] == desk.billed
+
+
+@pytest.mark.parametrize("agent", [AGENTS["claude"]], ids=["claude"], indirect=False)
+def test_sub_agents_are_started_as_often_as_the_run_allows(desk: Desk) -> None:
+    """The first example of the docs' page on coding agents."""
+    task = {"description": "Count", "prompt": "MARK-SUB count", "subagent_type": "general-purpose"}
+
+    def is_sub_agents(asked: Asked) -> bool:
+        return asked.says("MARK-SUB") and not asked.results
+
+    def script(asked: Asked) -> Turn:
+        # It would go on for ever.
+        return Turn("Forty-two.") if is_sub_agents(asked) else Turn("", (Call("Agent", task),))
+
+    desk.vendor.script = script
+    facts, screen = desk.end(desk.start("Have it counted.", "--max-calls", "Agent=2"))
+    assert facts["exit_code"] == 77, screen
+    assert "2 calls of Agent" in facts["refused"]["message"], facts
+    assert sum(map(is_sub_agents, desk.vendor.asked)) == 2
+
+
+@pytest.fixture
+def custodys(tmp_path: Path, vendor: AgentVendor) -> Iterator[tuple[str, str]]:
+    """Serve a proxy that holds the vendors' keys; gives its address and a key of guard."""
+    (tmp_path / "key").write_text("canary-of-the-account")
+    (tmp_path / "accounts.toml").write_text("".join(
+        f'[{name}]\norigins = ["{vendor.url}"]\ncredential_file = "key"\n'
+        for name in ("openai", "anthropic", "gemini")
+    ))  # fmt: skip
+    with run_gateway() as gateway:
+        proxys = gateway.admin.create_key_full("proxy", role="proxy", every_organisation=True)
+        settings = {"GUARD_API_URL": gateway.base_url, "GUARD_API_KEY": proxys["api_key"]}
+        made = gateway.admin.create_key_full("agent")
+        with serving("--accounts", str(tmp_path / "accounts.toml"), **settings) as (url, _):
+            yield url, made["api_key"]
+
+
+def test_it_works_with_guards_key_alone(
+    agent: CodingAgent, vendor: AgentVendor, custodys: tuple[str, str], tmp_path: Path
+) -> None:
+    """Nothing that an agent sends by itself is refused where callers share the vendor's account."""
+    url, key = custodys
+    name = {"anthropic": "anthropic", "gemini": "gemini"}.get(agent.shape, "openai")
+    environment = agent.environment(tmp_path / "home", f"{url}/{name}")
+    environment = {
+        variable: key if value in ("sk-ant-none", "sk-none", "none") else value
+        for variable, value in environment.items()
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+    look = Turn("I look.", (agent.run_shell("echo looked > seen.txt"),), thought=300)
+    vendor.script = lambda asked: Turn("All is well.") if asked.results else look
+    command = direct(agent.command("Say hello."), agent, f"{url}/{name}")
+    done = subprocess.run(
+        command, env=environment, cwd=work, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    screen = done.stdout + done.stderr
+    assert done.returncode == 0, screen
+    assert "All is well." in screen
+    assert (work / "seen.txt").read_text() == "looked\n"
+    assert key not in str(vendor.seen)
+    assert any(asked.results for asked in vendor.asked)

@@ -15,8 +15,8 @@ from typing import Any, Final
 import attrs
 import pytest
 
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.address import DEFAULT_URL, LOCAL, AddressError, address_of
-from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway
 from guard.settings import DEFAULT_API_URL
 from tests.support.commands import Command, run_commands

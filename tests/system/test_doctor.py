@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from guard.doctor import age_of_facts
 from guard.gateway.embedded import Gateway
 from tests.support.commands import Command, run_commands
 from tests.system.conftest import Run
@@ -44,7 +46,7 @@ def test_a_sound_environment(run: Run, gateway: Gateway, tmp_path: Path) -> None
     assert {check["result"] for check in checks.values()} == {"ok"}
     assert checks.keys() >= {
         "mode", "GUARD_API_KEY", "GUARD_API_URL", "TLS", "gateway", "protocol", "clock",
-        "control channel", "seam", "vendor client", "spool",
+        "control channel", "facts", "seam", "vendor client", "spool",
     }  # fmt: skip
     assert "websocket" in checks["control channel"]["detail"]
     done = run("-m", "guard", "doctor", env=env)
@@ -52,6 +54,29 @@ def test_a_sound_environment(run: Run, gateway: Gateway, tmp_path: Path) -> None
     assert key not in done.stdout
     assert f"openai {version('openai')}, seen through httpx" in done.stdout
     assert f"httpx {version('httpx')}" in done.stdout
+
+
+def test_old_facts_are_a_warning_that_says_what_to_type() -> None:
+    today, released = dt.date(2026, 11, 29), dt.date(2026, 8, 31)
+    assert age_of_facts(released, "", today).result == "ok"
+    old = age_of_facts(released - dt.timedelta(1), "", today)
+    assert (old.result, old.detail[-11:]) == ("warn", "91 days ago")
+    assert "`guard gateway facts import FILE`" in old.advice
+    both = age_of_facts(dt.date(2026, 1, 1), "2026-11-01", today)
+    assert (both.result, both.detail[-34:]) == (
+        "ok",
+        "the gateway's operators as of 2026-11-01"[-34:],
+    )
+    assert age_of_facts(dt.date(2026, 1, 1), "2026-02-01", today).result == "warn"
+    assert age_of_facts(dt.date(2026, 1, 1), "no date", today).result == "warn"
+
+
+def test_the_age_of_the_gateways_facts(run: Run, gateway: Gateway) -> None:
+    gateway.admin.change_facts([{"name": "tool:orbit", "date": "2031-01-01"}])
+    env = {"GUARD_API_KEY": gateway.admin.create_key(), "GUARD_API_URL": gateway.base_url}
+    detail = examined(run, code=0, **env)["facts"]["detail"]
+    assert detail.endswith("the gateway's operators as of 2031-01-01")
+    gateway.admin.change_facts([], "replace")
 
 
 def test_no_gateway(run: Run) -> None:

@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 from guard.breaker.exceptions import BreakerError
 from guard.cli import cli as guard_cli
 from guard.core.mistaken import why_unreached
-from guard.gateway.cli.plain import plain
 from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.plain_errors import plain
 from guard.gateway.settings_sources import SettingsError, load, table
 from guard.settings import VARIABLES, Settings
 from spamdetect.cli.main import cli as spam_cli

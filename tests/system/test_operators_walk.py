@@ -18,7 +18,7 @@ import attrs
 import httpx
 import pytest
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from tests.deploy.test_monitoring import queries
 from tests.support.browser import chromium
 from tests.support.llm_vendor import vendor_process

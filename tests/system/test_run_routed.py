@@ -227,7 +227,7 @@ def test_a_limit_of_which_nothing_was_seen_ends_with_78(guard: Runs) -> None:
     program = ["--", "sh", "-c", "echo ran; exit 3"]
     done = guard("run", "--limit", "$2", *program)
     assert (done.stdout, done.returncode) == ("ran\n", 78)
-    assert "not guarded: its limit has held nothing" in done.stderr
+    assert "not guarded: its limit has stopped nothing" in done.stderr
     assert "--allow-unseen" in done.stderr
     facts = facts_of(guard("run", "--limit", "$2", "--json", *program))
     assert (facts["exit_code"], facts["program_exit_code"], facts["seen"]) == (78, 3, False)

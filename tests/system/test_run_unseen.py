@@ -139,7 +139,7 @@ def test_what_talks_to_others_goes_on(guard: Runs, vendor: str, slow_vendor: str
     env = {"URL": slow_vendor, "OPENAI_BASE_URL": f"{vendor}/v1"}
     done = guard("run", "--limit", "$2", "--json", "--", "bash", "-c", CURL, env=env)
     facts = facts_of(done)
-    # Not ended; but its limit has held nothing.
+    # Not ended; but its limit has stopped nothing.
     assert (done.returncode, facts["program_exit_code"]) == (78, 0)
     assert facts["unguarded_connections"] == []
     nested = [sys.executable, "-m", "guard", "run", "--limit", "$1", "--"]

@@ -118,8 +118,23 @@ def test_what_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     assert not [name for name in names if name.endswith((".c", ".pyc", ".sqlite3"))]
     assert not [name for name in names if name.startswith("spamdetect/training/notices/")]
     assert "spamdetect/engine/concepts.tsv" not in names
-    packaged = {path.relative_to(ROOT).as_posix() for path in (ROOT / "guard").rglob("*.py")}
+    packaged = {
+        path.relative_to(ROOT).as_posix()
+        for suffix in ("py", "toml")
+        for path in (ROOT / "guard").rglob(f"*.{suffix}")
+    }
     assert packaged <= set(names)
+
+
+@long
+def test_the_facts_are_read_from_the_wheel(built: Path) -> None:
+    (found,) = built.glob("*.whl")
+    say = """import sys; sys.path.insert(0, sys.argv[1])
+from guard.core.vendors import bodies
+print(bodies.__file__, *(len(each.known) > 10 for each in bodies.BODIES.values()))"""
+    said = run(sys.executable, "-c", say, found).split()
+    assert said[0].startswith(str(found))
+    assert said[1:] == ["True"] * len(said[1:]) != []
 
 
 @long

@@ -22,8 +22,10 @@ class AskedOutput(Struct, gc=False):
         streams: whether the answer is asked for as a stream.
         open_ended: whether the prompt holds more than the body: an earlier conversation, a stored
             prompt, what a tool of the vendor finds.
-        extra_tokens: of the prompt beside the body's text.
-        least_output, answers, beside_output: as in ``RequestBound``.
+        extra_tokens: the tokens of the prompt beside the body's text.
+        prompts: how many times a model may be asked, one after the other, and charged.
+        chosen: why nothing bounds the price of the model that answers; empty where something does.
+        least_output, answers, beside_output, models: as in ``RequestBound``.
     """
 
     model: str | None = None
@@ -34,6 +36,9 @@ class AskedOutput(Struct, gc=False):
     least_output: int | None = None
     answers: int = 1
     beside_output: int = 0
+    prompts: int = 1
+    models: tuple[str, ...] = ()
+    chosen: str = ""
 
 
 def answered(

@@ -17,7 +17,7 @@ _PARTIAL_TOKENS: Final = 100
 _SIZE: Final = re.compile(r"(\d{2,4})x(\d{2,4})$")
 
 EDITED_IMAGE_TOKENS: Final = 7_300
-"""Of an image that is to be edited: 65 and 129 for each of up to 6 tiles, and 6,144 with a high
+"""An image that is to be edited costs 65, and 129 for each of up to 6 tiles, and 6,144 with a high
 input fidelity (https://platform.openai.com/docs/guides/images-vision, 2026-11)."""
 
 

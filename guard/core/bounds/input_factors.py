@@ -102,6 +102,17 @@ _CHUNK: Final = 65_520 // max(_WEIGHTS)
 _PAIRS_FROM_BYTES: Final = 1024
 """In less text, counting the pairs takes more time than what they save is worth."""
 
+_QUOTE_WEIGHT: Final = 10
+_BACKSLASH_WEIGHT: Final = 8
+_RARE: Final = re.compile(
+    "[\u20c0-\u20ff\u21c0-\u21ff\u22c0-\u243f\u2480-\u24ff\u2680-\u26ff\u27c0-\u2fff\u3100-\u4dff"
+    "\ua000-\uabff\ud780-\ud7ff]"
+)
+"""Characters that share their first byte with common ones and have a token for each byte: rare
+symbols, enclosed and rare Han characters, Yi, and the scripts around them."""
+
+_RARE_WEIGHT: Final = 29
+_ASCII: Final = bytes(range(128))
 _PAIR_WEIGHT: Final = int(_VOWEL_CONSONANT * _SCALE)
 
 _NEWER_CLAUDE: Final = re.compile(r"claude-(?:opus-4[-.][7-9]|[a-z]+-[5-9])", re.IGNORECASE)
@@ -131,6 +142,12 @@ def text_tokens(model: str | None, body: bytes) -> int:
         )
     if size > _PAIRS_FROM_BYTES:
         total -= weighed.count(_PAIR) * _PAIR_WEIGHT
+    if b"\\" in body:
+        # A model reads half of the backslashes: JSON in JSON has many.
+        total += body.count(b'\\"') * _QUOTE_WEIGHT + body.count(b"\\\\") * _BACKSLASH_WEIGHT
+    if not body.isascii():
+        others = body.translate(None, _ASCII).decode("utf-8", "ignore")
+        total += len(_RARE.findall(others)) * _RARE_WEIGHT
     tokens = -(-total // _SCALE)
     if _makes_more(model):
         tokens = -(-tokens * 135 // 100)

@@ -15,11 +15,13 @@ from guard.core.usage.gemini import Gemini, model_in
 from guard.core.usage.jobs import Jobs
 from guard.core.usage.message import items, mapping, text_or_none
 from guard.core.usage.response_format import ResponseFormat
-from guard.core.wire import FEES_MAX, TOKENS_MAX, UNITS_MAX, fitted
+from guard.core.wire import FEES_MAX, MODELS_MAX, TOKENS_MAX, UNITS_MAX, fitted
 
 IN_FILES: Final = "work that is described in files, so that nothing in it limits its cost"
 _SEVERAL: Final = "requests for several models in one batch: send a batch for each model"
 _OPEN: Final = "requests of a batch whose prompts nothing bounds: send them one by one"
+
+_NAMES_MAX: Final = 16
 
 BoundOf = Callable[[ResponseFormat, str, bytes, InputRatios], RequestBound]
 
@@ -30,9 +32,9 @@ def job(
     """Bound a batch or another job.
 
     Args:
-        response_format: of its endpoint.
-        path: of the URL.
-        body: of the request; empty where it is too large to be read.
+        response_format: the format of its endpoint.
+        path: the path of the URL.
+        body: the body of the request; empty where it is too large to be read.
         ratios: how many tokens a prompt of some size has at most.
         bound_of: bounds one of its requests.
     """
@@ -45,7 +47,8 @@ def job(
         model = text_or_none(said.get("model"))
         return RequestBound(provider, model and fitted(model), unnumbered=IN_FILES)
     kind: ResponseFormat = AnthropicMessages(provider)
-    requests, each_path = [mapping(r).get("params") for r in items(said.get("requests"))], path
+    requests = [mapping(r).get("params") for r in items(said.get("requests"))]
+    each_path = path.removesuffix("/batches")
     if provider == "google":
         kind, requests = Gemini(provider), list(_inline(said))
         each_path = path.replace(":batchGenerateContent", ":generateContent")
@@ -69,10 +72,12 @@ def _inline(said: dict[str, Any]) -> Iterator[Any]:
 
 
 def _sum(provider: str, bounds: list[RequestBound]) -> RequestBound:
-    models = {bound.model for bound in bounds}
+    models = dict.fromkeys(
+        name for bound in bounds for name in (bound.model, *bound.models) if name is not None
+    )
     unnumbered = next((bound.unnumbered for bound in bounds if bound.unnumbered), "")
     tokens_in = _total(bound.input_tokens for bound in bounds)
-    if len(models) > 1:
+    if len(models) > MODELS_MAX:
         unnumbered = _SEVERAL
     elif tokens_in is None:
         unnumbered = unnumbered or _OPEN
@@ -97,7 +102,15 @@ def _sum(provider: str, bounds: list[RequestBound]) -> RequestBound:
         ),
         fees=fees or None,
         unnumbered=unnumbered,
+        unknown=_named(bound.unknown for bound in bounds),
+        unjudged=_named(bound.unjudged for bound in bounds),
+        models=tuple(name for name in models if name != bounds[0].model),
+        trusted=_named(bound.trusted for bound in bounds),
     )
+
+
+def _named(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for each in names for name in each))[:_NAMES_MAX]
 
 
 def _total(tokens: Iterable[int | None]) -> int | None:

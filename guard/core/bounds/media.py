@@ -39,11 +39,11 @@ _AUDIO_BYTES_PER_TOKEN: Final = 25
 """Gemini counts 32 tokens per second, OpenAI 10; speech is at least 800 bytes per second."""
 
 _AUDIO_TOKENS_PER_S: Final = 32
-"""Of sound whose length is known."""
+"""Gemini's count, for sound whose length is known."""
 
 _PDF_PAGE_BYTES: Final = 2_000
 _PDF_PAGE_TOKENS: Final = 4_600
-"""Of a page both its text and its picture are read (1,500 to 3,000 tokens, and an image's)."""
+"""Both the text and the picture of a page are read (1,500 to 3,000 tokens, and an image's)."""
 
 _KINDS: Final[dict[str, Kind]] = {
     "image": "image", "image_url": "image", "input_image": "image", "computer_screenshot": "image",
@@ -79,7 +79,7 @@ class Media(Struct):
     """What a prompt holds beside text.
 
     Attributes:
-        tokens: of all images, audio and files.
+        tokens: the tokens of all images, audio and files.
         encoded: their base64, which is no text.
         bounded: False when the size of one is not known.
     """

@@ -15,7 +15,6 @@ from guard.core.bounds.asked import (
     limit,
     name,
     prompt_count,
-    run_by_vendor,
 )
 from guard.core.bounds.images import image_tokens
 from guard.core.bounds.pieces import IMAGES, SOUND
@@ -25,9 +24,6 @@ from guard.core.usage.message import Message, mapping
 from guard.core.wire import TOKENS_MAX
 
 _DEPLOYMENT: Final = re.compile(r"/deployments/([^/]+)/")
-
-_OWN_CHAT_TOOLS: Final = ("function", "custom")
-_OWN_RESPONSES_TOOLS: Final = ("function", "custom", "computer", "local_shell", "apply_patch")
 
 
 def chat(path: str, said: Message) -> AskedOutput:
@@ -48,13 +44,6 @@ def chat(path: str, said: Message) -> AskedOutput:
         _larger(limit(said.get("max_completion_tokens")), limit(said.get("max_tokens"))),
         *counts,
         streams=said.get("stream") is True,
-        open_ended=(
-            said.get("agent_id") is not None
-            or given(said.get("web_search_options"))
-            or given(said.get("search_parameters"))
-            or given(said.get("plugins"))
-            or run_by_vendor(said.get("tools"), _OWN_CHAT_TOOLS)
-        ),
         beside=beside,
         is_structured=any(
             given(said.get(each)) for each in ("tools", "functions", "response_format")
@@ -95,11 +84,8 @@ def responses(path: str, said: Message) -> AskedOutput:
         limit(said.get("max_output_tokens")),
         streams=stream is True,
         open_ended=(
-            said.get("previous_response_id") is not None
-            or said.get("conversation") is not None
-            or type(said.get("prompt")) is dict
+            type(said.get("prompt")) is dict
             or b'"item_reference"' in msgspec.json.encode(said.get("input"))
-            or run_by_vendor(tools, _OWN_RESPONSES_TOOLS)
         ),
         is_structured=given(tools) or given(mapping(said.get("text")).get("format")),
         thinks=given(said.get("reasoning")),

@@ -30,8 +30,8 @@ def with_output_limit(
 
     Args:
         response_format: the format of the endpoint that the URL belongs to.
-        path: of the URL.
-        body: of the request.
+        path: the path of the URL.
+        body: the body of the request.
         tokens: the limit.
         other_name: whether to put it in under the parameter's other name: the vendor has answered
             400 because of the usual one (``rejects_limit``).
@@ -60,7 +60,7 @@ def rejects_limit(body: bytes, answer: bytes) -> bool:
     """Return whether an answer with status 400 is about the name of the limit on the output.
 
     Args:
-        body: of the request.
+        body: the body of the request.
         answer: what the vendor said.
 
     >>> rejects_limit(b'{"max_tokens":9}', b"Unsupported parameter: 'max_tokens'. Use another.")

@@ -29,7 +29,7 @@ class Paid(Struct, frozen=True):
     """What one request can be charged besides tokens.
 
     Attributes:
-        fees: the most units of each line of ``guard.core.fees``; of what it leaves open, one.
+        fees: the most units of each line of ``guard.core.fees``; one where that is open.
         unnumbered: what it may be charged any number of times, and what would bound that; empty
             where all is bounded.
     """
@@ -57,9 +57,9 @@ def paid(kind: type, provider: str, path: str, model: str | None, said: Message)
     """Return what a request can be charged besides tokens.
 
     Args:
-        kind: of its format.
+        kind: the kind of its format.
         provider: whose format it is.
-        path: of the URL.
+        path: the path of the URL.
         model: that it asks for.
         said: its body.
     """
@@ -140,7 +140,7 @@ def _responses(path: str, model: str | None, said: Message) -> Paid:
 
 
 _PROMPT_TOKENS: Final = 32_000
-"""Of the prompt of an image: no more characters are taken
+"""A prompt of an image has no more: so many characters are taken
 (https://platform.openai.com/docs/api-reference/images, 2026-11)."""
 
 _IMAGES_MAX: Final = 16

@@ -20,12 +20,12 @@ SOUND: Final = re.compile(r"/audio/(?:speech|transcriptions|translations)$")
 VIDEOS: Final = re.compile(r"/videos(?:/.+)?$")
 
 _SPEECH_BYTES_PER_S: Final = 800
-"""No format of sound has fewer."""
+"""No format of speech has fewer bytes in a second."""
 
 _SORA_SECONDS: Final = 4
 _VEO_SECONDS: Final = 8
 _IMAGEN_IMAGES: Final = 4
-"""Of requests that do not say how many (the vendors' own defaults)."""
+"""What a request gets that does not say how many (the vendors' own defaults)."""
 
 
 def is_piecework(path: str) -> bool:
@@ -40,7 +40,7 @@ def pieces(
 
     Args:
         provider: whose prices they are: of others than OpenAI only those of transcripts are known.
-        path: of the URL.
+        path: the path of the URL.
         model: that it asks for.
         said: its body, or the fields of its form.
         uploads: the files of its form.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -15,6 +16,8 @@ from guard.core.bounds.input_factors import text_tokens
 from guard.core.bounds.jobs import job
 from guard.core.bounds.media import measure
 from guard.core.bounds.paid import Paid, may_be_paid, paid
+from guard.core.bounds.routed import ROUTERS, chosen_by_vendor, name_all
+from guard.core.bounds.unknown import Unknown, look
 from guard.core.input_ratios import InputRatios
 from guard.core.rates import (
     BATCH,
@@ -30,13 +33,14 @@ from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.jobs import Jobs
-from guard.core.usage.message import Message
+from guard.core.usage.message import Message, items, mapping
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
 from guard.core.usage.openai_runs import ThreadRuns
 from guard.core.usage.piecework import Piecework
 from guard.core.usage.response_format import Call, ResponseFormat
+from guard.core.vendors.bodies import BODIES, BodyPart
 from guard.core.wire import TOKENS_MAX, fitted
 
 _BODY_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -57,8 +61,22 @@ _READERS: Final[dict[type, Callable[[str, Message], AskedOutput]]] = {
 }
 
 
+_FORMATS: Final[dict[type, tuple[str, tuple[str, ...]]]] = {
+    ChatCompletions: ("chat", ("/completions",)),
+    Responses: ("responses", ("/responses", "/responses/compact")),
+    Gemini: ("gemini", (":generateContent", ":streamGenerateContent")),
+    AnthropicMessages: ("messages", ("/messages", ":rawPredict", ":streamRawPredict")),
+}
+"""The bodies whose members are listed, and how the paths end that take them."""
+
+
 def bound_of(
-    response_format: ResponseFormat, path: str, body: bytes, ratios: InputRatios
+    response_format: ResponseFormat,
+    path: str,
+    body: bytes,
+    ratios: InputRatios,
+    trusted: Collection[str] | None = None,
+    bodies: Mapping[str, BodyPart] = BODIES,
 ) -> RequestBound:
     """Bound one LLM request; never raises.
 
@@ -66,14 +84,23 @@ def bound_of(
 
     Args:
         response_format: the format of the endpoint that the URL belongs to.
-        path: of the URL.
-        body: of the request; empty when it was not kept.
+        path: the path of the URL.
+        body: the body of the request; empty when it was not kept.
         ratios: how many tokens a prompt of some size has at most.
+        trusted: what is neutral although it is not known, such as ``tool:NAME``; None at a host
+            that is no vendor's, where nothing that is not known is dear.
+        bodies: what is known of the bodies of each format.
     """
     kind = type(response_format)
     if isinstance(response_format, Jobs):
         body = body if len(body) <= _BODY_BYTES_MAX else b""
-        return job(response_format, path, body, ratios, bound_of)
+        return job(
+            response_format,
+            path,
+            body,
+            ratios,
+            functools.partial(bound_of, trusted=trusted, bodies=bodies),
+        )
     read = _READERS.get(kind)
     if read is None or body[:1] not in (b"{", b"-") or len(body) > _BODY_BYTES_MAX:
         return _unbounded(response_format, path, body)
@@ -81,9 +108,40 @@ def bound_of(
         if body[:1] == b"-":
             return _form(response_format, path, body, ratios)
         said = msgspec.json.decode(body)
-        return _bounded(response_format, path, read(path, said), said, body, ratios)
+        asked = read(path, said)
+        found = _looked_through(kind, path, said, asked, trusted, bodies)
+        provider = response_format.provider
+        if trusted is not None and (
+            provider in ROUTERS or asked.models or (found and found.routes)
+        ):
+            asked.chosen = chosen_by_vendor(provider, asked, said, found, trusted)
+        return _bounded(response_format, path, asked, said, body, ratios, found=found)
     except (ValueError, RecursionError):  # no JSON, or a member of another shape
         return _unbounded(response_format, path, body)
+
+
+def _looked_through(
+    kind: type,
+    path: str,
+    said: Message,
+    asked: AskedOutput,
+    trusted: Collection[str] | None,
+    bodies: Mapping[str, BodyPart],
+) -> Unknown | None:
+    """Let what is asked for allow as much as the body's members do, known or not."""
+    name, ends = _FORMATS.get(kind, ("", ()))
+    if not path.endswith(ends):
+        return None
+    found = look(said, bodies[name], trusted or ())
+    repeats = found.repeats
+    if trusted is not None and found.multiplies:
+        repeats, asked.answers = True, min(asked.answers * found.most, TOKENS_MAX)
+    if found.models or found.attempts:
+        name_all(asked, found)
+    if repeats:
+        asked.output_tokens = asked.least_output = None
+    asked.open_ended |= found.opens or repeats
+    return None if trusted is None else found
 
 
 def _form(
@@ -108,6 +166,7 @@ def _bounded(
     body: bytes,
     ratios: InputRatios,
     uploads: Sequence[Upload] = (),
+    found: Unknown | None = None,
 ) -> RequestBound:
     provider, model = response_format.provider, asked.model
     if model is not None:
@@ -126,7 +185,11 @@ def _bounded(
         asked.beside_output,
         _terms(provider, model, said, body, tokens is not None),
         fees=besides.fees,
-        unnumbered=besides.unnumbered,
+        unnumbered=asked.chosen or besides.unnumbered,
+        unknown=() if found is None else tuple(found.dear),
+        unjudged=() if found is None else tuple(found.neutral),
+        models=asked.models,
+        trusted=() if found is None else tuple(found.trusted),
     )
 
 
@@ -183,6 +246,8 @@ _MAKES_SOUND: Final = (b'"audio', b'"input_audio', b"AUDIO", b"audio/", b'"speec
 def _terms(provider: str, model: str | None, said: Message, body: bytes, is_bounded: bool) -> Terms:
     """Return what a request says about the rates that it can meet."""
     tier = STANDARD
+    if any(mapping(each).get("speed") == "fast" for each in items(said.get("fallbacks"))):
+        said = {**said, "speed": "fast"}
     for name in ("speed", "service_tier", "serviceTier"):
         value = said.get(name)
         if type(value) is str and value not in ("standard", BATCH):
@@ -206,8 +271,10 @@ def _input(
         return None, 0
     for encoded in media.encoded:  # where it stands in the body in other words, it counts as text
         body = body.replace(encoded.encode(), b"", 1)
-    text = text_tokens(model, body)
-    tokens = min(ratios.tokens(model, text) + media.tokens + asked.extra_tokens, TOKENS_MAX)
+    text = max(text_tokens(each, body) for each in (model, *asked.models))
+    tokens = max(ratios.tokens(each, text) for each in (model, *asked.models))
+    tokens = (tokens + media.tokens + asked.extra_tokens) * asked.prompts
+    tokens, text = min(tokens, TOKENS_MAX), min(text * asked.prompts, TOKENS_MAX)
     return tokens, 0 if media.encoded or media.tokens else text
 
 

@@ -19,7 +19,7 @@ _LEAST_STRUCTURED: Final = 4096
 """A JSON value or a call of a tool that is cut short is worth nothing, and thoughts come first."""
 
 _LEAST_NAMED: Final = 1024
-"""Of a request that names its own limit."""
+"""The fewest tokens that are useful where a request names its own limit."""
 
 
 @functools.lru_cache(4096)

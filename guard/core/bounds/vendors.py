@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -22,10 +22,6 @@ from guard.core.usage.anthropic import TOOL_USE_TOKENS
 from guard.core.usage.gemini import model_in
 from guard.core.usage.message import Message, mapping
 
-_OWN_ANTHROPIC_TOOLS: Final = ("custom", "bash_", "text_editor_", "computer_", "memory_")
-_OWN_GOOGLE_TOOLS: Final = frozenset({
-    "functionDeclarations", "function_declarations", "computerUse", "computer_use",
-})  # fmt: skip
 _GOOGLE_SCHEMAS: Final = (
     "responseSchema", "response_schema", "responseJsonSchema", "response_json_schema",
     "responseMimeType", "response_mime_type",
@@ -42,12 +38,7 @@ def messages(path: str, said: Message) -> AskedOutput:
         name(said.get("model")) or model_in(path),
         limit(said.get("max_tokens"), said.get("max_tokens_to_sample")),
         streams=said.get("stream") is True,
-        open_ended=(
-            given(said.get("mcp_servers"))
-            or given(said.get("container"))
-            or b"compact" in msgspec.json.encode(said.get("context_management"))
-            or run_by_vendor(said.get("tools"), _OWN_ANTHROPIC_TOOLS)
-        ),
+        open_ended=b"compact" in msgspec.json.encode(said.get("context_management")),
         extra_tokens=TOOL_USE_TOKENS if given(said.get("tools")) else 0,
         is_structured=given(said.get("tools")) or given(said.get("output_config")),
         thinks=thinking.get("type") not in (None, "disabled"),
@@ -76,23 +67,10 @@ def gemini(path: str, said: Message) -> AskedOutput:
         config.get("candidateCount"),
         config.get("candidate_count"),
         streams=method == "streamGenerateContent",
-        open_ended=(
-            said.get("cachedContent") is not None
-            or said.get("cached_content") is not None
-            or _run_by_google(said.get("tools"))
-        ),
         is_structured=given(said.get("tools")) or any(map(config.get, _GOOGLE_SCHEMAS)),
         thinks=given(thinking),
         thinking=thinking_budget(thinking.get("thinkingBudget"), thinking.get("thinking_budget")),
         takes_limit=method in ("generateContent", "streamGenerateContent"),
-    )
-
-
-def _run_by_google(tools: Any) -> bool:
-    if not given(tools):
-        return False
-    return type(tools) is not list or not all(
-        type(tool) is dict and _OWN_GOOGLE_TOOLS.issuperset(tool) for tool in tools
     )
 
 

@@ -4,10 +4,10 @@ Every time is an argument, in seconds by one clock that never goes back. Every a
 nano-dollars.
 All methods are safe from any thread: the lock is held for microseconds, never across a wait.
 
-Money is in one of three places, and moves between them under the lock only (``CallPool`` is the
-exception): ``Lease.free``, ``Lease.held`` (open holds, and amounts ready in a pool), or on its way
-to or from the gateway. An update *removes* what it returns before it is sent, so a lost update can
-strand money at the gateway until the lease expires, but cannot let it be spent twice.
+Money is in one of three places, and moves between them under the lock only: ``Lease.free``,
+``Lease.held`` (open holds), or on its way to or from the gateway. An update *removes* what it
+returns before it is sent, so a lost update can strand money at the gateway until the lease expires,
+but cannot let it be spent twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final
 
 from guard.core.globs import matches
 from guard.core.leases.costs import worst_case
-from guard.core.leases.holds import CallHold, Hold
+from guard.core.leases.holds import Hold
 from guard.core.leases.lane import WINDOW_S, Lane
-from guard.core.leases.lease import CallPool, LaneKey, Lease, Subject
+from guard.core.leases.lease import LaneKey, Lease, Subject
 from guard.core.leases.records import Asked, Totals, Update
 from guard.core.request_bound import RequestBound
 from guard.core.wire import (
@@ -100,8 +100,7 @@ class LeaseBook:
     def take(self, key: LaneKey, subject: Subject, now_s: float, calls: int = 1) -> Hold | None:
         """Cover a call by its lane's lease; None when the gateway must be asked.
 
-        This is the fast path of every protected call, in the caller's thread: usually it takes no
-        lock.
+        This is the fast path of every protected call, in the caller's thread.
 
         Args:
             key: the lane.
@@ -112,55 +111,29 @@ class LeaseBook:
         lane = self._lanes.get(key)
         if lane is None or now_s >= self._usable_until_s or key[0] in self.metered:
             return None
-        # Once into a local: another thread may retire the lease at any of the next lines.
-        lease = lane.lease
-        if lease is None or now_s >= lease.expires_s:
-            return None
-        pool = lease.covered.get(subject)
-        if type(pool) is not CallPool:
-            return None
-        # 1. An amount is ready in the pool. Under a rate cap the count of calls has to change with
-        #    the money, which needs the lock: see `_cut`.
-        if pool.ready and lease.calls is None:
-            # `pop` is atomic, so two threads never get the same amount.
-            try:
-                pool.ready.pop()
-            except IndexError:  # another thread was faster
-                return self._cut(lane, pool, subject, now_s, calls)
-            hold = CallHold(self, lease, pool.amount, True, pool, [True])
-            # After the pop, never before: a thread that closes the pool drains it afterwards, but
-            # cannot drain what is out. That a void came in between is seen here.
-            if pool.is_open:
-                lane.calls += calls
-                lease.used_s = now_s
-                return hold
-            hold.give_back()
-        # 2. Nothing is ready: cut an amount off the lease's free money.
-        return self._cut(lane, pool, subject, now_s, calls)
-
-    def _cut(
-        self, lane: Lane, pool: CallPool, subject: Subject, now_s: float, calls: int
-    ) -> Hold | None:
-        """Take a call's money from what is free in its lane's lease."""
         with self.lock:
-            # Looked up again: what the caller has read without the lock may be retired or voided.
             lease = lane.lease
-            if lease is None or lease.covered.get(subject) is not pool:
+            if lease is None or now_s >= lease.expires_s:
                 return None
-            amount = pool.amount
-            if lease.free < amount:
-                # Other subjects' pools may hold what this call lacks. Only when it is needed: a
-                # pool that is drained costs its next call the lock.
-                lease.reclaim()
-                if lease.free < amount:
-                    return None
-            if lease.calls is not None:
-                if lease.calls < calls:
-                    return None
-                lease.calls -= calls
-            lane.calls += calls
-            lease.take(amount, now_s)
-        return CallHold(self, lease, amount, True, pool, [True])
+            amount = lease.covered.get(subject)
+            if type(amount) is not int:
+                return None
+            return self._take(lane, lease, amount, now_s, calls)
+
+    def _take(self, lane: Lane, lease: Lease, amount: int, now_s: float, calls: int) -> Hold | None:
+        """Take an amount from a lease, if it has so much. The caller holds the lock."""
+        if lease.free < amount:
+            return None
+        if lease.calls is not None:
+            if lease.calls < calls:
+                return None
+            lease.calls -= calls
+        lane.calls += calls
+        lease.free -= amount
+        lease.held += amount
+        lease.under_way += 1
+        lease.used_s = now_s
+        return Hold(self, lease, amount)
 
     def take_request(
         self, key: LaneKey, subject: Subject, bound: RequestBound, now_s: float, calls: int = 1
@@ -180,22 +153,12 @@ class LeaseBook:
             rates = lease.covered.get(subject)
             if type(rates) is not ModelRates:
                 return None
-            # Requests differ in size, so there is no pool for them: each takes its own worst case.
+            # Requests differ in size: each takes its own worst case.
             worst = worst_case(rates, bound)
             if worst is None:
                 return None
-            amount, paid_output = worst
-            if lease.free < amount:
-                lease.reclaim()
-                if lease.free < amount:
-                    return None
-            if lease.calls is not None:
-                if lease.calls < calls:
-                    return None
-                lease.calls -= calls
-            lane.calls += calls
-            lease.take(amount, now_s)
-        return Hold(self, lease, amount), rates, paid_output
+            hold = self._take(lane, lease, worst[0], now_s, calls)
+        return None if hold is None else (hold, rates, worst[1])
 
     def needs(self, key: LaneKey, subject: Subject, bound: RequestBound | None) -> int:
         """Return what a call is expected to take; 0 when that is not known yet."""
@@ -206,7 +169,7 @@ class LeaseBook:
         if isinstance(hold, ModelRates):
             worst = None if bound is None else worst_case(hold, bound)
             return 0 if worst is None else worst[0]
-        return 0 if hold is None else hold.amount
+        return hold or 0
 
     def rates(self, key: LaneKey, subject: Subject) -> ModelRates | None:
         """Return the rates of the lane's model at a vendor, if its lease knows them."""
@@ -253,8 +216,6 @@ class LeaseBook:
             if lease is not None and now_s >= lease.expires_s:
                 self._retire(lease)
                 lease = None
-            if lease is not None:
-                lease.reclaim()  # else ready amounts would hide a debt, and would not go back
             # What a call has cost above its hold is taken from the next grant: so that much more
             # is asked for.
             debt = 0 if lease is None else max(0, -lease.free)
@@ -450,7 +411,6 @@ class LeaseBook:
         Before the update that returns them is sent: if the order were reversed, a call could take
         in between what the gateway gives to another process.
         """
-        lease.reclaim()
         unused = max(0, lease.free)  # a debt stays in the lease
         lease.free -= unused
         calls, lease.calls = lease.calls or 0, None if lease.calls is None else 0
@@ -561,10 +521,6 @@ class LeaseBook:
                 # Only closing the lease releases the difference there, so it is replaced soon.
                 if lease.unseen or now_s - lease.began_s >= _AGE_MAX_S:
                     self._retire(lease)
-                # Ready amounts count as under way, and would keep the lease from being closed.
-                # (Retiring has drained the pools already.)
-                if idle:
-                    lease.reclaim()
                 # A question: the gateway may have added to the lease already. A close would end
                 # that money there, and the answer would still have it spent here.
                 is_used = lease.under_way or lease.is_asked
@@ -612,7 +568,7 @@ class LeaseBook:
             return updates
 
     def _forget(self, lease: Lease) -> None:
-        # Retire first: it drains the pools, and a hold that comes back later finds them closed.
+        # Retire first: a hold that comes back later finds that its lease is not current.
         self._retire(lease)
         self._leases.pop(lease.lease_id, None)
 
@@ -645,8 +601,6 @@ class LeaseBook:
         """Return what all leases amount to."""
         with self.lock:
             leases = self._leases.values()
-            for lease in leases:
-                lease.reclaim()  # ready amounts count as under way, and no call is
             return Totals(
                 len(leases),
                 sum(max(0, lease.free) + lease.held for lease in leases),

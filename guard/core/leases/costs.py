@@ -85,8 +85,8 @@ def fitting_output(
     amount does not pay for the least.
 
     Args:
-        rates: of the model.
-        bound: of the request.
+        rates: the rates of the model.
+        bound: the bound of the request.
         amount: nano-dollars.
         most_tokens: the most output tokens of all answers, whatever they cost; None for any number.
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from guard.core.leases.lease import CallPool, Lease
+from guard.core.leases.lease import Lease
 
 
 class HoldKeeper(Protocol):
@@ -69,10 +69,7 @@ class Hold(Struct, eq=False):
             return self.settle(self.amount)
 
     def grow(self, amount: int) -> bool:
-        """Take more from the lease's free money; False when there is too little, or it has ended.
-
-        Amounts ready in pools are left to their calls: a stream can ask the gateway instead.
-        """
+        """Take more from the lease's free money; False if there is too little or it has ended."""
         with self._book.lock:
             lease = self.lease
             # Not from a retired lease: what it has free is about to be returned.
@@ -105,55 +102,4 @@ class Hold(Struct, eq=False):
             other._is_open = False
             self.amount += other.amount
             self.lease.under_way -= 1  # `held` stays: the money is only in another hold
-        return True
-
-
-class CallHold(Hold):
-    """The hold of a protected call, which goes back to its pool without the book's lock.
-
-    Attributes:
-        _pool: the pool that its amount came from, or would have come from.
-        _ends: one item until the first end pops it, which is atomic. It decides which end counts
-            here, because ``_is_open`` needs the lock. ``grow`` and ``absorb`` do not look at it,
-            and are not used on such a hold.
-    """
-
-    _pool: CallPool = CallPool(0)
-    _ends: list[bool] = []
-
-    def give_back(self) -> bool:
-        """Return all of it: nothing was spent; False when it has ended already."""
-        try:
-            self._ends.pop()
-        except IndexError:
-            return False
-        pool = self._pool
-        pool.ready.append(True)
-        # The append comes first: a thread that closes the pool after this look drains it, and one
-        # that closed it before is seen here. Either way the money is moved once.
-        if pool.is_open:
-            return True
-        # Closed: take an amount out again. All in the pool are equal, so it need not be this one.
-        try:
-            pool.ready.pop()
-        except IndexError:  # the thread that closed it has drained it since
-            return True
-        with self._book.lock:
-            self.lease.ended(self.amount)
-        return True
-
-    def settle(self, cost: int) -> bool:
-        """Pay what the call cost and return the rest; False when it has ended already."""
-        try:
-            self._ends.pop()
-        except IndexError:
-            return False
-        return super().settle(cost)
-
-    def keep(self) -> bool:
-        """Count all of it as spent, since its cost is not known; False when it has ended."""
-        with self._book.lock:
-            if not self.settle(self.amount):
-                return False
-            self.lease.unseen += self.amount
         return True

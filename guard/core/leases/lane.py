@@ -86,7 +86,7 @@ class Lane:
         spent, calls = self.recent(now_s)
         if not calls:
             return 0
-        left = lease.left
+        left = lease.free
         if left >= int(spent * _LOW_SHARE) + self.largest:
             return 0
         return max(0, spent + 2 * self.largest - left)

@@ -31,13 +31,13 @@ class Lease:
     """A reservation that this process spends by itself.
 
     Attributes:
-        lease_id: of the reservation; the events that it pays for name it.
+        lease_id: the id of the reservation; the events that it pays for name it.
         lane: the lane that it belongs to.
         free: what later calls may take; negative after a cost above its hold.
         calls: how many calls the share of rate caps still allows; None without a cap.
-        covered: what it covers: by subject, the pool of a call or the rates of a vendor's requests.
+        covered: what it covers: by subject, what a call takes or the rates of a vendor's requests.
         policy_version: the version of the policy under which ``covered`` was allowed.
-        under_way: how many holds are open, plus the amounts ready in pools.
+        under_way: how many holds are open.
         held: the money of these. ``free + held`` is all that was granted and is neither spent nor
             returned.
         ttl_s, expires_s: how long it lasts after a renewal, and its end by the monotonic clock.
@@ -68,7 +68,7 @@ class Lease:
         self.lane = lane
         self.free = 0
         self.calls: int | None = None
-        self.covered: dict[Subject, CallPool | ModelRates] = {}
+        self.covered: dict[Subject, int | ModelRates] = {}
         self.policy_version = ""
         self.under_way = 0
         self.held = 0
@@ -83,58 +83,15 @@ class Lease:
         self.returns_until_s = 0.0
         self.question: GateRequest | None = None
 
-    @property
-    def left(self) -> int:
-        """What later calls may take: the free money and the amounts ready in pools."""
-        ready = 0
-        for pool in self.covered.values():
-            if type(pool) is CallPool:
-                ready += pool.amount * len(pool.ready)
-        return self.free + ready
-
     def cover(self, subject: Subject, hold: int | ModelRates) -> None:
         """Cover calls like one that the gateway has allowed. The caller holds the lock."""
         if len(self.covered) >= _COVERED_MAX:
             self.uncover()
-        if type(hold) is ModelRates:
-            self.covered[subject] = hold
-            return
-        pool = self.covered.get(subject)
-        if type(pool) is CallPool:
-            if pool.amount == hold:
-                return
-            # Another price: amounts of the old size must not be taken for the new one. Closed
-            # before it is drained; see `CallPool.is_open`.
-            pool.is_open = False
-            self.reclaim()
-        assert type(hold) is int
-        self.covered[subject] = CallPool(hold)
+        self.covered[subject] = hold
 
     def uncover(self) -> None:
         """End all coverage; the money stays. The caller holds the lock."""
-        # Replaced, not cleared: threads read the old dict without the lock.
-        covered, self.covered = self.covered, {}
-        for pool in covered.values():
-            if type(pool) is CallPool:
-                pool.is_open = False
-                self._drain(pool)
-
-    def reclaim(self) -> None:
-        """Move the amounts that are ready in pools back to ``free``. The caller holds the lock.
-
-        The pools stay open: other threads may take from them, and return to them, meanwhile.
-        """
-        for pool in self.covered.values():
-            if type(pool) is CallPool and pool.ready:
-                self._drain(pool)
-
-    def _drain(self, pool: CallPool) -> None:
-        while True:
-            try:
-                pool.ready.pop()
-            except IndexError:
-                return
-            self.ended(pool.amount)
+        self.covered = {}  # replaced, not cleared: threads read the old dict without the lock
 
     def ended(self, amount: int) -> None:
         """Move an amount from ``held`` back to ``free``: its hold has ended."""
@@ -148,28 +105,3 @@ class Lease:
         self.held += amount
         self.under_way += 1
         self.used_s = now_s
-
-
-class CallPool:
-    """Money for one kind of call, cut to its size: taken and returned without the book's lock.
-
-    Protected calls that a lease covers come by the hundred thousand, and most return all that they
-    took. So the amount is kept for the next call, until the lease needs it otherwise. While it is
-    ready it counts in the lease's ``held`` and ``under_way``: taking and returning it changes
-    neither, which is why no lock is needed.
-
-    Attributes:
-        amount: what one call takes.
-        ready: one item for each amount that is ready; ``append`` and ``pop`` are atomic.
-        is_open: whether it may be used; it is never opened again. The closing thread sets it to
-            False first and drains the pool afterwards; a thread that takes or returns an amount
-            moves it first and reads this flag afterwards. So at least one of the two sees the
-            other, and no amount is left in a closed pool.
-    """
-
-    __slots__ = ("amount", "is_open", "ready")
-
-    def __init__(self, amount: int) -> None:
-        self.amount = amount
-        self.ready: list[bool] = []
-        self.is_open = True

@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 from guard.core.fees import ANTHROPIC_SEARCH
 from guard.core.model_names import is_release_of
 from guard.core.rates import PERMILLE, US_ONLY_PERMILLE
+from guard.core.usage.counters import strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -77,7 +78,7 @@ class AnthropicMessages(ResponseFormat, frozen=True):
         """Merge the usage of ``message_start`` and the ``message_delta`` events."""
         opening = mapping(events.opening().get("message"))
         said: Message = {}
-        # What the opening says of the output is a beginning; `message_delta` says what it came to.
+        # The opening counts the output so far; `message_delta` has the total.
         is_final = False
         for event in reversed(list(events.newest(b'"usage"'))):
             kind = event.get("type")
@@ -130,6 +131,7 @@ def _usage(provider: str, message: Message, said: Message, call: Call) -> Usage:
         response_id=text_or_none(message.get("id")),
         units={"web_searches": float(searches)} if searches else {},
         fees={ANTHROPIC_SEARCH: searches} if searches else {},
+        strangers=strangers("messages", said),
         others=tuple(
             Usage(
                 model=other or None,

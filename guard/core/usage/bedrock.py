@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 from urllib.parse import unquote
 
 from guard.core.usage.anthropic import AnthropicMessages
+from guard.core.usage.counters import strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -63,6 +64,7 @@ class Converse(ResponseFormat, frozen=True):
                 for each in items(said.get("cacheDetails"))
                 if mapping(each).get("ttl") == "1h"
             ),
+            strangers=strangers("converse", said),
         )
 
     def from_events(self, events: Events, call: Call) -> Usage | None:

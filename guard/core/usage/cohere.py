@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from guard.core.usage.counters import strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, mapping, says_any, text_or_none
 from guard.core.usage.response_format import Call, MemberPath, ResponseFormat, ToolCallReader, Usage
@@ -68,6 +69,7 @@ def _usage(message: Message, said: Message, call: Call) -> Usage | None:
         output_tokens=count(billed.get("output_tokens", tokens.get("output_tokens"))),
         cache_read_tokens=cached,
         response_id=_identity(message),
+        strangers=strangers("cohere", said),
         units={name: float(count(billed[name])) for name in _UNITS if count(billed.get(name))},
     )
 

@@ -23,7 +23,7 @@ def is_cut_short(recorded: Recorded, usage: Usage, most: int | None) -> bool:
     """Tell whether the limit ended an answer; by its size where the answer does not say why.
 
     Args:
-        recorded: of the answer's body.
+        recorded: the recorded part of the answer's body.
         usage: what the answer used.
         most: the output tokens that the request's limit allows; None where that is not known.
 

@@ -54,7 +54,7 @@ class Seen(Struct, frozen=True):
 
     Attributes:
         ending: how it ended.
-        status: of the answer; None when no head arrived.
+        status: the status of the answer; None when no head arrived.
         usage: what the answer says of its usage.
         is_llm: whether it went to an LLM, as far as can be told.
         streamed: whether its answer was a stream of messages.

@@ -64,7 +64,7 @@ class Pieces:
 class EventStream:
     """Messages of server-sent events, split only as far as they are requested.
 
-    Of thousands of events, the usage is in one of the last or one of the first. An event's data is
+    The usage is in one of the last or one of the first of thousands of events. An event's data is
     nearly always one line; several are one message, unless each is one by itself: some servers
     leave out the empty line between events.
     """
@@ -255,8 +255,8 @@ def aws_frame(payload: bytes, headers: Mapping[str, str] | None = None) -> bytes
     https://docs.aws.amazon.com/AmazonS3/latest/API/RESTSelectObjectAppendix.html
 
     Args:
-        payload: of the frame.
-        headers: of the frame, all of them texts.
+        payload: the payload of the frame.
+        headers: the headers of the frame, all of them texts.
 
     >>> take_frames(bytearray(aws_frame(b"{}") + b"more"))
     [b'{}']

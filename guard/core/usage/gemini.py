@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from guard.core.usage import vendor_tools
+from guard.core.usage.counters import strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -115,28 +116,36 @@ def _usage(message: Message, call: Call) -> Usage | None:
     if not isinstance(said, dict) or not says_any(said, *_COUNTS):
         return None
     cached = count(said.get("cachedContentTokenCount"))
-    audio_in = _audio(said.get("promptTokensDetails"))
+    # Cached sound is in the details of the prompt as well.
+    audio_in = max(
+        0, _audio(said.get("promptTokensDetails")) - _audio(said.get("cacheTokensDetails"))
+    )
     audio_out = _audio(said.get("candidatesTokensDetails"))
     asked = count(said.get("promptTokenCount")) + count(said.get("toolUsePromptTokenCount"))
+    answered = count(said.get("candidatesTokenCount"))
+    thought = count(said.get("thoughtsTokenCount"))
+    # What only the total holds is charged like thoughts.
+    thought += max(0, count(said.get("totalTokenCount")) - asked - answered - thought)
     model = text_or_none(message.get("modelVersion")) or _model(call)
     return Usage(
         model=model,
         input_tokens=max(0, asked - cached - audio_in),
-        output_tokens=max(0, count(said.get("candidatesTokenCount")) - audio_out),
+        output_tokens=max(0, answered - audio_out),
         cache_read_tokens=cached,
-        reasoning_tokens=count(said.get("thoughtsTokenCount")),
+        reasoning_tokens=thought,
         audio_tokens=audio_in + audio_out,
         audio_input_tokens=audio_in,
         response_id=text_or_none(message.get("responseId")),
+        strangers=strangers("gemini", said),
         fees=vendor_tools.of_candidates(message.get("candidates"), model, call.request()),
     )
 
 
 def _audio(details: Any) -> int:
     return sum(
-        count(mapping(part).get("tokenCount"))
+        count(mapping(part).get("tokenCount", mapping(part).get("tokens")))
         for part in items(details)
-        if mapping(part).get("modality") == "AUDIO"
+        if str(mapping(part).get("modality")).upper() == "AUDIO"
     )
 
 
@@ -200,17 +209,22 @@ class Interactions(ResponseFormat, frozen=True):
         if not isinstance(said, dict) or not says_any(said, "total_input_tokens"):
             return None
         cached = count(said.get("total_cached_tokens"))
+        heard = _audio(said.get("input_tokens_by_modality"))
+        audio_in = max(0, heard - _audio(said.get("cached_tokens_by_modality")))
+        audio_out = _audio(said.get("output_tokens_by_modality"))
+        asked = count(said.get("total_input_tokens")) + count(said.get("total_tool_use_tokens"))
+        answered = count(said.get("total_output_tokens"))
+        thought = count(said.get("total_thought_tokens"))
+        thought += max(0, count(said.get("total_tokens")) - asked - answered - thought)
         return Usage(
             model=text_or_none(message.get("model")) or call.model(),
-            input_tokens=max(
-                0,
-                count(said.get("total_input_tokens"))
-                + count(said.get("total_tool_use_tokens"))
-                - cached,
-            ),
-            output_tokens=count(said.get("total_output_tokens")),
+            input_tokens=max(0, asked - cached - audio_in),
+            output_tokens=max(0, answered - audio_out),
             cache_read_tokens=cached,
-            reasoning_tokens=count(said.get("total_thought_tokens")),
+            reasoning_tokens=thought,
+            audio_tokens=audio_in + audio_out,
+            audio_input_tokens=audio_in,
+            strangers=strangers("interactions", said),
             response_id=text_or_none(message.get("id")),
         )
 

@@ -1,14 +1,14 @@
 """Which requests can have output that nobody sees, and which vendors stop when a stream is closed.
 
-Both tables name what is known; what is not named is taken for the dearer of the two.
+Its table and that of the vendors name what is known; what is not named is taken for the dearer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
+
+from guard.core.vendors import VENDORS
 
 _PLAIN: Final = re.compile(
     r"(?:^|[/:.@])(?:"
@@ -48,15 +48,6 @@ def may_hide_output(model: str | None, body: bytes) -> bool:
     return any(name in body for name in _ASKS_FOR_MORE)
 
 
-_TOP_SPEEDS: Final[Mapping[str, int]] = MappingProxyType({
-    "openai": 600, "azure": 600, "anthropic": 400, "fireworks": 800, "together": 800,
-    "cohere": 400, "x-ai": 600, "deepseek": 300,
-})  # fmt: skip
-"""Most tokens a second, by vendor: those that OpenRouter lists as stopping "model processing and
-billing" when a stream is closed (https://openrouter.ai/docs/api-reference/streaming, stream
-cancellation; its own host is none of them, since it may pass a request on to the others). The
-figures are about twice the fastest model that each vendor has shown."""
-
 _FASTER: Final = re.compile(r"spark|turbo-fast|-fast\b|instant", re.IGNORECASE)
 """Models that a vendor sells for their speed: no figure is known to be above it."""
 
@@ -73,4 +64,5 @@ def top_speed(vendor: str | None, model: str | None) -> int | None:
     """
     if vendor is None or (model is not None and _FASTER.search(model)):
         return None
-    return _TOP_SPEEDS.get(vendor)
+    known = VENDORS.get(vendor)
+    return None if known is None else known.top_speed

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from guard.core.fees import PERPLEXITY_SEARCH
+from guard.core.usage.counters import strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -112,7 +113,9 @@ class ChatCompletions(ResponseFormat, frozen=True):
         prompt = usage.get("prompt_tokens_details")
         if isinstance(prompt, dict):
             cache_read = count(prompt.get("cached_tokens"))
-            cache_write = count(prompt.get("cache_write_tokens"))
+            cache_write = count(
+                prompt.get("cache_write_tokens", prompt.get("cache_creation_input_tokens"))
+            )
             audio_in = count(prompt.get("audio_tokens"))
         completion = usage.get("completion_tokens_details")
         if isinstance(completion, dict):
@@ -124,10 +127,12 @@ class ChatCompletions(ResponseFormat, frozen=True):
             or count(usage.get("cached_tokens"))
         )
         reasoning = reasoning or count(usage.get("reasoning_tokens"))
-        if self._on_top(asked, said, reasoning, usage):
-            visible = said + count(usage.get("citation_tokens"))
-        else:
-            visible = said - reasoning
+        on_top = self._on_top(asked, said, reasoning, usage)
+        visible = said + count(usage.get("citation_tokens")) if on_top else said - reasoning
+        # What only the total holds was thought: Gemini leaves it out of the completion
+        # (https://ai.google.dev/gemini-api/docs/openai, 2026-11).
+        told = asked + visible + reasoning
+        reasoning += max(0, count(usage.get("total_tokens")) - told)
         return Usage(
             model=text_or_none(response.get("model")),
             input_tokens=max(0, asked - cache_read - cache_write - audio_in),
@@ -140,6 +145,7 @@ class ChatCompletions(ResponseFormat, frozen=True):
             cost_nanousd=stated_cost(self.provider, usage),
             service_tier=_tier(response),
             response_id=text_or_none(response.get("id")),
+            strangers=strangers("chat", usage),
             fees=_searches(usage) if self.provider == "perplexity" else None,
         )
 

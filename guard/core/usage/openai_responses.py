@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 from guard.core import fees
 from guard.core.rates import BATCH
 from guard.core.usage import vendor_tools
+from guard.core.usage.counters import strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -130,6 +131,9 @@ def read_usage(response: Message, provider: str) -> Usage | None:
     )
     audio_in, audio_out = count(asked.get("audio_tokens")), count(said.get("audio_tokens"))
     reasoning = count(said.get("reasoning_tokens"))
+    told = count(usage.get("input_tokens")) + count(usage.get("output_tokens"))
+    # What only the total holds is charged like what nobody sees of an answer.
+    untold = max(0, count(usage.get("total_tokens")) - told)
     tier = text_or_none(response.get("service_tier"))
     return Usage(
         model=model,
@@ -137,12 +141,13 @@ def read_usage(response: Message, provider: str) -> Usage | None:
         output_tokens=max(0, count(usage.get("output_tokens")) - reasoning - audio_out),
         cache_read_tokens=cache_read,
         cache_write_tokens=cache_write,
-        reasoning_tokens=reasoning,
+        reasoning_tokens=reasoning + untold,
         audio_tokens=audio_in + audio_out,
         audio_input_tokens=audio_in,
         service_tier=None if tier == "default" else tier,
         cost_nanousd=cost,
         response_id=identity,
+        strangers=strangers("responses", usage),
         fees=vendor_tools.of_response(response, model),
     )
 

@@ -59,6 +59,8 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         text_tokens: what the prompt's text was bounded by, where it had more tokens than that.
         others: what other models used for the same answer; each is a call of its own.
         later: whether the work goes on, and a poll will say what it used.
+        strangers: numbers of the answer that no rule charges, such as ``counter:NAME``: where one
+            of them could cost, it costs its bound.
         audio_input_tokens: those of ``audio_tokens`` that were in the prompt.
     """
 
@@ -83,6 +85,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     others: tuple[Usage, ...] = ()
     later: bool = False
     audio_input_tokens: int = 0
+    strangers: tuple[str, ...] = ()
 
 
 replaced: Final = msgspec.structs.replace
@@ -98,7 +101,7 @@ def pending(response_id: str | None) -> Usage:
 
 
 def ended_unseen(model: str | None, response_id: str | None) -> Usage:
-    """Return the usage of work that has ended and does not say what it used: its bound."""
+    """Return the bound as the usage of work that has ended without saying what it used."""
     return Usage(model=model, response_id=response_id, estimated=True, estimate="bound")
 
 
@@ -184,7 +187,7 @@ class ToolUse(msgspec.Struct, frozen=True):
     """A tool that an answer asks its caller to run; what it is to be run with is never kept.
 
     Attributes:
-        name: of the tool.
+        name: the name of the tool.
         key: the same for every mention of this call in one answer; None where it has no identity,
             then each mention is a call.
     """
@@ -226,7 +229,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     Attributes:
         provider: the vendor's name.
         tool_calls: reads which tools a whole answer, or a message of a stream, asks for.
-        dialect: of its errors; None where the vendor decides.
+        dialect: the dialect of its errors; None where the vendor decides.
     """
 
     provider: str
@@ -238,7 +241,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
         Args:
             request: the decoded body.
-            path: of the URL.
+            path: the path of the URL.
 
         Returns:
             Where to put one in first, then under which other names a request may have it.

@@ -29,7 +29,7 @@ class StreamMeter:
     does not show is not seen.
 
     Args:
-        content_encoding: of the chunks; empty for identity.
+        content_encoding: the encoding of the chunks; empty for identity.
 
     Example:
         >>> meter = StreamMeter("")

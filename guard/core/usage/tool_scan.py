@@ -26,9 +26,9 @@ class ToolScanner:
     Never raises: an answer that cannot be read names no tools.
 
     Args:
-        reader: of the vendor's format.
+        reader: the reader of the vendor's format.
         content_type: returns the header's value; called with the first chunk.
-        content_encoding: of the chunks, empty for identity.
+        content_encoding: the encoding of the chunks, empty for identity.
 
     Attributes:
         is_blind: whether the rest cannot be read, because of its encoding or size; then it may
@@ -55,7 +55,7 @@ class ToolScanner:
         self._content_type = content_type
         # Known with the first chunk.
         self._framing: Framing | None = None
-        # Makes UTF-8 of it; None for frames.
+        # Turns the bytes into UTF-8; None for frames, which are UTF-8.
         self._text: Utf8 | None = Utf8()
         # A message that is not complete yet.
         self._carry = bytearray()

@@ -111,7 +111,7 @@ def of_candidates(candidates: Any, model: str | None, request: bytes) -> dict[st
     """Count the searches that Gemini's candidates name.
 
     Args:
-        candidates: of one answer, or of all messages of a stream.
+        candidates: the candidates of one answer, or of all messages of a stream.
         model: that answered.
         request: its body. An answer does not say which search it was.
     """

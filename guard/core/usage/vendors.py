@@ -1,4 +1,4 @@
-"""Which vendor's format a URL uses: the table of hosts and paths."""
+"""Which vendor's format a URL uses, by its host and path."""
 
 from __future__ import annotations
 
@@ -26,61 +26,29 @@ from guard.core.usage.openai_runs import ThreadRuns
 from guard.core.usage.piecework import Piecework
 from guard.core.usage.response_format import Call, ResponseFormat
 from guard.core.usage.shapes import AnyShape
+from guard.core.vendors import VENDORS
 
 HOSTS: Final[dict[str, str]] = {
-    "api.openai.com": "openai",
-    "api.anthropic.com": "anthropic",
-    "generativelanguage.googleapis.com": "google",
-    "aiplatform.googleapis.com": "google",
-    "api.mistral.ai": "mistral",
-    "codestral.mistral.ai": "mistral",
-    "api.cohere.com": "cohere",
-    "api.cohere.ai": "cohere",
-    "api.groq.com": "groq",
-    "api.deepseek.com": "deepseek",
-    "api.together.xyz": "together",
-    "api.together.ai": "together",
-    "api.fireworks.ai": "fireworks",
-    "api.x.ai": "x-ai",
-    "api.perplexity.ai": "perplexity",
-    "openrouter.ai": "openrouter",
-    "api.openrouter.ai": "openrouter",
-    "api.cerebras.ai": "cerebras",
-    "api.moonshot.ai": "moonshotai",
-    "api.moonshot.cn": "moonshotai",
-    "api.z.ai": "zai",
-    "open.bigmodel.cn": "zhipuai",
-    "api.minimax.io": "minimax",
-    "dashscope-intl.aliyuncs.com": "alibaba",
-    "dashscope.aliyuncs.com": "alibaba",
-    "router.huggingface.co": "huggingface",
-    "inference.baseten.co": "baseten",
-    "api.ai21.com": "ai21",
-    "integrate.api.nvidia.com": "nvidia",
-    "ollama.com": "ollama",
+    host: each.name for each in VENDORS.values() for host in (*each.hosts, *each.shared_hosts)
 }
 """The hosts of vendors, and who they are."""
 
-_SHARED: Final = frozenset({"aiplatform.googleapis.com", "router.huggingface.co"})
-"""Hosts that serve more than models: there only the known paths of models count."""
+_SHARED: Final = frozenset(host for each in VENDORS.values() for host in each.shared_hosts)
 
-_WHOLE_ENDINGS: Final = (".openai.azure.com", ".api.openai.com")
+_WHOLE_ENDINGS: Final = tuple(ending for each in VENDORS.values() for ending in each.endings)
 
-_HOST_ENDINGS: Final[tuple[tuple[str, str], ...]] = (
-    (".openai.azure.com", "azure"),
-    (".cognitiveservices.azure.com", "azure"),
-    (".services.ai.azure.com", "azure"),
-    (".models.ai.azure.com", "azure"),
-    (".api.openai.com", "openai"),  # regional endpoints
-    ("-aiplatform.googleapis.com", "google"),
-    (".aiplatform.googleapis.com", "google"),
+_HOST_ENDINGS: Final = tuple(
+    (ending, each.name)
+    for each in VENDORS.values()
+    for ending in (*each.endings, *each.shared_endings)
 )
 _BEDROCK_HOST: Final = re.compile(
     r"bedrock(-agent)?-runtime(-fips)?\.[a-z0-9-]+\.(amazonaws|api\.aws)\b"
 )
 
-_REPORTS_ANYWAY: Final = frozenset({"mistral"})
-"""Vendors whose streams always report usage, and that refuse ``stream_options`` (422)."""
+_NO_STREAM_OPTIONS: Final = frozenset(
+    each.name for each in VENDORS.values() if not each.takes_stream_options
+)
 
 _FREE_OF_CHARGE: Final = frozenset({
     "files", "uploads", "parts", "complete", "cancel", "models", "moderations", "fine_tuning",
@@ -136,6 +104,8 @@ class Endpoint(Struct, frozen=True):
         is_local: whether it is on this machine.
         is_unknown: whether it is at a host that is a vendor's API as a whole, and on no list of
             what it costs: under a limit it does not pass.
+        is_vendors: whether it is at a host of a vendor's, of which it is known what a body can
+            hold.
     """
 
     format: ResponseFormat
@@ -148,6 +118,7 @@ class Endpoint(Struct, frozen=True):
     is_unlisted: bool = False
     is_local: bool = False
     is_unknown: bool = False
+    is_vendors: bool = False
 
     @property
     def names_tools(self) -> bool:
@@ -174,8 +145,9 @@ def find_endpoint(method: str, host: str, path: str) -> Endpoint | None:
         if len(_known) >= _CACHE_MAX:
             _known.clear()
         found = _find(method, host, path)
-        if found is not None and is_local(host):
-            found = replace(found, is_local=True)
+        if found is not None:
+            is_vendors = provider_of(host) is not None
+            found = replace(found, is_local=is_local(host), is_vendors=is_vendors)
         _known[key] = found
         return found
 
@@ -316,7 +288,7 @@ def _by_path(provider: str | None, path: str) -> Endpoint | None:
         return _google(provider, path, last.rsplit(":", 1)[-1])
     if path.endswith("/completions"):
         chat = ChatCompletions(provider or "openai")
-        return Endpoint(chat, injectable=provider not in _REPORTS_ANYWAY)
+        return Endpoint(chat, injectable=provider not in _NO_STREAM_OPTIONS)
     if last == "embeddings" and provider != "ollama":
         return Endpoint(ChatCompletions(provider or "openai"), certain=known)
     if provider in ("openai", "azure") and _RUNS.search(path):

@@ -10,12 +10,15 @@ from __future__ import annotations
 from guard.core.wire.budget import Budget, CountedBudget
 from guard.core.wire.codec import WireError, convert, decode, encode, salvage
 from guard.core.wire.control import (
+    NO_FACTS,
     NO_TOOL_RULES,
     Capabilities,
     ControlMessage,
     ControlReply,
     ControlSettings,
+    FactGroup,
     Limits,
+    OwnFacts,
     ToolRule,
     ToolRules,
 )
@@ -54,8 +57,11 @@ from guard.core.wire.fields import (
     HEADER_IDEMPOTENCY,
     HEADER_PROTOCOL,
     LEASE_PATH,
+    MODELS_MAX,
+    MODELS_PATH,
     NAME_BYTES_MAX,
     NAME_LENGTH_MAX,
+    NAMED,
     NANOUSD_MAX,
     NANOUSD_PER_CENT,
     NANOUSD_PER_DOLLAR,
@@ -69,10 +75,12 @@ from guard.core.wire.fields import (
     RESPONSE_ID_LENGTH_MAX,
     SDK_MIN_VERSION_FOR_V3,
     SPEND_PATH,
+    TAGS_MAX,
     TOKENS_MAX,
     UNITS_MAX,
     UNKNOWN_MODEL,
     CallKind,
+    MayName,
     Name,
     NanoUsd,
     Tokens,
@@ -91,7 +99,7 @@ from guard.core.wire.leases import (
     ModelRates,
     RateRow,
 )
-from guard.core.wire.spend import SpendReply, SpentBudget
+from guard.core.wire.spend import ModelsReply, SpendReply, SpentBudget
 from guard.core.wire.text import fitted, flaw_in_text, require_name
 
 __all__ = [
@@ -118,6 +126,9 @@ __all__ = [
     "HEADER_IDEMPOTENCY",
     "HEADER_PROTOCOL",
     "LEASE_PATH",
+    "MODELS_MAX",
+    "MODELS_PATH",
+    "NAMED",
     "NAME_BYTES_MAX",
     "NAME_LENGTH_MAX",
     "NANOUSD_MAX",
@@ -126,6 +137,7 @@ __all__ = [
     "NOTE_BYTES_MAX",
     "NOTE_DEPTH_MAX",
     "NOTE_MESSAGE_MAX",
+    "NO_FACTS",
     "NO_TOOL_RULES",
     "PROTOCOL_VERSION",
     "RELEASE_PATH",
@@ -134,6 +146,7 @@ __all__ = [
     "RESPONSE_ID_LENGTH_MAX",
     "SDK_MIN_VERSION_FOR_V3",
     "SPEND_PATH",
+    "TAGS_MAX",
     "TOKENS_MAX",
     "UNITS_MAX",
     "UNKNOWN_MODEL",
@@ -153,6 +166,7 @@ __all__ = [
     "EventBatch",
     "EventsOutcome",
     "EventsReply",
+    "FactGroup",
     "GateReply",
     "GateRequest",
     "LeaseAsk",
@@ -161,9 +175,12 @@ __all__ = [
     "LeaseUpdate",
     "Limits",
     "LlmData",
+    "MayName",
     "ModelRates",
+    "ModelsReply",
     "Name",
     "NanoUsd",
+    "OwnFacts",
     "Problem",
     "RateRow",
     "RejectedEvent",

@@ -56,7 +56,7 @@ class CountedBudget(Struct, omit_defaults=True):
         counts: of calls: globs of the tools and models whose calls are counted; empty for all.
         resets_at_ms: when its period ends; None for one that never does.
         scope: what it is of.
-        uncertain: what of it was charged in doubt: at most so many were not used.
+        uncertain: the part that was charged in doubt: at most so many were not used.
         kept: how many are kept for winding down; ``left`` has them too.
         winding_down: whether these are all that is left, or the rest was not enough for a request.
     """

@@ -41,6 +41,16 @@ class Capabilities(Struct):
     """``proxy`` for a proxy's key that names no caller (feature ``callers``)."""
     key_id: str = ""
     """The id of the key, which stays when its secret is replaced; empty from older gateways."""
+    organisation_id: str = ""
+    """The organisation that the key belongs to; empty from older gateways."""
+    team: str = ""
+    """The team that the key's work is for."""
+    person: str = ""
+    """Who has the key."""
+    may_name: list[str] = []
+    """What requests with the key may name themselves where a proxy sends them."""
+    shows_cost: bool = False
+    """Whether a proxy tells them what they have cost, and what is left."""
 
 
 class ToolRule(Struct, omit_defaults=True):
@@ -91,6 +101,40 @@ class ToolRules(Struct, omit_defaults=True):
     rules: list[ToolRule] = []
 
 
+NO_FACTS: Final = "none"
+"""The version of no facts."""
+
+
+class FactGroup(Struct, array_like=True):
+    """Names of one object in a request's body, and what an operator has judged them to be.
+
+    Args:
+        format: of the body, such as ``chat``, or ``trust`` for names with their kind.
+        at: the place of the object in the body.
+        judged: such as ``neutral`` or ``opens``; a client ignores what it does not know.
+        names: of members, or of types of tools or blocks.
+    """
+
+    format: Name
+    at: Name
+    judged: Name
+    names: list[Name]
+
+
+class OwnFacts(Struct, omit_defaults=True):
+    """All that an organisation's operators have judged; it replaces what they had before.
+
+    Args:
+        version: a digest of it; :data:`NO_FACTS` without any.
+        date: when the newest was judged, as an ISO date.
+        groups: of one format, place and judgement each.
+    """
+
+    version: Name = NO_FACTS
+    date: str = ""
+    groups: list[FactGroup] = []
+
+
 class ControlMessage(Struct, omit_defaults=True):
     """One message of the control channel.
 
@@ -102,7 +146,8 @@ class ControlMessage(Struct, omit_defaults=True):
     the holders of ``leases`` to give back at once what they do not use, and for ``returns_ms`` what
     is not used from then on. A ``room`` (never stored either) makes the ``calls`` that wait in line
     ask again. ``tools`` is in a ``hello`` and in a ``policy`` with ``seq`` 0 (never stored) when
-    the reader's tool rules are not those that it named by their version. ``spread_ms``, in a
+    the reader's tool rules are not those that it named by their version; ``facts`` likewise.
+    ``spread_ms``, in a
     ``hello`` and a ``ping``, is the time over which clients are to come back when they all lose
     their sockets at once.
     """
@@ -124,6 +169,7 @@ class ControlMessage(Struct, omit_defaults=True):
     calls: list[Name] = []
     tools: ToolRules | None = None
     spread_ms: DurationMs = 0
+    facts: OwnFacts | None = None
 
 
 class ControlReply(Struct, omit_defaults=True):

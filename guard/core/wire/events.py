@@ -113,7 +113,7 @@ class ToolData(Struct, omit_defaults=True):
     metadata: dict[str, Any] = {}
 
 
-class SpanData(Struct, omit_defaults=True):
+class SpanData(Struct, omit_defaults=True, gc=False):
     """Payload of a ``span`` event. ``final`` releases the rest of the reservation.
 
     Where a policy notices repeats of a tool, ``tool_name`` names it, and ``digest`` is a keyed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Meta
 
@@ -23,6 +23,7 @@ EVENTS_PATH: Final = "/api/v1/events"
 CONTROL_PATH: Final = "/api/v1/control"
 CONTROL_WS_PATH: Final = "/api/v1/control/ws"
 SPEND_PATH: Final = "/api/v1/spend"
+MODELS_PATH: Final = "/api/v1/models"
 
 FEATURE_GATE_WS: Final = "gate_ws"
 FEATURE_LEASES: Final = "leases"
@@ -57,7 +58,7 @@ RESPONSE_ID_BYTES_MAX: Final = 2 * RESPONSE_ID_LENGTH_MAX
 NOTE_MESSAGE_MAX: Final = 1000
 NOTE_BYTES_MAX: Final = 8192
 NOTE_DEPTH_MAX: Final = 16
-"""Of what a caller shows to the person who approves: characters of the message, and bytes and
+"""Limit what a caller shows to the person who approves: the message's characters, and the bytes and
 levels of nesting of the whole as JSON."""
 TOKENS_MAX: Final = 2**40
 EVENT_TOKENS_MAX: Final = 10**9
@@ -69,9 +70,15 @@ RENEWED_MAX: Final = 256
 """Reservations in one renewal."""
 
 AROUND_MAX: Final = 64
+MODELS_MAX: Final = 64
 """Calls around one, and streams of one task, that a question can name."""
 FEES_MAX: Final = 32
 """Maximum lines of fees of one request."""
+
+MayName = Literal["user", "workflow", "run", "tags"]
+"""What requests through a proxy may name themselves."""
+
+NAMED: Final[tuple[MayName, ...]] = get_args(MayName)
 
 TAGS_MAX: Final = 16
 """Maximum tags of a call or an event."""
@@ -125,6 +132,17 @@ def dollars(nanousd: int) -> str:
     whole, rest = divmod(abs(nanousd), NANOUSD_PER_DOLLAR)
     part = f".{f'{rest:09d}'.rstrip('0'):0<2}" if rest else ""
     return f"{sign}${whole:,}{part}"
+
+
+def decimal_dollars(nanousd: int) -> str:
+    """Return an amount as a plain number of dollars, exact, for programs and forms.
+
+    >>> decimal_dollars(5_000_000_000), decimal_dollars(12_500), decimal_dollars(-50_000_000)
+    ('5', '0.0000125', '-0.05')
+    """
+    sign = "-" if nanousd < 0 else ""
+    whole, rest = divmod(abs(nanousd), NANOUSD_PER_DOLLAR)
+    return f"{sign}{whole}.{rest:09d}".rstrip("0").rstrip(".")
 
 
 def amount_in(unit: str, amount: int, of: str = "") -> str:

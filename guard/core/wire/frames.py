@@ -36,7 +36,7 @@ class SignedFrame(Struct, omit_defaults=True):
     Args:
         payload: the JSON of the frame.
         signature: by ``sign_frame`` from the gateway, by ``sign_asks`` from the SDK.
-        number: of a frame from the SDK, from 1 in each connection; 0 from the gateway.
+        number: the number of a frame from the SDK, from 1 in each connection; 0 from the gateway.
     """
 
     payload: str
@@ -48,7 +48,7 @@ class Told(Struct, omit_defaults=True):
     """One answer over the control socket.
 
     Args:
-        id: of the request.
+        id: the id of the request.
         status: as over HTTP.
         body: the JSON body, a reply or a problem document.
     """

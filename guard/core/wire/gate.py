@@ -11,6 +11,7 @@ from guard.core.wire.budget import Budget
 from guard.core.wire.events import Chain, Event, EventsOutcome
 from guard.core.wire.fields import (
     AROUND_MAX,
+    MODELS_MAX,
     NOTE_MESSAGE_MAX,
     TEXT_SCHEMA,
     TOKENS_MAX,
@@ -91,6 +92,9 @@ class GateRequest(Struct, omit_defaults=True):
     that the gateway has allowed the call where a model named its tool, and that only its repeats
     are judged now.
 
+    ``models`` are further models that an LLM request names, any of which may answer: it is allowed
+    if each of them is, and held at the dearest.
+
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
     ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.
     """
@@ -144,6 +148,13 @@ class GateRequest(Struct, omit_defaults=True):
     fees: Fees = {}
     text_tokens: Tokens = 0
     unnumbered: LongText = ""
+    models: Annotated[list[Name], Meta(max_length=MODELS_MAX)] = []
+
+    @property
+    def any_model(self) -> tuple[str, ...]:
+        """All models that may answer, the one that is asked first at the beginning."""
+        return (self.model, *self.models)
+
     renewed: bool = False
     unjournaled: bool = False
     winding_down: bool = False

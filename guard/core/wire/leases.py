@@ -108,12 +108,12 @@ class LeaseGrant(Struct, omit_defaults=True):
     were allowed earlier with the same lease under the same ``policy_version``.
 
     Args:
-        lease_id: of the reservation; events that the lease pays for name it.
+        lease_id: the id of the reservation; events that the lease pays for name it.
         granted_nanousd: added by this answer, this call's own amount included.
         ttl_ms: how long it lasts from this answer on, unless it is renewed.
         policy_version: changes with policies, prices and settings; others void what is covered.
         calls: how many calls the share of rate caps allows, this one included; None: no cap.
-        rates: of the lane's model; None where the lane has none or its price is unknown.
+        rates: the rates of the lane's model; None where the lane has none or its price is unknown.
         overspent_nanousd: what the lease's calls have cost beyond what it held, since it began. It
             was charged to the budgets themselves, so the holder owes it no more.
         returns_ms: others wait for money of these budgets: for so long the lease covers nothing,

@@ -8,8 +8,14 @@ from guard.core.wire.budget import Budget, CountedBudget
 from guard.core.wire.fields import Name
 
 
+class ModelsReply(Struct):
+    """Reply to ``GET /api/v1/models``: the models of a vendor that the key may use."""
+
+    models: list[str]
+
+
 class SpentBudget(Budget, omit_defaults=True):
-    """A budget, what of it was charged in doubt, and what is kept for winding down."""
+    """A budget, the part that was charged in doubt, and what is kept for winding down."""
 
     uncertain_nanousd: int = 0
     kept_nanousd: int = 0
@@ -26,7 +32,7 @@ class SpendReply(Struct, omit_defaults=True):
         run_id: the run, if one was asked for.
         run_spent_nanousd: what the run has cost; None unless one was asked for.
         budgets: every budget of money over it, in the current periods.
-        uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
+        uncertain_nanousd: the part that was charged in doubt: at most so much was not billed.
         run_uncertain_nanousd: the same of the run.
         counted: every budget of tokens and of calls over it, in the current periods.
     """

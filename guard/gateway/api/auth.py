@@ -11,15 +11,16 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import signing, wire
+from guard.core.wire import MayName
 from guard.gateway.api.http import ProblemError, Scope, fail, store_failed, take_place
 from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import Key, Role
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.logs import note_request
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING
 
 _NONCE_KEEP_MS: Final = 2 * signing.SKEW_MAX_S * 1000
 _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -34,6 +35,9 @@ class KeyIdentity(Struct):
         hmac_secret, nonce, signer_id: of the key that signs: the proxy's, if there is one.
         expires_at_ms: when the first of the keys ends.
         role: ``proxy`` if a proxy's key names no caller.
+        team, person: whose work the party's is, and who has its key.
+        may_name, shows_cost: what its requests may name behind a proxy, and whether they are told
+            what they have cost.
     """
 
     organisation_id: str
@@ -44,6 +48,10 @@ class KeyIdentity(Struct):
     expires_at_ms: int | None = None
     signer_id: str = ""
     role: Role = "sdk"
+    team: str = ""
+    person: str = ""
+    may_name: tuple[MayName, ...] = ()
+    shows_cost: bool = False
 
 
 def _rejected(code: str, detail: str) -> ProblemError:
@@ -144,6 +152,10 @@ class Authenticator:
             expires_at_ms=key.expires_at_ms,
             signer_id=found.key.key_id,
             role=key.role,
+            team=key.team,
+            person=key.person,
+            may_name=tuple(key.may_name),
+            shows_cost=key.shows_cost,
         )
 
     async def _caller(self, proxy: Key, caller: str) -> Key:

@@ -20,8 +20,7 @@ from guard.gateway.api.http import (
     Scope,
     Send,
     fail,
-    headers_of,
-    read_body,
+    receive_get,
     send_answer,
 )
 from guard.gateway.domain.commands import EncodedAnswer
@@ -52,16 +51,13 @@ class ControlRoutes:
         Raises:
             ProblemError: a bad request or key, or its organisation has too many channels to wait.
         """
-        if scope["method"] != "GET":
-            raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"GET")])
-        headers = headers_of(scope)
-        body = await read_body(headers, receive, self._settings.max_batch_bytes)
+        headers, body = await receive_get(scope, receive, self._settings.max_batch_bytes)
         self._authenticator.check_protocol(headers)
         after = number_in(scope, "after", 0)
         wait_ms = min(number_in(scope, "wait_ms", 0), self._settings.poll_wait_max_ms)
-        tools = KnownTools(self._catalogue, text_in(scope, "tools"))
+        known = KnownRules.of(self._catalogue, scope)
         identity = await self._authenticator.authenticate(scope, headers, body)
-        reply = await self._wait_for_messages(identity, headers, after, tools, wait_ms, receive)
+        reply = await self._wait_for_messages(identity, headers, after, known, wait_ms, receive)
         answer = EncodedAnswer(200, wire.encode(reply))
         await send_answer(scope, send, answer, signature_of(identity, answer))
 
@@ -70,7 +66,7 @@ class ControlRoutes:
         identity: KeyIdentity,
         headers: dict[bytes, bytes],
         after: int,
-        tools: KnownTools,
+        known: KnownRules,
         wait_ms: int,
         receive: Receive,
     ) -> wire.ControlReply:
@@ -91,8 +87,8 @@ class ControlRoutes:
             # 1. A new client gets the current state.
             if 0 < len(snapshot) <= POLL_SNAPSHOT_MAX:
                 seq = snapshot[-1].seq
-                if rules := await tools.news(identity):
-                    snapshot.append(tools_message(rules, self._clock_ms()))
+                if news := await known.news(identity, self._clock_ms()):
+                    snapshot.append(news)
                 return wire.ControlReply(snapshot, seq, epoch)
             # 2. Others get the messages after their own number. A message that comes while the poll
             # waits is not taken from the subscription, but read by the next round of the loop.
@@ -101,8 +97,8 @@ class ControlRoutes:
                 own = [m.message for m in page if m.key_id in (None, identity.key_id)]
                 if page:
                     after = page[-1].message.seq
-                if rules := await tools.news(identity):
-                    own.append(tools_message(rules, self._clock_ms()))
+                if news := await known.news(identity, self._clock_ms()):
+                    own.append(news)
                 left_s = deadline - time.monotonic()
                 newest = await self._storage.control_seq(identity.organisation_id)
                 # A client that is ahead of every number given has to start over; waiting would
@@ -130,33 +126,40 @@ async def _end_when_gone(receive: Receive, subscription: Subscription) -> None:
 
 
 @attrs.define(eq=False)
-class KnownTools:
-    """The tool rules that one client has.
+class KnownRules:
+    """The tool rules and facts that one client has.
 
     Args:
         catalogue: has those of all keys.
-        known: the version that the client named; None: the client does not support tool rules.
+        tools, facts: the versions that the client named; None: the client does not support them.
     """
 
     _catalogue: CatalogueCache
-    _known: str | None
+    _tools: str | None
+    _facts: str | None
 
-    async def news(self, identity: KeyIdentity) -> wire.ToolRules | None:
-        """Return the key's rules if the client has others, and remember that it has these."""
-        if self._known is None:
-            return None
-        rules = await self._catalogue.tool_rules(
-            identity.organisation_id, identity.key_id, identity.workflow_id
-        )
-        if rules.version == self._known:
-            return None
-        self._known = rules.version
-        return rules
+    @classmethod
+    def of(cls, catalogue: CatalogueCache, scope: Scope) -> KnownRules:
+        """Return what a client has named in its query."""
+        return cls(catalogue, text_in(scope, "tools"), text_in(scope, "facts"))
 
+    async def news(self, identity: KeyIdentity, now_ms: int) -> wire.ControlMessage | None:
+        """Return a message with what the client has not, and remember that it has this.
 
-def tools_message(rules: wire.ToolRules, now_ms: int) -> wire.ControlMessage:
-    """Return the message with a key's tool rules; it has no number and is not stored."""
-    return wire.ControlMessage(seq=0, type="policy", at_ms=now_ms, tools=rules)
+        It has no number and is not stored.
+        """
+        news = wire.ControlMessage(seq=0, type="policy", at_ms=now_ms)
+        if self._tools is not None:
+            rules = await self._catalogue.tool_rules(
+                identity.organisation_id, identity.key_id, identity.workflow_id
+            )
+            if rules.version != self._tools:
+                news.tools, self._tools = rules, rules.version
+        if self._facts is not None:
+            facts = (await self._catalogue.view(identity.organisation_id)).facts
+            if facts.version != self._facts:
+                news.facts, self._facts = facts, facts.version
+        return None if news.tools is None and news.facts is None else news
 
 
 def too_many_channels(hub: Hub) -> ProblemError:

@@ -12,13 +12,11 @@ from guard.gateway.api.asks import SocketAsks, sealed
 from guard.gateway.api.auth import Authenticator, KeyIdentity
 from guard.gateway.api.control import (
     PAGE,
-    KnownTools,
+    KnownRules,
     epoch_of,
     number_in,
     seconds_left,
-    text_in,
     too_many_channels,
-    tools_message,
 )
 from guard.gateway.api.decisions import DecisionHandlers
 from guard.gateway.api.http import (
@@ -83,8 +81,8 @@ class ControlSocketRoute:
                 self._clock_ms,
             )  # fmt: skip
             socket.accept(chosen, asks)
-            tools = KnownTools(self._catalogue, text_in(scope, "tools"))
-            channel = _Channel(socket, identity, headers, subscription, tools)
+            known = KnownRules.of(self._catalogue, scope)
+            channel = _Channel(socket, identity, headers, subscription, known)
             try:
                 code = await self._push(channel, after)
             except StoreError:
@@ -140,8 +138,8 @@ class ControlSocketRoute:
             if message is None:
                 if not await self._authenticator.still_valid(identity, channel.headers):
                     return CLOSE_REVOKED
-                if rules := await channel.tools.news(identity):
-                    await channel.send(tools_message(rules, self._clock_ms()))
+                if news := await channel.known.news(identity, self._clock_ms()):
+                    await channel.send(news)
             # 4. A message. Those that the replay has sent are skipped; those without a number were
             # never stored, so the replay has not sent them.
             elif message.seq > sent or not message.seq:
@@ -154,7 +152,8 @@ class ControlSocketRoute:
         own, key_id = channel.identity.organisation_id, channel.identity.key_id
         hello = self._heartbeat("hello", await self._storage.control_seq(own))
         hello.epoch = await epoch_of(self._storage, own, after)
-        hello.tools = await channel.tools.news(channel.identity)
+        if news := await channel.known.news(channel.identity, self._clock_ms()):
+            hello.tools, hello.facts = news.tools, news.facts
         await channel.send(hello)
         sent = after
         if not after:
@@ -183,7 +182,7 @@ class _Channel:
     identity: KeyIdentity
     headers: dict[bytes, bytes]
     subscription: Subscription
-    tools: KnownTools
+    known: KnownRules
 
     async def send(self, message: wire.ControlMessage) -> None:
         """Send a message, once the client has read enough of the earlier ones."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -11,7 +9,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
-from guard.gateway.api.admin.operations import Operation
 from guard.gateway.api.http import fail, has_bearer
 from guard.gateway.api.openapi import document
 from guard.gateway.services.metrics import CONTENT_TYPE, exposition
@@ -21,7 +18,6 @@ from guard.gateway.services.metrics import CONTENT_TYPE, exposition
 class DocumentRoutes:
     """Serves the OpenAPI document, and the metrics to who has their key."""
 
-    _operations: Sequence[Operation]
     _collector: Collector
     _metrics_key: str
     _document: bytes | None = attrs.field(default=None, init=False)
@@ -35,7 +31,7 @@ class DocumentRoutes:
 
     async def _openapi(self, _: Request) -> Response:
         if self._document is None:
-            self._document = wire.encode(document(self._operations))
+            self._document = wire.encode(document())
         return Response(self._document, media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:

@@ -90,5 +90,10 @@ class HealthRoutes:
             workflow_id=identity.workflow_id,
             role=identity.role,
             key_id=identity.key_id,
+            organisation_id=identity.organisation_id,
+            team=identity.team,
+            person=identity.person,
+            may_name=list(identity.may_name),
+            shows_cost=identity.shows_cost,
         )
         return Response(wire.encode(reply), media_type="application/json")

@@ -112,6 +112,20 @@ def has_bearer(scope: Scope, token: str) -> bool:
     return kind.lower() == b"bearer" and hmac.compare_digest(found.strip(), token.encode())
 
 
+async def receive_get(
+    scope: Scope, receive: Receive, bytes_max: int
+) -> tuple[dict[bytes, bytes], bytes]:
+    """Return the headers and the body of a GET; a signature is over both.
+
+    Raises:
+        ProblemError: another method, or a larger body.
+    """
+    if scope["method"] != "GET":
+        raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"GET")])
+    headers = headers_of(scope)
+    return headers, await read_body(headers, receive, bytes_max)
+
+
 async def read_body(
     headers: dict[bytes, bytes],
     receive: Receive,

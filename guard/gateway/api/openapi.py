@@ -13,6 +13,7 @@ from guard.core import wire
 from guard.core.wire.fields import TEXT_SCHEMA
 from guard.gateway.api.admin.app import ADMIN_PATH
 from guard.gateway.api.admin.operations import Operation
+from guard.gateway.api.admin.table import OPERATIONS
 
 _REF: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
@@ -136,13 +137,14 @@ class Released(msgspec.Struct):
     spent_nanousd: int
 
 
-def document(operations: Sequence[Operation]) -> dict[str, Any]:
+def document() -> dict[str, Any]:
     """Return the document as plain data."""
     kinds: list[Any] = [wire.Problem, wire.Capabilities, wire.GateRequest, wire.GateReply,
+                        wire.ModelsReply,
                         wire.ReleaseRequest, wire.LeaseUpdate, wire.LeaseState,
                         wire.EventBatch, wire.EventsReply, wire.ControlReply, wire.SpendReply,
                         Status, Released]  # fmt: skip
-    for operation in operations:
+    for operation in OPERATIONS:
         kinds += [k for k in (operation.body, operation.reply, operation.query) if k is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     if "BudgetBody" in components:
@@ -159,7 +161,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         settings.update(properties=known, additionalProperties=False)
     by_kind = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths = _sdk_paths(by_kind)
-    for operation in operations:
+    for operation in OPERATIONS:
         path = ADMIN_PATH + re.sub(r":path\}", "}", operation.path)
         item = paths.setdefault(path, {})
         item[operation.method.lower()] = _admin(operation, by_kind, components)
@@ -225,6 +227,13 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
         )
     ]  # fmt: skip
 
+    provider = {
+        "name": "provider", "in": "query", "required": True,
+        "schema": {"type": "string", "minLength": 1, "maxLength": wire.NAME_LENGTH_MAX,
+                   **TEXT_SCHEMA},
+        "description": "The vendor, such as `openai`.",
+    }  # fmt: skip
+
     def sdk(
         name: str,
         summary: str,
@@ -278,6 +287,10 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
             "get": sdk("spend", "What a workflow has spent", {200: wire.SpendReply},
                        (403, 404, 429), names),
         },
+        wire.MODELS_PATH: {
+            "get": sdk("models", "The models of a vendor that the key may use",
+                       {200: wire.ModelsReply}, (), (provider,)),
+        },
         "/healthz": {"get": plain("healthz", "Whether the process is alive",
                                   {"200": _content("Alive", _JSON, status)})},
         "/readyz": {"get": plain("readyz", "Whether requests can be served", {
@@ -293,7 +306,7 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
 
 
 def _admin(
-    operation: Operation, by_kind: dict[str, Any], components: dict[str, Any]
+    operation: Operation[..., Any], by_kind: dict[str, Any], components: dict[str, Any]
 ) -> dict[str, Any]:
     text = {"type": "string", "minLength": 1, "maxLength": 256}
     if operation.named is not None:

@@ -20,8 +20,8 @@ from guard.gateway.domain.answer_links import SLACK_SKEW_S, Subject, is_slack_si
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.ledger import answers
-from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from guard.core import globs
 from guard.core.mistaken import did_you_mean
-from guard.gateway.cli.admin_client import LIST_MAX, AdminClient, AdminError
+from guard.gateway.admin import LIST_MAX, AdminClient, AdminError
 from guard.gateway.cli.output import Where
 from guard.local_gateway import LocalGatewayError, directory_of
 from guard.local_runs import living

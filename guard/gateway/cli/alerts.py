@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 
 import click
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.numbers import Finite, Whole
 from guard.gateway.cli.output import limited, note, safe, show, where, with_client
@@ -22,7 +22,7 @@ _LOOK_S: Final = 0.2
 
 @click.group()
 def alerts() -> None:
-    """Be told: rules say what, channels say where.
+    """Configure alerts: rules say what fires, channels say where it goes.
 
     \b
     Examples:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.output import examples_of, limited, note, show, where, with_client
 
 
@@ -36,7 +36,7 @@ def approvals_list(client: AdminClient, all_: bool, limit: int) -> None:
     """
     columns = ["approval_id", "status", "workflow_id", "tool_name", "message", "deadline_ms"]
     rows = client.approvals(None if all_ else "pending", limit)
-    show(rows, columns, limit=limit)
+    show(rows, columns, limit=limit, among="" if all_ else "is pending (--all: answered ones too)")
 
 
 @approvals.command("show")

@@ -11,7 +11,7 @@ import click
 
 from guard.core.wire import amount_in
 from guard.core.written_numbers import read_amounts, read_dollars
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.numbers import Count, Finite, Whole, read_by
 from guard.gateway.cli.output import (
     anyway_option,
@@ -23,7 +23,9 @@ from guard.gateway.cli.output import (
     wants_json,
     where,
     with_client,
+    with_key_names,
 )
+from guard.gateway.domain.windows import length_ms
 
 _UNITS: Final = {"usd": "dollars", "tokens": "tokens", "calls": "calls"}
 
@@ -67,6 +69,8 @@ def budgets_list(client: AdminClient) -> None:
          "kept_nanousd": b["limit_nanousd"] * b["wind_down_percent"] // 100}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
+    if any(row["scope_kind"] == "key" for row in rows):
+        rows = with_key_names(client, rows, "scope_id")
     shown = [{**row, **_figures(row), "scope": scope_of(row, unmatched)} for row in rows]
     money = [row for row in shown if row["unit"] == "usd"]
     if wants_json() or len(money) == len(shown):
@@ -118,7 +122,7 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     default="organisation",
     show_default=True,
     type=click.Choice(
-        ["organisation", "workflow", "agent", "chain", "user", "key", "tag", "model"]
+        ["organisation", "workflow", "agent", "chain", "user", "key", "tag", "model", "run"]
     ),
 )
 @click.option(
@@ -129,8 +133,17 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     "budget for each match.",
 )
 @click.option(
-    "--window", default="total", show_default=True,
-    type=click.Choice(["total", "hour", "day", "week", "month"]),
+    "--window", default="total", show_default=True, metavar="WINDOW",
+    help="total, hour, day, week, month; or a length from its first use: 5h, 30d.",
+)  # fmt: skip
+@click.option(
+    "--from-first-use", is_flag=True,
+    help="The window opens with its first charge; one of a length always does.",
+)  # fmt: skip
+@click.option(
+    "--zone", default="", metavar="ZONE",
+    help="Whose days, weeks and months they are, such as Europe/Berlin. The organisation's by "
+    "default: guard gateway settings set zone=ZONE.",
 )  # fmt: skip
 @click.option("--soft", is_flag=True, help="Warn instead of refusing.")
 @click.option(
@@ -152,6 +165,8 @@ def budgets_set(
     soft: bool,
     counts: tuple[str, ...],
     ask_seconds: float,
+    window: str,
+    from_first_use: bool,
     **limit_and_scope: Any,
 ) -> None:
     """Set the budget of a scope and window.
@@ -165,6 +180,8 @@ def budgets_set(
       guard gateway budgets set --limit '$50' --window month
       guard gateway budgets set --scope workflow --id '*' --window day --limit '$2'
       guard gateway budgets set --scope user --id '*' --window month --limit '$5'
+      guard gateway budgets set --window day --zone Asia/Kolkata --limit '$20'
+      guard gateway budgets set --scope user --id '*' --window 5h --from-first-use --limit '$3'
       guard gateway budgets set --scope tag --id team=search --window week --limit '$200'
       guard gateway budgets set --scope workflow --id '*' --window day --limit-tokens 2M
       guard gateway budgets set --scope workflow --id research --limit-calls 20 --of search
@@ -183,10 +200,25 @@ def budgets_set(
         )
     limit_and_scope["ask_ms"] = round(ask_seconds * 1000)
     made = client.set_budget(
-        mode="soft" if soft else "hard", counts=list(counts) or None, **limit_and_scope
+        window=_from_first_use(window) if from_first_use else window,
+        mode="soft" if soft else "hard",
+        counts=list(counts) or None,
+        **limit_and_scope,
     )
     is_for = scope_of(made, client.unmatched())
     note(f"budget {made['budget_id']} version {made['version']} on {where()}: {is_for}", made)
+
+
+def _from_first_use(window: str) -> str:
+    """Return the window of a length for one with a name.
+
+    Raises:
+        click.UsageError: its length is not always the same.
+    """
+    length = {"hour": "1h", "day": "1d", "week": "7d"}.get(window, window)
+    if length_ms(length) is None:
+        raise click.UsageError("--from-first-use takes a --window of a length, such as 5h or 30d")
+    return length
 
 
 @budgets.command("delete")
@@ -284,7 +316,8 @@ def budgets_raises(client: AdminClient, name: str | None, limit: int) -> None:
     show([{**row, "by_cents": row["by_nanousd"] / 1e7, "limit_cents": row["limit_nanousd"] / 1e7,
            "by": amount_in(row["unit"], row["by_nanousd"]),
            "limit": amount_in(row["unit"], row["limit_nanousd"])}
-          for row in rows], columns, limit=limit)  # fmt: skip
+          for row in rows], columns, limit=limit,
+         among="" if name is None else f"of {safe(name)}")  # fmt: skip
 
 
 @budgets.command("waiting")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,22 +19,27 @@ VALUES_MAX: Final = 100_000
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def read_file(path: Path) -> Any:
+def read_file(path: Path, *, dates: bool = False) -> Any:
     """Read TOML, YAML or JSON by the file's suffix.
+
+    Args:
+        path: of the file.
+        dates: whether it may hold dates, and whatever else JSON has not.
 
     Raises:
         ClickException: another suffix, or a file that cannot be read in that format.
     """
+    checked: Callable[[Any], Any] = (lambda found: found) if dates else _checked
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".toml":
-            return _checked(tomllib.loads(text))
+            return checked(tomllib.loads(text))
         if path.suffix == ".json":
-            return _checked(json.loads(text))
+            return checked(json.loads(text))
         if path.suffix in (".yaml", ".yml"):
             import yaml  # type: ignore[import-untyped]  # comes with uvicorn[standard]
 
-            return _checked(yaml.safe_load(text) or {})
+            return checked(yaml.safe_load(text) or {})
     except UnicodeDecodeError:
         raise click.ClickException(f"{path.name} is not UTF-8 text") from None
     except RecursionError:

@@ -14,7 +14,7 @@ _TIMES_MAX: Final = 100_000
 _EXAMPLES: Final = (10, 1, 100, 0.5, 0)
 
 
-def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
+def read_by(read: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return the callback of an option whose text is read by a function that raises ValueError."""
 
     def callback(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:

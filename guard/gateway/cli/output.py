@@ -18,8 +18,8 @@ import click
 from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
 from guard.core.visible import visible
 from guard.core.wire import dollars
+from guard.gateway.admin import LIST_MAX, AdminClient, AdminError
 from guard.gateway.cli.address import LOCAL, RULE, AddressError, address_of
-from guard.gateway.cli.admin_client import LIST_MAX, AdminClient, AdminError
 from guard.gateway.cli.numbers import Whole
 from guard.tls import read_fingerprint
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH: Final = 1000
 _WHERE: Final = "guard.where"
+_Rows = Sequence[dict[str, Any]]
 _ADMIN_OPTIONS: Final = (
     "as_json", "organisation", "admin_key", "url", "tls_fingerprint", "local"
 )  # fmt: skip
@@ -215,7 +216,7 @@ def limited(default: int = 100) -> Callable[[F], F]:
 
 
 def show(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], *, limit: int = 0, rest: str = ""
+    rows: _Rows, columns: Sequence[str], *, limit: int = 0, rest: str = "", among: str = ""
 ) -> None:
     """Print rows as a table, or as JSON when asked.
 
@@ -227,6 +228,7 @@ def show(
         columns: of the table.
         limit: how many were asked for; 0: all. As many rows may not be all, which stderr says.
         rest: the option that gives the next rows.
+        among: which ones were looked for, if not all: "none" says no more than that.
     """
     if limit and len(rows) >= limit:
         ways = [f"--limit (at most {LIST_MAX})"] if limit < LIST_MAX else []
@@ -237,7 +239,7 @@ def show(
         click.echo(json.dumps(list(rows), indent=2))
         return
     if not rows:
-        click.echo(f"none on {where()}")
+        click.echo(f"none {among} on {where()}" if among else f"none on {where()}")
         return
     from rich.console import Console
     from rich.table import Table
@@ -283,6 +285,18 @@ def note(text: str, value: Any) -> None:
         click.echo(json.dumps(value, indent=2))
     else:
         click.echo("\n".join(safe(line) for line in text.splitlines()))
+
+
+def with_key_names(client: AdminClient, rows: _Rows, column: str) -> list[dict[str, Any]]:
+    """Return rows for a person, in which a column names keys before their ids."""
+    if wants_json():
+        return list(rows)
+    keys = client.keys()
+    names = {each["key_id"]: each["name"] for each in keys}
+    return [
+        {**row, column: f"{names[row[column]]} ({row[column]})"} if row[column] in names else row
+        for row in rows
+    ]
 
 
 UNMATCHED: Final = "matches nothing yet"

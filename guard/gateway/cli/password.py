@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.database import Database
 from guard.gateway.cli.output import admin_options, client_of, note, safe, where, with_client
 from guard.gateway.settings import DatabaseUrl

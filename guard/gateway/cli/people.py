@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.output import note, safe, show, where, with_client
 from guard.gateway.cli.password import ask
@@ -83,7 +83,7 @@ def operators() -> None:
     """Add, list and remove the people who sign in to the dashboard, and set their roles.
 
     A viewer changes nothing. An operator stops and approves calls, and sets budgets, policies,
-    prices and settings. An owner also decides who may: people, keys and organisations.
+    prices and settings. Owners also manage people, keys and organisations.
 
     \b
     Example:

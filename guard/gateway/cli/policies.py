@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from guard.core import wire
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.files import FILE, read_rules
 from guard.gateway.cli.numbers import Repeated
@@ -23,7 +23,7 @@ from guard.gateway.cli.output import (
     where,
     with_client,
 )
-from guard.gateway.domain.notice_text import moment
+from guard.gateway.domain.windows import moment
 
 
 @click.group()

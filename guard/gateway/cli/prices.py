@@ -10,7 +10,7 @@ import click
 
 from guard.core.wire import dollars
 from guard.core.written_numbers import read_dollars
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.numbers import read_by
 from guard.gateway.cli.output import UNMATCHED, note, show, wants_json, where, with_client
 

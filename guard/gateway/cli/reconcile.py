@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from guard.core.wire import dollars
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.files import FILE
 from guard.gateway.cli.output import note, show, wants_json, where, with_client
 from guard.gateway.domain import usage_export

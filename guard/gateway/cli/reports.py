@@ -3,45 +3,81 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import click
 
 from guard.core.written_numbers import read_since
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.numbers import Whole, read_by
-from guard.gateway.cli.output import limited, note, show, wants_json, with_client
+from guard.gateway.cli.output import (
+    limited,
+    moment,
+    note,
+    show,
+    wants_json,
+    with_client,
+    with_key_names,
+)
+from guard.gateway.domain.windows import zone_of
+
+
+def _is_time(text: str) -> str:
+    read_since(text, 0)
+    return text
+
+
+_MOMENT: Final = read_by(_is_time)
 
 
 @click.command()
 @click.option(
     "--by", "group_by", default="workflow", show_default=True,
-    type=click.Choice(["workflow", "run", "agent", "chain", "user", "key", "model", "provider",
-                       "type", "hour", "day", "total"]),
+    type=click.Choice(["workflow", "run", "agent", "chain", "user", "key", "team", "person",
+                       "model", "provider", "type", "hour", "day", "total"]),
 )  # fmt: skip
-@click.option("--since", "since_then_ms", metavar="TIME",
-              callback=read_by(lambda text: read_since(text, round(time.time() * 1000))),
-              help="Only what came since: 24h or 7d (ago), or a date or time in UTC.")  # fmt: skip
+@click.option("--since", metavar="TIME", callback=_MOMENT,
+              help="Only what came since: 24h or 7d (ago), or a date or time in the "
+                   "organisation's zone.")  # fmt: skip
+@click.option("--until", metavar="TIME", callback=_MOMENT,
+              help="Only what came before: 24h or 7d (ago), or a date or time.")  # fmt: skip
 @click.option("--since-ms", type=Whole(min=0), hidden=True)
 @limited()
 @with_client
 def usage(
-    client: AdminClient, group_by: str, since_then_ms: int | None, since_ms: int | None, limit: int
-) -> None:
+    client: AdminClient, group_by: str, since: str | None, until: str | None,
+    since_ms: int | None, limit: int,
+) -> None:  # fmt: skip
     """Sum usage by group, most expensive first.
+
+    Teams and persons are those of keys; the keys below a key are for its team and its person. Days
+    are those of the organisation's zone (`guard gateway settings set zone=Europe/Berlin`).
 
     \b
     Examples:
       guard gateway usage --by model
       guard gateway usage --by user --since 24h --limit 20
+      guard gateway usage --by team --since 2026-01-01 --until 2026-02-01
       guard gateway usage --by day --since 2026-01-01 --json
     """
-    if since_then_ms is not None and since_ms is not None:
+    if since is not None and since_ms is not None:
         raise click.UsageError("give one of --since and --since-ms")
-    since_ms = since_then_ms if since_ms is None else since_ms
-    rows = client.usage(group_by, since_ms=since_ms, limit=limit)
+    until_ms = None
+    if since or until:
+        now_ms, zone = round(time.time() * 1000), zone_of(client.settings()["zone"])
+        since_ms = read_since(since, now_ms, zone) if since else since_ms
+        until_ms = read_since(until, now_ms, zone) if until else None
+    rows = client.usage(group_by, since_ms=since_ms, until_ms=until_ms, limit=limit)
+    if group_by == "key":
+        rows = with_key_names(client, rows, "group")
     columns = ["group", "cost_nanousd", "uncertain_nanousd", "llm_calls", "tool_calls",
                "input_tokens", "output_tokens", "unpriced"]  # fmt: skip
-    show(rows, columns, limit=limit)
+    among = [
+        f"{word} {moment(at_ms)}"
+        for word, at_ms in (("since", since_ms), ("until", until_ms))
+        if at_ms is not None
+    ]
+    show(rows, columns, limit=limit, among=" ".join(among))
 
 
 @click.group()
@@ -75,9 +111,11 @@ def audit_list(client: AdminClient, after: int | None, limit: int) -> None:
     rows = client.audit(after=after, limit=limit)
     for row in rows if not wants_json() else ():
         row["of"] = "organisation" if row["organisation_id"] else "gateway"
+    rows = with_key_names(client, rows, "target")
     # Without `after` these are the newest, so what is left out lies before them.
     rest = "--after 0" if after is None else f"--after {rows[-1]['seq'] if rows else after}"
-    show(rows, ["seq", "at_ms", "of", "actor", "action", "target"], limit=limit, rest=rest)
+    show(rows, ["seq", "at_ms", "of", "actor", "action", "target"], limit=limit, rest=rest,
+         among="" if after is None else f"after {after}")  # fmt: skip
 
 
 @audit.command("head")

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -24,6 +24,7 @@ from guard.gateway.settings_sources import (
     CONFIG_VARIABLE,
     Setting,
     SettingsError,
+    explained,
     load,
     origins,
     table,
@@ -90,19 +91,10 @@ def serve(config: Path | None, **options: Any) -> None:
       guard gateway serve --host 0.0.0.0 --tls-self-signed
     """
     from guard.gateway.domain.errors import StoreError
-    from guard.gateway.first_secrets import first_secrets, metrics_key_of
     from guard.gateway.server import bind
-    from guard.gateway.single_sign_on import provider_of
     from guard.gateway.tls import TlsError
 
-    try:
-        settings = load(options, os.environ, config)
-        places = origins(options, os.environ, config)
-        given = first_secrets(settings)
-        metrics_key_of(settings)
-        provider_of(settings)
-    except (SettingsError, SettingError) as exc:
-        raise click.UsageError(str(exc)) from None
+    settings, places, given = read_settings(config, options)
     logs.configure(settings.log_level, cast("logs.Format", settings.log_format))
     for sentence in unknown_variables(os.environ):
         _warn(settings, sentence)
@@ -118,6 +110,32 @@ def serve(config: Path | None, **options: Any) -> None:
             _run(settings, places, listening, given)
     except (StoreError, TlsError) as exc:
         raise _failed(settings, str(exc)) from None
+
+
+def read_settings(
+    config: Path | None, options: Mapping[str, Any]
+) -> tuple[GatewaySettings, dict[str, str], FirstSecrets]:
+    """Return the settings, where each was given, and the first secrets.
+
+    Raises:
+        click.UsageError: one is wrong; the text says what to give, and calls it as it was given.
+    """
+    from guard.gateway.first_secrets import first_secrets, metrics_key_of
+    from guard.gateway.single_sign_on import provider_of
+
+    places: dict[str, str] = {}
+    try:
+        settings = load(options, os.environ, config)
+        places = origins(options, os.environ, config)
+        given = first_secrets(settings)
+        metrics_key_of(settings)
+        provider_of(settings)
+    except SettingsError as exc:
+        raise click.UsageError(str(exc)) from None
+    except SettingError as exc:
+        sources = {field: place.partition(": ")[2] for field, place in places.items()}
+        raise click.UsageError(str(explained(exc, sources))) from None
+    return settings, places, given
 
 
 def _warn(settings: GatewaySettings, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.gateway.cli.output import note, show, wants_json, where, with_client
 from guard.gateway.domain.setting_table import SETTINGS, written_setting
 

@@ -8,8 +8,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from guard.gateway.api.admin import table
 from guard.gateway.dashboard import forms, security
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import RequestContext, Site, only
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.setting_table import SETTINGS
 
@@ -29,11 +30,10 @@ KILL_WORD: Final = "everything"
 
 
 class Actions:
-    """Actions over the admin handlers, each a confirmed form."""
+    """Actions over the table of operations, each a confirmed form."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._handlers = site.parts.handlers
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -68,7 +68,7 @@ class Actions:
             "confirm_control.html",
             named=named,
             word=KILL_WORD,
-            action=action,
+            directive=action,
             title=title,
             explanation=explanation,
             workflow_id=workflow_id,
@@ -82,15 +82,14 @@ class Actions:
         is_all = body.action == "kill" and body.workflow_id == EVERYTHING
         if is_all and context.form.text("word").strip().lower() != KILL_WORD:
             raise ValueError(f"type the word {KILL_WORD} to kill everything")
-        await self._handlers.control(context.call(body=body))
+        await table.issue_directive(context.call(), body)
         return self._site.done(context, body.action, "/workflows")
 
     async def answer(self, context: RequestContext) -> Response:
         """Approve or refuse a waiting call."""
         body = forms.answer(context.form)
-        await self._handlers.answer_approval(
-            context.call(body=body, approval_id=context.form.text("approval"))
-        )
+        approval_id = context.form.text("approval")
+        await table.answer_approval(context.call(), body, approval_id=approval_id)
         return self._site.done(context, "approved" if body.approved else "refused", "/approvals")
 
     # -- settings ------------------------------------------------------------------------------
@@ -115,14 +114,14 @@ class Actions:
                 context, error=f"Nothing was saved: {exc}.", status=400
             )
         if changes:
-            await self._handlers.change_settings(context.call(body=changes))
+            await table.change_settings(context.call(), changes)
         return self._site.done(context, "settings", "/settings")
 
     # -- keys ----------------------------------------------------------------------------------
 
     async def keys(self, context: RequestContext) -> Response:
         """List keys and offer to make one."""
-        keys = await self._handlers.keys(context.call())
+        keys = await table.list_keys(context.call())
         now_ms = self._site.parts.clock_ms()
         live = [
             key
@@ -137,7 +136,8 @@ class Actions:
 
     async def create_key(self, context: RequestContext) -> Response:
         """Make a key and show it once."""
-        made = await self._handlers.create_key(context.call(body=forms.new_key(context.form)))
+        body = forms.new_key(context.form)
+        made = await table.create_key(context.call(), body)
         return await self._shown(context, made)
 
     async def _shown(self, context: RequestContext, made: object) -> Response:
@@ -147,25 +147,30 @@ class Actions:
         )
 
     async def confirm_key(self, context: RequestContext) -> Response:
-        """Ask before a key is rotated or revoked."""
+        """Ask before a key is rotated, or it or one of its secrets is revoked."""
         action, key_id = context.query("action"), context.query("key")
-        keys = await self._handlers.keys(context.call())
-        found = next((key for key in keys if key.key_id == key_id), None)
-        if found is None or action not in ("rotate", "revoke"):
-            raise NotFoundError("no such key")
-        return await self._site.render(context, "confirm_key.html", action=action, key=found)
+        found = only("key", await table.list_keys(context.call()), key_id=key_id)
+        if action not in ("rotate", "revoke"):
+            raise NotFoundError("no such action")
+        return await self._site.render(
+            context, "confirm_key.html",
+            change=action, key=found, secret=context.query("secret"),
+        )  # fmt: skip
 
     async def change_key(self, context: RequestContext) -> Response:
-        """Rotate or revoke a key."""
+        """Rotate a key, or revoke it or one of its secrets."""
         key_id = context.form.text("key")
         if context.form.text("action") == "rotate":
-            made = await self._handlers.rotate_key(
-                context.call(body=forms.rotation(context.form), key_id=key_id)
+            made = await table.rotate_key(
+                context.call(), forms.rotation(context.form), key_id=key_id
             )
             return await self._shown(context, made)
         if context.form.text("action") != "revoke":
             raise NotFoundError("no such action")
-        await self._handlers.revoke_key(context.call(key_id=key_id))
+        if prefix := context.form.text("secret"):
+            await table.revoke_secret(context.call(), key_id=key_id, prefix=prefix)
+            return self._site.done(context, "secret-revoked", "/keys")
+        await table.revoke_key(context.call(), key_id=key_id)
         return self._site.done(context, "key-revoked", "/keys")
 
     # -- audit ---------------------------------------------------------------------------------
@@ -174,7 +179,7 @@ class Actions:
         """Check the whole chain of hashes; for operators of the whole gateway."""
         if context.session.operator.organisation_id is not None:
             raise NotFoundError("no such action for operators of one organisation")
-        report = await self._handlers.verify_audit(context.call())
+        report = await table.verify_audit(context.call())
         if not report.ok:
             raise ValueError(f"the audit log is damaged at entry {report.first_bad_seq}")
         return self._site.done(context, "audit-ok", "/audit")

@@ -9,11 +9,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
+from guard.gateway.api.admin import table
 from guard.gateway.api.admin.alert_bodies import AlertBody, ChannelBody
 from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard.forms import checked, whole
 from guard.gateway.dashboard.security import Form
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import RequestContext, Site, only
 from guard.gateway.domain.alerts import SAYS, ChannelKind
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 
@@ -23,12 +24,11 @@ _LOOKS = 50
 
 
 class Alerts:
-    """Forms over the admin handlers."""
+    """Forms over the table of operations."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._storage = site.parts.storage
-        self._handlers = site.parts.alerts
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -61,7 +61,7 @@ class Alerts:
         try:
             body = rule(context.form)
             name = context.form.text("name") or body.on
-            await self._handlers.put_rule(context.call(body=body, name=name))
+            await table.put_rule(context.call(), body, name=name)
         except ValueError as exc:
             return await self._shown(context, error=f"Nothing was saved: {exc}.", status=400)
         return self._site.done(context, "alert", "/alerts")
@@ -71,10 +71,7 @@ class Alerts:
         name, kind = context.query("name"), context.query("kind", "slack")
         found = None
         if name:
-            known = await self._storage.channels(context.org())
-            found = next((each for each in known if each.name == name), None)
-            if found is None:
-                raise NotFoundError("no such channel")
+            found = only("channel", await self._storage.channels(context.org()), name=name)
             kind = found.kind
         if kind not in get_args(ChannelKind):
             raise NotFoundError("no such kind of channel")
@@ -97,8 +94,7 @@ class Alerts:
         form = context.form
         try:
             body = channel(form)
-            call = context.call(body=body, name=form.text("name"))
-            made = await self._handlers.put_channel(call)
+            made = await table.put_channel(context.call(), body, name=form.text("name"))
         except (ValueError, ConflictError, ProblemError) as exc:
             kind = form.text("kind")
             if kind not in get_args(ChannelKind):
@@ -116,7 +112,7 @@ class Alerts:
     async def test(self, context: RequestContext) -> Response:
         """Send a test message, and say how it went if that is known soon."""
         name = context.form.text("name")
-        sent = await self._handlers.test_channel(context.call(name=name))
+        sent = await table.test_channel(context.call(), name=name)
         notice = "channel-test"
         for _ in range(_LOOKS):
             await asyncio.sleep(_LOOK_S)
@@ -137,10 +133,10 @@ class Alerts:
     async def delete(self, context: RequestContext) -> Response:
         """Remove a rule or a channel."""
         what = context.form.text("what")
-        remove = {"rule": self._handlers.delete_rule, "channel": self._handlers.delete_channel}
+        remove = {"rule": table.delete_rule, "channel": table.delete_channel}
         if what not in remove:
             raise NotFoundError("no such rule or channel")
-        await remove[what](context.call(name=context.form.text("name")))
+        await remove[what](context.call(), name=context.form.text("name"))
         return self._site.done(context, f"{what}-deleted", "/alerts")
 
 

@@ -17,8 +17,8 @@ from guard.gateway.domain.answer_links import AnswerLink
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.ledger import answers
-from guard.gateway.ledger.state import within
 from guard.gateway.services.questions import Questions, over
+from guard.gateway.unit.state import within
 
 _GONE: Final = "no such question: the link is not complete, or its channel was removed"
 

@@ -9,13 +9,13 @@ from typing import Any
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from guard.gateway.api.admin import bodies
-from guard.gateway.api.admin.handlers import as_budget, as_policy
+from guard.gateway.api.admin import bodies, table
+from guard.gateway.api.admin.rules import as_budget, as_policy, budget_of
 from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.outlooks import outlooks
-from guard.gateway.dashboard.site import RequestContext, Site
-from guard.gateway.domain import budget_preview
-from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.dashboard.site import RequestContext, Site, only
+from guard.gateway.domain.errors import ConflictError
+from guard.gateway.domain.preview import CHARGES_MAX, preview_budget
 from guard.gateway.domain.records import (
     BalanceView,
     BudgetAsk,
@@ -33,12 +33,11 @@ SHOWN_MAX = 5
 
 
 class BudgetsAndPolicies:
-    """Forms over the admin handlers; a preview is the same form with another button."""
+    """Forms over the table of operations; a preview is the same form with another button."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._storage = site.parts.storage
-        self._handlers = site.parts.handlers
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -62,7 +61,7 @@ class BudgetsAndPolicies:
 
     async def budgets(self, context: RequestContext) -> Response:
         """List budgets with their fullest balances."""
-        budgets: list[BudgetRule] = await self._handlers.budgets(context.call())
+        budgets = await self._storage.budgets(context.org())
         balances = await self._storage.fullest_balances(context.org(), BALANCES_MAX)
         by_budget: dict[str, list[BalanceView]] = {}
         for balance in balances:
@@ -82,14 +81,14 @@ class BudgetsAndPolicies:
         )  # fmt: skip
 
     async def _unmatched(self, context: RequestContext) -> set[tuple[str, str]]:
-        found = await self._handlers.unmatched(context.call())
+        found = await table.list_unmatched(context.call())
         return {(each.scope_kind, each.scope_id) for each in found}
 
     async def refuse_raise(self, context: RequestContext) -> Response:
         """Refuse a call that waits for a raise, or all that wait for one budget."""
         body = forms.raise_refusal(context.form)
         budget_id = context.form.text("budget_id")
-        await self._handlers.refuse_raise(context.call(body=body, budget_id=budget_id))
+        await table.refuse_raise(context.call(), body, budget_id=budget_id)
         return self._site.done(context, "raise-refused", "/budgets")
 
     async def raise_budget(self, context: RequestContext) -> Response:
@@ -102,15 +101,11 @@ class BudgetsAndPolicies:
             return await self._budget_form(
                 context, known, error=f"Nothing was raised: {exc}.", status=400
             )
-        await self._handlers.raise_budget(context.call(body=body, budget_id=budget_id))
+        await table.raise_budget(context.call(), body, budget_id=budget_id)
         return self._site.done(context, "budget-raised", "/budgets")
 
     async def _budget(self, context: RequestContext, budget_id: str) -> BudgetRule:
-        budgets: list[BudgetRule] = await self._handlers.budgets(context.call())
-        for budget in budgets:
-            if budget.budget_id == budget_id:
-                return budget
-        raise NotFoundError("no such budget")
+        return only("budget", await self._storage.budgets(context.org()), budget_id=budget_id)
 
     async def edit_budget(self, context: RequestContext) -> Response:
         """Show the form, empty or filled."""
@@ -149,12 +144,11 @@ class BudgetsAndPolicies:
                 context, known, error=f"Nothing was saved: {exc}.", status=400
             )
         previews = context.form.text("do") == "preview"
-        call = context.call(body=body)
         try:
             if not previews:
-                await self._handlers.put_budget(call)
+                await table.put_budget(context.call(), body)
                 return self._site.done(context, "budget", "/budgets")
-            wanted = await self._handlers.budget_of(call)
+            wanted = await budget_of(context.call(), body)
         except ConflictError as exc:
             typed.budget_id = budget_id
             return await self._budget_form(
@@ -164,10 +158,9 @@ class BudgetsAndPolicies:
         if wanted.unit != "usd":
             error = "A preview replays what calls have cost, so there is none for this unit."
             return await self._budget_form(context, wanted, error=error)
-        charges = await self._storage.newest_charges(
-            context.org(), wanted.scope_kind, budget_preview.CHARGES_MAX
-        )
-        found = budget_preview.preview(wanted, charges)
+        charges = await self._storage.newest_charges(context.org(), wanted.scope_kind, CHARGES_MAX)
+        calendar = context.organisation.settings.calendar(wanted.zone)
+        found = preview_budget(wanted, charges, calendar)
         return await self._budget_form(context, wanted, preview=found)
 
     async def confirm_budget(self, context: RequestContext) -> Response:
@@ -178,24 +171,20 @@ class BudgetsAndPolicies:
     async def delete_budget(self, context: RequestContext) -> Response:
         """Remove a budget."""
         budget_id = context.form.text("budget_id")
-        await self._handlers.delete_budget(context.call(budget_id=budget_id))
+        await table.delete_budget(context.call(), budget_id=budget_id)
         return self._site.done(context, "budget-deleted", "/budgets")
 
     # -- policies ------------------------------------------------------------------------------
 
     async def policies(self, context: RequestContext) -> Response:
         """List active policies."""
-        policies = await self._handlers.policies(context.call())
+        policies = await self._storage.policies(context.org())
         return await self._site.render(
             context, "policies.html", policies=policies, unmatched=await self._unmatched(context)
         )
 
     async def _policy(self, context: RequestContext, name: str) -> Policy:
-        policies: list[Policy] = await self._handlers.policies(context.call())
-        for policy in policies:
-            if policy.name == name:
-                return policy
-        raise NotFoundError("no such policy")
+        return only("policy", await self._storage.policies(context.org()), name=name)
 
     async def edit_policy(self, context: RequestContext) -> Response:
         """Show the form, empty or filled."""
@@ -209,7 +198,7 @@ class BudgetsAndPolicies:
         values = {"preview": None, "error": ""} | values
         versions = []
         if not is_new:
-            versions = await self._handlers.policy_versions(context.call(name=policy.name))
+            versions = await self._storage.policy_versions(context.org(), policy.name)
         caps: list[RateCap | None] = [*policy.document.rate_caps, None]
         return await self._site.render(
             context, "policy_edit.html", policy=policy, is_new=is_new, caps=caps,
@@ -230,12 +219,11 @@ class BudgetsAndPolicies:
                 context, known, is_new=is_new, error=f"Nothing was saved: {exc}.", status=400
             )
         if context.form.text("do") == "preview":
-            found = await self._handlers.preview(
-                context.call(body=bodies.PreviewBody(name=name, policy=body, calls=PREVIEW_CALLS))
-            )
+            tried = bodies.PreviewBody(name=name, policy=body, calls=PREVIEW_CALLS)
+            found = await table.preview_policy(context.call(), tried)
             return await self._policy_form(context, wanted, is_new=is_new, preview=found)
         try:
-            await self._handlers.put_policy(context.call(body=body, name=name))
+            await table.put_policy(context.call(), body, name=name)
         except ConflictError as exc:
             return await self._policy_form(
                 context, wanted, is_new=is_new, error=f"Nothing was saved: {exc}.", status=409
@@ -249,7 +237,8 @@ class BudgetsAndPolicies:
 
     async def delete_policy(self, context: RequestContext) -> Response:
         """Deactivate a policy."""
-        await self._handlers.delete_policy(context.call(name=context.form.text("name")))
+        name = context.form.text("name")
+        await table.delete_policy(context.call(), name=name)
         return self._site.done(context, "policy-deleted", "/policies")
 
 

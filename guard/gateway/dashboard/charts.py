@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from guard.gateway.dashboard.formatting import count, in_doubt, money
-from guard.gateway.domain.usage import HOUR_MS, MINUTE_MS, UsagePoint
+from guard.gateway.domain.usage import HOUR_MS, MINUTE_MS, QUARTER_MS, UsagePoint
+from guard.gateway.domain.windows import UTC, day_begins, length_ms, zone_of
 
 DAY_MS: Final = 24 * HOUR_MS
 
@@ -67,6 +70,7 @@ class Chart(Struct, kw_only=True):
     line: str = ""
     limit_y: float | None = None
     limit_label: str = ""
+    zone: str = UTC
 
 
 def nice_ceiling(value: float) -> tuple[float, int]:
@@ -125,15 +129,22 @@ def spend_bars(
 
 def spend_against_limit(
     points: Sequence[UsagePoint], *, since_ms: int, ends_ms: int, now_ms: int, step_ms: int,
-    committed_nanousd: int, limit_nanousd: int,
+    committed_nanousd: int, limit_nanousd: int, zone: str = UTC,
 ) -> Chart:  # fmt: skip
-    """Return the running cost of a window against its limit.
+    """Return the running cost of a window against its limit, in steps of its zone's hours or days.
 
     The sum ends at ``committed_nanousd``, even if rollups before ``since_ms`` are gone.
     """
-    starts = steps(since_ms, ends_ms, step_ms)
-    by_start = {point.start_ms: point.cost_nanousd for point in points}
-    running = committed_nanousd - sum(by_start.get(start, 0) for start in starts)
+    starts = [*range(since_ms, ends_ms, step_ms)]
+    if step_ms >= DAY_MS:
+        starts = [
+            since_ms,
+            *(at_ms for at_ms in _midnights(starts, zone) if since_ms < at_ms < ends_ms),
+        ]
+    by_start: dict[int, int] = defaultdict(int)
+    for point in points:
+        by_start[starts[max(0, bisect.bisect(starts, point.start_ms) - 1)]] += point.cost_nanousd
+    running = committed_nanousd - sum(by_start.values())
     highest = max(committed_nanousd, limit_nanousd) / 1e9
     top, parts = nice_ceiling(highest * 1.02)
     width = 100 / len(starts)
@@ -148,21 +159,30 @@ def spend_against_limit(
         )
         share = f"{running / limit_nanousd:.0%} of {money(limit_nanousd)}" if limit_nanousd else ""
         bars.append(Bar(round(x, 4), round(width, 4), round(y, 3), round(100 - y, 3),
-                        step_label(start, step_ms), money(running), share))  # fmt: skip
+                        step_label(start, step_ms, zone), money(running), share))  # fmt: skip
     return Chart(
         bars=bars,
         y_ticks=money_ticks(top, parts),
-        x_ticks=_time_ticks(starts, step_ms),
+        x_ticks=_time_ticks(starts, step_ms, zone),
         summary=f"{money(committed_nanousd)} spent of {money(limit_nanousd)}",
         empty=False,
         line="".join(path),
         limit_y=round(_y(limit_nanousd, top), 3),
         limit_label=f"limit {money(limit_nanousd)}",
+        zone=zone,
     )
+
+
+def _midnights(starts: Sequence[int], zone: str) -> list[int]:
+    days = [dt.datetime.fromtimestamp(each / 1000, zone_of(zone)).date() for each in starts]
+    return sorted({day_begins(day, zone) for day in (*days, days[-1] + dt.timedelta(days=1))})
 
 
 def burn_step(window: str) -> int:
     """Return the width of a step in a chart of one budget window."""
+    length = length_ms(window)
+    if length is not None and length <= 2 * DAY_MS:
+        return QUARTER_MS if length <= DAY_MS // 4 else HOUR_MS
     return {"hour": MINUTE_MS, "day": HOUR_MS}.get(window, DAY_MS)
 
 
@@ -185,9 +205,9 @@ def money_ticks(top: float, parts: int) -> list[Tick]:
     ]
 
 
-def step_label(start_ms: int, step_ms: int) -> str:
-    """Return the name of a step of time, in UTC."""
-    start = dt.datetime.fromtimestamp(start_ms / 1000, dt.UTC)
+def step_label(start_ms: int, step_ms: int, zone: str = UTC) -> str:
+    """Return the name of a step of time."""
+    start = dt.datetime.fromtimestamp(start_ms / 1000, zone_of(zone))
     if step_ms >= DAY_MS:
         return start.strftime("%a %-d %b")
     end = start + dt.timedelta(milliseconds=step_ms)
@@ -197,7 +217,7 @@ def step_label(start_ms: int, step_ms: int) -> str:
     return f"{day}{start:%H:%M}–{end:%H:%M}"
 
 
-def _time_ticks(starts: Sequence[int], step_ms: int) -> list[Tick]:
+def _time_ticks(starts: Sequence[int], step_ms: int, zone: str = UTC) -> list[Tick]:
     span_ms = step_ms * len(starts)
     every = next(
         (e for e in (10 * MINUTE_MS, 15 * MINUTE_MS, 4 * HOUR_MS, DAY_MS, 5 * DAY_MS)
@@ -208,7 +228,8 @@ def _time_ticks(starts: Sequence[int], step_ms: int) -> list[Tick]:
     width = 100 / len(starts)
     ticks: list[Tick] = []
     for at, start in enumerate(starts):
-        if start % every == 0 and at * width < 94:
-            label = dt.datetime.fromtimestamp(start / 1000, dt.UTC).strftime(text)
-            ticks.append(Tick(round(at * width, 3), label, len(ticks) % 2 == 1))
+        shown = dt.datetime.fromtimestamp(start / 1000, zone_of(zone))
+        wall_ms = round(shown.replace(tzinfo=dt.UTC).timestamp()) * 1000
+        if wall_ms % every == 0 and at * width < 94:
+            ticks.append(Tick(round(at * width, 3), shown.strftime(text), len(ticks) % 2 == 1))
     return ticks

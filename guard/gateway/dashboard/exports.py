@@ -1,16 +1,13 @@
 """What pages show, as files: the same filters and the same rights, read and sent in steps.
 
-An organisation's exports take turns, step by step, and each step is followed by a pause as long as
-it took: requests that decide calls are served in between, however many exports are asked for.
+See :mod:`guard.gateway.services.turns`.
 """
 
 from __future__ import annotations
 
-import asyncio
+import datetime as dt
 import itertools
 import json
-import time
-import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast, get_args
 
@@ -25,6 +22,8 @@ from guard.gateway.dashboard.site import RequestContext, Site, View
 from guard.gateway.dashboard.spend import asked
 from guard.gateway.domain.records import BalanceView, BudgetRule, StoredEvent
 from guard.gateway.domain.usage import WorkflowSort
+from guard.gateway.domain.windows import zone_of
+from guard.gateway.services.turns import Turns
 from guard.gateway.storage.port import NEWEST
 
 ROWS_MAX: Final = 10_000
@@ -33,7 +32,6 @@ ROWS_MAX: Final = 10_000
 BATCH: Final = 100
 """Rows of one step."""
 
-PAUSE_MAX_S: Final = 0.1
 USERS_MAX: Final = 1000
 BALANCES_MAX: Final = 200
 """As many as the page of budgets looks at."""
@@ -89,9 +87,6 @@ class Exports:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._storage = site.parts.storage
-        self._handlers = site.parts.handlers
-        # Whose step may run, by organisation; kept by the exports that wait for it.
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -180,11 +175,11 @@ class Exports:
         columns = ("budget_id", "scope_kind", "scope_id", "window", "unit", "counts", "mode",
                    "limit_nanousd", "of", "since_at_ms", "until_at_ms", "committed_nanousd",
                    "reserved_nanousd", "remaining_nanousd", "uncertain_nanousd",
-                   "exhausted")  # fmt: skip
+                   "exhausted", "zone", "ends")  # fmt: skip
         return Export(columns, self._budget_rows)
 
     async def _budget_rows(self, context: RequestContext) -> Batches:
-        budgets: list[BudgetRule] = await self._handlers.budgets(context.call())
+        budgets = await self._storage.budgets(context.org())
         balances = await self._storage.fullest_balances(context.org(), BALANCES_MAX)
         rows: Rows = []
         for budget in budgets:
@@ -216,22 +211,20 @@ class Exports:
             batches = wanted.rows(context)
             first: Rows = await anext(batches, [])  # what fails at once becomes a page that says so
             parts = (_csv if kind == "csv" else _json)(wanted.columns, first, batches)
-            turn = self._turns.setdefault(context.org(), asyncio.Lock())
             headers = security.PAGE_HEADERS | {
                 "Content-Disposition": f'attachment; filename="{name}.{kind}"'
             }
             media_type = "text/csv; charset=utf-8" if kind == "csv" else "application/json"
-            return StreamingResponse(_in_turn(turn, parts), media_type=media_type, headers=headers)
+            sent = _in_turn(self._site.turns, context.org(), parts)
+            return StreamingResponse(sent, media_type=media_type, headers=headers)
 
         return view
 
 
-async def _in_turn(turn: asyncio.Lock, parts: Parts) -> Parts:
+async def _in_turn(turns: Turns, organisation_id: str, parts: Parts) -> Parts:
     while True:
-        async with turn:
-            began_s = time.monotonic()
+        async with turns.step(organisation_id):
             part = await anext(parts, None)
-            await asyncio.sleep(min(time.monotonic() - began_s, PAUSE_MAX_S))
         if part is None:
             return
         yield part
@@ -283,14 +276,21 @@ def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def _in_zone(balance: BalanceView) -> str | None:
+    if balance.ends_ms is None:
+        return None
+    ends = dt.datetime.fromtimestamp(balance.ends_ms / 1000, zone_of(balance.zone))
+    return ends.isoformat(timespec="seconds")
+
+
 def _balance(budget: BudgetRule, balance: BalanceView | None) -> dict[str, Any]:
     of = {
         "of": None, "since_at_ms": None, "until_at_ms": None, "committed_nanousd": 0,
         "reserved_nanousd": 0, "remaining_nanousd": budget.limit_nanousd, "uncertain_nanousd": 0,
-        "exhausted": False,
+        "exhausted": False, "ends": None,
     }  # fmt: skip
     if balance is not None:
         of = _row(balance, of=balance.scope_id, since_at_ms=balance.epoch_ms,
-                  until_at_ms=balance.ends_ms)  # fmt: skip
+                  until_at_ms=balance.ends_ms, ends=_in_zone(balance))  # fmt: skip
         of.pop("scope_id")
     return msgspec.structs.asdict(budget) | of

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from guard.gateway.domain.records import BalanceView
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, UsedLately
+from guard.gateway.domain.windows import length_ms
 
 LEAST_HOUR_MS: Final = 10 * 60_000
 LEAST_DAY_MS: Final = HOUR_MS
@@ -35,8 +36,9 @@ class Forecast(Struct):
 def forecast(balance: BalanceView, lately: Sequence[UsedLately], now_ms: int) -> Forecast | None:
     """Return the forecast for a budget; ``None`` if there is too little usage for one.
 
-    For a budget by the hour it extends the usage of the window so far, for others that of the last
-    day. If that is not summed (tags, keys, calls of some tools only), it is the window so far.
+    For a window that is shorter than a day it extends the usage of the window so far, for others
+    that of the last day. If that is not summed (tags, keys, calls of some tools only), it is the
+    window so far.
 
     Args:
         balance: of the budget, in its current window.
@@ -46,7 +48,7 @@ def forecast(balance: BalanceView, lately: Sequence[UsedLately], now_ms: int) ->
     left = balance.limit_nanousd - balance.committed_nanousd
     if balance.exhausted or left <= 0 or not balance.limit_nanousd:
         return None
-    is_summed = bool(lately) and balance.window != "hour" and not balance.counts
+    is_summed = bool(lately) and not _is_short(balance) and not balance.counts
     found = _of_day(balance, lately, now_ms) if is_summed else _of_window(balance, now_ms)
     if found is None:
         return None
@@ -74,10 +76,14 @@ def _of_window(balance: BalanceView, now_ms: int) -> tuple[int, int, Pace] | Non
     if balance.ends_ms is None or balance.committed_nanousd <= 0:
         return None
     passed_ms = now_ms - balance.epoch_ms
-    is_hour = balance.window == "hour"
-    if passed_ms < (LEAST_HOUR_MS if is_hour else LEAST_DAY_MS):
+    if passed_ms < (LEAST_HOUR_MS if _is_short(balance) else LEAST_DAY_MS):
         return None
-    return balance.committed_nanousd, passed_ms, "last hour" if is_hour else "window so far"
+    pace: Pace = "last hour" if balance.window == "hour" else "window so far"
+    return balance.committed_nanousd, passed_ms, pace
+
+
+def _is_short(balance: BalanceView) -> bool:
+    return balance.window == "hour" or (length_ms(balance.window) or DAY_MS) < DAY_MS
 
 
 def _used(balance: BalanceView, each: UsedLately) -> int:

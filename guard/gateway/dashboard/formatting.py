@@ -12,6 +12,7 @@ from markupsafe import Markup
 from guard.core.visible import visible
 from guard.core.wire import NANOUSD_PER_DOLLAR, dollars
 from guard.gateway.domain.records import BalanceView
+from guard.gateway.domain.windows import UTC, zone_of
 
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 NOTHING: Final = "–"
@@ -77,16 +78,6 @@ def in_doubt(number: int, unit: str = "usd") -> str:
     ('of it up to $0.40 uncertain', '', 'of it up to 1,500 uncertain')
     """
     return f"of it up to {amount(number, unit)} uncertain" if number else ""
-
-
-def dollars_input(nanousd: int) -> str:
-    """Return nano-dollars as the value of a form field, without loss.
-
-    >>> dollars_input(5_000_000_000), dollars_input(1)
-    ('5', '0.000000001')
-    """
-    whole, rest = divmod(nanousd, NANOUSD_PER_DOLLAR)
-    return f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
 
 
 def count(number: int | None) -> str:
@@ -168,8 +159,8 @@ def moment(at_ms: int | None) -> str:
     return NOTHING if at_ms is None else _moment(at_ms).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def dated(at_ms: int | None, now_ms: int) -> str:
-    """Return a moment in UTC with its day: today, yesterday, tomorrow or a date.
+def dated(at_ms: int | None, now_ms: int, zone: str = UTC) -> str:
+    """Return a moment in a zone with its day: today, yesterday, tomorrow or a date.
 
     >>> dated(0, 1000), dated(0, 86_400_000), dated(-1, 86_400_000 * 3), dated(86_400_000, 0)
     ('today 00:00:00', 'yesterday 00:00:00', '1 Jan 00:00:00', 'tomorrow 00:00:00')
@@ -178,7 +169,7 @@ def dated(at_ms: int | None, now_ms: int) -> str:
     """
     if at_ms is None:
         return NOTHING
-    at, now = _moment(at_ms), _moment(now_ms)
+    at, now = (_moment(each).astimezone(zone_of(zone)) for each in (at_ms, now_ms))
     days = (at.date() - now.date()).days
     day = {-1: "yesterday", 0: "today", 1: "tomorrow"}.get(days)
     if day is None:
@@ -186,13 +177,13 @@ def dated(at_ms: int | None, now_ms: int) -> str:
     return f"{day} {at:%H:%M:%S}"
 
 
-def about(at_ms: int, now_ms: int) -> str:
-    """Return a moment in UTC with its day, to the minute.
+def about(at_ms: int, now_ms: int, zone: str = UTC) -> str:
+    """Return a moment in a zone with its day, to the minute.
 
-    >>> about(61_000, 0)
-    'today 00:01'
+    >>> about(61_000, 0), about(61_000, 0, "Asia/Kolkata")
+    ('today 00:01', 'today 05:31')
     """
-    return dated(at_ms, now_ms).rpartition(":")[0]
+    return dated(at_ms, now_ms, zone).rpartition(":")[0]
 
 
 def _moment(at_ms: int) -> dt.datetime:

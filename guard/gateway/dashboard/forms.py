@@ -6,6 +6,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
 from guard.core import wire
+from guard.core.wire import NAMED
 from guard.core.written_numbers import read_dollars
 from guard.gateway.api.admin import bodies
 from guard.gateway.dashboard.security import Form
@@ -75,7 +76,8 @@ def budget(form: Form) -> bodies.BudgetBody:
         {
             "scope_kind": kind,
             "scope_id": "" if kind == "organisation" else form.text("scope_id"),
-            "window": form.text("window", "day"),
+            "window": form.text("length") or form.text("window", "day"),
+            "zone": form.text("zone"),
             "mode": form.text("mode", "hard"),
             "thresholds": thresholds,
             **_limit(form),
@@ -211,7 +213,9 @@ def new_key(form: Form) -> bodies.NewKeyBody:
             "role": role,
             "workflow_id": (form.text("workflow") or None) if role == "sdk" else None,
             "signed": form.has("signed"),
-            "team": form.text("team"),
+            **{name: form.text(name) for name in ("team", "person", "purpose")},
+            "may_name": [name for name in NAMED if form.has(f"may_{name}")],
+            "shows_cost": form.has("shows_cost"),
         },
         bodies.NewKeyBody,
     )

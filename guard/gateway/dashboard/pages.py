@@ -17,7 +17,7 @@ from guard.gateway.dashboard.refusal_groups import grouped
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
-from guard.gateway.domain.usage import HOUR_MS, Refused, UsagePoint, WorkflowSort
+from guard.gateway.domain.usage import HOUR_MS, QUARTER_MS, Refused, UsagePoint, WorkflowSort
 from guard.gateway.domain.windows import period_of
 from guard.gateway.storage.port import NEWEST
 
@@ -74,9 +74,10 @@ class Pages:
         workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
         refused = await self._storage.refusals(own, None, NEWEST, COUNT_MAX)
         groups = grouped(refused)
-        day_ms = period_of("day", now_ms)[0]
+        calendar = context.organisation.settings.calendar()
+        day_ms, _ = period_of("day", now_ms, calendar)
         today = await self._storage.spend_over_time(
-            own, HOUR_MS, day_ms, now_ms + 1, charts.DAY_MS, None
+            own, QUARTER_MS, day_ms, now_ms + 1, charts.DAY_MS, None
         )
         uncertain = await self._storage.uncertain_spend(own, day_ms, now_ms + 1, None)
         watched = _watched(balances, context.query("budget"))
@@ -140,12 +141,13 @@ class Pages:
 
     async def _burn(self, own: str, balance: BalanceView, now_ms: int) -> charts.Chart:
         since_ms = max(balance.epoch_ms, now_ms - _TOTAL_SHOWN_MS)
+        since_ms -= since_ms % QUARTER_MS
         ends_ms = balance.ends_ms or now_ms + 1
         step_ms = charts.burn_step(balance.window)
-        size_ms = min(step_ms, HOUR_MS)
+        size_ms = min(step_ms, QUARTER_MS)
         workflow_id = balance.scope_id if balance.scope_kind == "workflow" else None
         points = await self._storage.spend_over_time(
-            own, size_ms, since_ms - since_ms % step_ms, ends_ms, step_ms, workflow_id
+            own, size_ms, since_ms, ends_ms, size_ms, workflow_id
         )
         return charts.spend_against_limit(
             points,
@@ -155,6 +157,7 @@ class Pages:
             step_ms=step_ms,
             committed_nanousd=balance.committed_nanousd,
             limit_nanousd=balance.limit_nanousd,
+            zone=balance.zone,
         )
 
     # -- workflows -----------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from guard.gateway.api.admin import bodies
+from guard.gateway.api.admin import bodies, table
 from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.dashboard import forms
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import RequestContext, Site, only
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.operators import Operator
 from guard.gateway.services.operators import token_hash
@@ -20,11 +20,10 @@ CHANGES = ("role", "password", "sign-out", "remove")
 
 
 class People:
-    """Forms over the admin handlers, for owners; others see who there is."""
+    """Forms over the table of operations, for owners; others see who there is."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._people = site.parts.people
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -45,10 +44,11 @@ class People:
     async def people(self, context: RequestContext, **values: Any) -> Response:
         """List operators; for owners also sessions and organisations."""
         call = _wide(context.call())
-        sessions = await self._people.sessions(call) if context.may("owner") else []
+        sessions = await table.list_sessions(call) if context.may("owner") else []
         names = {each.organisation_id: each.name for each in context.organisations}
+        operators = await table.list_operators(call)
         return await self._site.render(
-            context, "people.html", operators=await self._people.operators(call),
+            context, "people.html", operators=operators,
             sessions=sessions, names=names, own_session=token_hash(context.token).hex()[:16],
             is_wide=context.session.operator.organisation_id is None, **{"error": ""} | values,
         )  # fmt: skip
@@ -66,16 +66,12 @@ class People:
                 raise ValueError("this name cannot be given, choose another")
         except ValueError as exc:
             return await self.people(context, error=f"Nobody was added: {exc}.", status=400)
-        call = context.call(body=body, name=name)
-        seen = form.text("sees") or None
-        await self._people.put_operator(replace(call, organisation_id=seen))
+        call = replace(context.call(), organisation_id=form.text("sees") or None)
+        await table.put_operator(call, body, name=name)
         return self._site.done(context, "operator-added", "/people")
 
     async def _operator(self, context: RequestContext, name: str) -> Operator:
-        for operator in await self._people.operators(_wide(context.call())):
-            if operator.name == name:
-                return operator
-        raise NotFoundError("no such operator")
+        return only("operator", await table.list_operators(_wide(context.call())), name=name)
 
     async def confirm_change(self, context: RequestContext) -> Response:
         """Ask for the change, or for a confirmation before an operator is removed."""
@@ -91,29 +87,27 @@ class People:
         """Change an operator's role or password, sign them out, or remove them."""
         form = context.form
         known = await self._operator(context, form.text("name"))
-        call = replace(context.call(name=known.name), organisation_id=known.organisation_id)
+        call = replace(context.call(), organisation_id=known.organisation_id)
         change = form.text("change")
         is_oneself = known.operator_id == context.session.operator.operator_id
         if is_oneself and change in ("role", "remove"):
             raise ValueError("another owner has to do this for you")
-        if change == "role":
-            body = forms.checked({"role": form.text("role")}, bodies.OperatorBody)
-            await self._people.put_operator(replace(call, body=body))
-        elif change == "password":
-            body = forms.checked({"password": form.secret("password")}, bodies.OperatorBody)
-            await self._people.put_operator(replace(call, body=body))
+        if change in ("role", "password"):
+            given = form.text("role") if change == "role" else form.secret("password")
+            body = forms.checked({change: given}, bodies.OperatorBody)
+            await table.put_operator(call, body, name=known.name)
         elif change == "sign-out":
-            await self._people.end_sessions(call)
+            await table.end_sessions(call, name=known.name)
         elif change == "remove":
-            await self._people.remove_operator(call)
+            await table.remove_operator(call, name=known.name)
         else:
             raise NotFoundError("no such change")
         return self._site.done(context, f"operator-{change}", "/people")
 
     async def end_session(self, context: RequestContext) -> Response:
         """End one session."""
-        call = context.call(session_id=context.form.text("session"))
-        await self._people.end_session(_wide(call))
+        session_id = context.form.text("session")
+        await table.end_session(_wide(context.call()), session_id=session_id)
         return self._site.done(context, "session-ended", "/people")
 
     # -- organisations -------------------------------------------------------------------------
@@ -121,15 +115,14 @@ class People:
     async def create_organisation(self, context: RequestContext) -> Response:
         """Add an organisation."""
         body = forms.checked({"name": context.form.text("name")}, bodies.NewOrganisation)
-        await self._people.create_organisation(context.call(body=body))
+        await table.create_organisation(context.call(), body)
         return self._site.done(context, "organisation-created", "/people")
 
     async def confirm_organisation(self, context: RequestContext) -> Response:
         """Ask before an organisation is removed: its name has to be typed."""
-        for each in context.organisations:
-            if each.organisation_id == context.query("id"):
-                return await self._site.render(context, "confirm_organisation.html", removed=each)
-        raise NotFoundError("no such organisation")
+        wanted = context.query("id")
+        removed = only("organisation", context.organisations, organisation_id=wanted)
+        return await self._site.render(context, "confirm_organisation.html", removed=removed)
 
     async def remove_organisation(self, context: RequestContext) -> Response:
         """Remove an organisation."""
@@ -137,7 +130,7 @@ class People:
         names = {each.organisation_id: each.name for each in context.organisations}
         if context.form.text("name") != names.get(wanted):
             raise ValueError("the name that was typed is not the organisation's")
-        await self._people.remove_organisation(context.call(organisation_id=wanted))
+        await table.remove_organisation(context.call(), organisation_id=wanted)
         return self._site.redirect("/people?notice=organisation-removed")
 
 

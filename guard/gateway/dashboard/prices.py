@@ -10,9 +10,10 @@ from starlette.routing import BaseRoute, Route
 
 from guard.core.rates import STANDARD
 from guard.core.wire import RateRow
+from guard.gateway.api.admin import table
 from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.call_pages import PRICE_SOURCES
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import RequestContext, Site, only
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import Price
 from guard.gateway.domain.tariffs import Tariff
@@ -59,7 +60,6 @@ class PricesAndSettings:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._storage = site.parts.storage
-        self._handlers = site.parts.handlers
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -100,10 +100,10 @@ class PricesAndSettings:
         return await self._site.render(
             context,
             "prices.html",
-            own=await self._handlers.prices(context.call()),
+            own=await self._storage.prices(own),
             unmatched={
                 each.scope_id
-                for each in await self._handlers.unmatched(context.call())
+                for each in await table.list_unmatched(context.call())
                 if each.scope_kind == "price"
             },
             models=[await self._used(own, each, fallback) for each in used],
@@ -152,14 +152,11 @@ class PricesAndSettings:
             body = forms.price(context.form)
         except ValueError as exc:
             return await self.prices(context, error=f"Nothing was saved: {exc}.", status=400)
-        await self._handlers.put_price(context.call(body=body))
+        await table.put_price(context.call(), body)
         return self._site.done(context, "price", "/settings/prices")
 
     async def _price(self, context: RequestContext, price_id: str) -> Price:
-        for price in await self._handlers.prices(context.call()):
-            if price.price_id == price_id:
-                return price
-        raise NotFoundError("no such price")
+        return only("price", await self._storage.prices(context.org()), price_id=price_id)
 
     async def confirm_price(self, context: RequestContext) -> Response:
         """Ask before a price is removed."""
@@ -177,5 +174,5 @@ class PricesAndSettings:
     async def remove_price(self, context: RequestContext) -> Response:
         """Remove an operator's price."""
         price = await self._price(context, context.form.text("price"))
-        await self._handlers.delete_price(context.call(price_id=price.price_id))
+        await table.delete_price(context.call(), price_id=price.price_id)
         return self._site.done(context, "price-removed", "/settings/prices")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jinja2
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from guard.gateway.api.admin.alert_handlers import AlertHandlers
-from guard.gateway.api.admin.handlers import AdminHandlers
-from guard.gateway.api.admin.operations import AdminCall
-from guard.gateway.api.admin.people import PeopleHandlers
+from guard.core.wire.fields import decimal_dollars
+from guard.gateway.api.admin.operations import AdminCall, Services
 from guard.gateway.api.http import ProblemError, note_owner
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
@@ -39,11 +39,16 @@ from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.openid import OpenIdProvider
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.questions import Questions
+from guard.gateway.services.turns import Turns
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 
+T = TypeVar("T")
+
 TEMPLATES: Final = Path(__file__).parent / "templates"
 BADGE_MAX: Final = 100
+PIECES: Final = 200
+"""Pieces of a page, each a text or a value, that are rendered in one step: about a millisecond."""
 SIGN_IN: Final = "/sign-in"
 
 NOTICES: Final = {
@@ -69,6 +74,7 @@ NOTICES: Final = {
     "settings": "The settings are active.",
     "price": "The price is active, from the next call on.",
     "price-removed": "The price was removed.",
+    "secret-revoked": "The secret was revoked. Requests with it are refused from now on.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
     "operator-added": "The operator was added.",
     "operator-role": "The role was changed.",
@@ -98,6 +104,7 @@ SECTIONS: Final = {
 class RequestContext(Struct):
     """One request of a signed-in operator, about one organisation."""
 
+    services: Services
     request: Request
     token: str
     session: OperatorSession
@@ -109,11 +116,11 @@ class RequestContext(Struct):
         """Return the organisation's id."""
         return self.organisation.organisation_id
 
-    def call(self, *, body: Any = None, **path: str) -> AdminCall:
-        """Return an admin call of this operator."""
+    def call(self) -> AdminCall:
+        """Return this operator's call of an operation, about this organisation."""
         operator = self.session.operator
         actor = Actor(actor_name(operator), operator.organisation_id, operator.role)
-        return AdminCall(actor, self.org(), path, query=None, body=body)
+        return AdminCall(self.services, actor, self.org())
 
     def may(self, needed: OperatorRole) -> bool:
         """Return whether the operator's role is at least this."""
@@ -144,10 +151,8 @@ class Parts(Struct):
     """The dashboard's dependencies."""
 
     storage: Storage
-    handlers: AdminHandlers
-    people: PeopleHandlers
+    services: Services
     openid: OpenIdProvider | None
-    alerts: AlertHandlers
     questions: Questions
     operators: OperatorService
     change_watcher: ChangeWatcher
@@ -170,6 +175,9 @@ class Site:
         role, joined = as_role(parts.settings.sign_on_role), parts.settings.sign_on_organisation
         self.joining = Joining(role=role, organisation=joined) if role and joined else None
         self.assets = Assets()
+        self.turns = Turns()
+        # Templates that are compiled, with all that they include.
+        self._compiled: set[str] = set()
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES),
             autoescape=True,
@@ -179,12 +187,15 @@ class Site:
             finalize=formatting.shown,
         )
         names = ("money", "amount", "count", "compact", "duration", "iso", "moment",
-                 "span", "dollars_input", "visible", "detail", "in_doubt",
+                 "span", "visible", "detail", "in_doubt",
                  "said", "shows", "share", "exact", "as_is")  # fmt: skip
         self._jinja.filters.update({name: getattr(formatting, name) for name in names})
+        self._jinja.filters["decimal_dollars"] = decimal_dollars
         for name in ("dated", "about"):
             moment = getattr(formatting, name)
-            self._jinja.filters[name] = lambda at_ms, of=moment: of(at_ms, parts.clock_ms())
+            self._jinja.filters[name] = lambda at_ms, *zone, of=moment: of(
+                at_ms, parts.clock_ms(), *zone
+            )
         self._jinja.globals.update(asset=self.assets.address, navigation=NAVIGATION)
 
     # -- guards --------------------------------------------------------------------------------
@@ -262,7 +273,9 @@ class Site:
             raise ValueError("the form does not say which organisation it is about")
         for organisation in seen:
             if wanted in (None, organisation.organisation_id):
-                return RequestContext(request, token, session, organisation, seen, form)
+                return RequestContext(
+                    self.parts.services, request, token, session, organisation, seen, form
+                )
         raise NotFoundError("no such organisation")
 
     def _to_sign_in(self, request: Request) -> Response:
@@ -306,19 +319,45 @@ class Site:
             "healthy": healthy,
             "trouble": trouble,
         }
-        return self.html(context.request, template, status, **values)
+        found = self._values(context.request, values)
+        if template not in self._compiled:  # that takes as long as a large page
+            text = await asyncio.to_thread(self._rendered, template, found)
+            self._compiled.add(template)
+        else:
+            text = await self._in_steps(context.org(), template, found)
+        return HTMLResponse(text, status_code=status, headers=security.PAGE_HEADERS)
+
+    async def _in_steps(self, organisation_id: str, template: str, values: dict[str, Any]) -> str:
+        """Render a page; small ones, which are one step, wait for nobody."""
+        pieces = self._jinja.get_template(template).generate(values)
+        made = list(islice(pieces, PIECES))
+        while len(made) % PIECES == 0:
+            await asyncio.sleep(0)  # a turn that is free is taken at once
+            async with self.turns.step(organisation_id):
+                found = list(islice(pieces, PIECES))
+            if not found:
+                break
+            made += found
+        return "".join(made)
+
+    def _rendered(self, template: str, values: dict[str, Any]) -> str:
+        return self._jinja.get_template(template).render(values)
 
     def html(self, request: Request, template: str, status: int, /, **values: Any) -> HTMLResponse:
-        """Return a rendered page with its headers."""
+        """Return a small page, rendered at once, with its headers."""
+        text = self._rendered(template, self._values(request, values))
+        return HTMLResponse(text, status_code=status, headers=security.PAGE_HEADERS)
+
+    def _values(self, request: Request, values: dict[str, Any]) -> dict[str, Any]:
+        """Return what every template needs beside the page's own values."""
         theme = request.cookies.get("guard_theme")
         now_ms = self.parts.clock_ms()
-        text = self._jinja.get_template(template).render(
-            theme=theme if theme in ("light", "dark") else "",
-            now_ms=now_ms,
-            ago=lambda at_ms: formatting.ago(at_ms, now_ms),
+        return {
+            "theme": theme if theme in ("light", "dark") else "",
+            "now_ms": now_ms,
+            "ago": lambda at_ms: formatting.ago(at_ms, now_ms),
             **values,
-        )
-        return HTMLResponse(text, status_code=status, headers=security.PAGE_HEADERS)
+        }
 
     def problem(
         self, request: Request, exc: Exception, context: RequestContext | None = None
@@ -339,6 +378,18 @@ class Site:
         if not self.parts.change_watcher.healthy:
             return False, "The gateway cannot read its store."
         return True, ""
+
+
+def only(what: str, found: Iterable[T], **named: str) -> T:
+    """Return the one whose fields have these values.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    for each in found:
+        if all(getattr(each, name) == value for name, value in named.items()):
+            return each
+    raise NotFoundError(f"no such {what}")
 
 
 def _address(request: Request) -> str:

@@ -10,8 +10,9 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.dashboard.stacks import stacked
-from guard.gateway.dashboard.time_ranges import COOKIE, PRESETS, TimeRange, time_range, zone_of
+from guard.gateway.dashboard.time_ranges import COOKIE, PRESETS, TimeRange, time_range
 from guard.gateway.domain.spend_series import GROUPS, TAG, SpendOverTime
+from guard.gateway.domain.windows import UTC, zone_of
 from guard.gateway.storage.port import Storage
 
 SHOWN_MAX: Final = 7
@@ -20,7 +21,8 @@ SHOWN_MAX: Final = 7
 TAGS_MAX: Final = 50
 _OTHERS: Final = {
     "model": "others", "workflow": "others, or in no workflow", "user": "others, or for no user",
-    "agent": "others, or by no named agent",
+    "agent": "others, or by no named agent", "key": "others", "team": "others, or of no team",
+    "person": "others, or of no person",
 }  # fmt: skip
 
 
@@ -40,8 +42,13 @@ class SpendQuery(Struct):
 
 
 def asked_range(context: RequestContext, now_ms: int, default: str = "7d") -> TimeRange:
-    """Return the range that a page's query asks for, in the viewer's time zone."""
-    zone = zone_of(context.request.cookies.get(COOKIE))
+    """Return the range that a page's query asks for, in the organisation's time zone.
+
+    Where that is UTC, as it is unless it was set, each viewer has the one of their browser.
+    """
+    zone = zone_of(context.organisation.settings.zone)
+    if zone.key == UTC:
+        zone = zone_of(context.request.cookies.get(COOKIE, UTC))
     return time_range(
         context.query("range"), context.query("from"), context.query("to"), zone, now_ms, default
     )
@@ -59,6 +66,8 @@ def scope_link(context: RequestContext, group_by: str, scope_id: str, **query: A
     """Return the address of the page of one workflow, user, model, agent or value of a tag."""
     if group_by == "workflow":
         return context.link("/workflow", id=scope_id)
+    if group_by in ("key", "team", "person"):
+        return context.link("/keys")
     if group_by.startswith(TAG):
         return context.link("/tag", name=group_by.removeprefix(TAG), id=scope_id, **query)
     return context.link(f"/{group_by}", id=scope_id, **query)
@@ -92,6 +101,8 @@ class SpendPages:
         tags = [f"{TAG}{name}" for name in await self._storage.tag_names(own, TAGS_MAX)]
         if wanted.group_by.startswith(TAG) and wanted.group_by not in tags:
             tags.append(wanted.group_by)
+        keys = await self._storage.keys(own) if wanted.group_by == "key" else []
+        names = {key.key_id: f"{key.name} ({key.prefix}…)" for key in keys}
         return await self._site.render(
             context,
             "spend.html",
@@ -100,7 +111,7 @@ class SpendPages:
             presets=PRESETS,
             groups=GROUPS,
             tags=tags,
-            chart=stacked(found, wanted.shown, others(wanted.group_by)),
+            chart=stacked(found, wanted.shown, others(wanted.group_by), names=names),
             scope_link=lambda scope_id: scope_link(
                 context, wanted.group_by, scope_id, **wanted.shown.query()
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -80,7 +80,14 @@ class StackedChart(Struct, kw_only=True):
         return next((at for at, total in enumerate(self.totals) if total), 0)
 
 
-def stacked(spend: SpendOverTime, shown: TimeRange, others: str, only: str = "") -> StackedChart:
+def _name(scope_id: str | None, others: str, names: Mapping[str, str]) -> str:
+    return others if scope_id is None else names.get(scope_id, scope_id)
+
+
+def stacked(
+    spend: SpendOverTime, shown: TimeRange, others: str, only: str = "",
+    names: Mapping[str, str] | None = None,
+) -> StackedChart:  # fmt: skip
     """Return bars of spend, each divided by the series.
 
     Args:
@@ -88,13 +95,14 @@ def stacked(spend: SpendOverTime, shown: TimeRange, others: str, only: str = "")
         shown: the range.
         others: how all that is not named is called.
         only: the name of the single series, if it is not divided.
+        names: of scopes that are not shown by their ids.
     """
     totals = spend.total.costs_nanousd
     total = spend.total.cost_nanousd
     layers = [
         Layer(
             scope_id=each.scope_id,
-            name=visible(only or (others if each.scope_id is None else each.scope_id)),
+            name=visible(only or _name(each.scope_id, others, names or {})),
             colour=0 if each.scope_id is None else number,
             amounts=each.costs_nanousd, cost_nanousd=each.cost_nanousd,
             share=100 * each.cost_nanousd / total if total else 0.0,

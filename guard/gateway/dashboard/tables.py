@@ -15,7 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from guard.core.visible import visible
-from guard.gateway.dashboard.formatting import dollars_input, iso
+from guard.core.wire.fields import decimal_dollars
+from guard.gateway.dashboard.formatting import iso
 
 Row = Mapping[str, Any]
 
@@ -62,7 +63,7 @@ def _cell(column: str, row: Row) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         if column.endswith(_AMOUNT) and row.get("unit", "usd") == "usd":
-            return ("-" if value < 0 else "") + dollars_input(abs(int(value)))
+            return decimal_dollars(int(value))
         return iso(int(value)) if column.endswith(_MOMENT) else str(value)
     if isinstance(value, list):
         return harmless(" ".join(map(str, value)))

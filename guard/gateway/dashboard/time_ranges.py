@@ -1,31 +1,28 @@
 """Ranges of time in the viewer's time zone, divided into hours, days or weeks. Pure.
 
-Sums are kept by hours of UTC, so a day of any zone is a number of them: 24, and 23 or 25 where
-clocks are changed. In a zone that is not whole hours from UTC, days begin with the hour of UTC in
-which its midnight is; a note says so.
+Sums are kept by quarter hours, so that days of any zone are whole numbers of them, also those on
+which clocks are changed.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import itertools
-import re
 import zoneinfo
 from typing import Final
 
 from msgspec import Struct
 
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS
+from guard.gateway.domain.windows import UTC, day_begins
 
 KEPT_DAYS: Final = 400
 """How long sums by hour are kept, and the longest range."""
 
-UTC: Final = "UTC"
 COOKIE: Final = "guard_zone"
 PRESETS: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days"}
 _DAYS_MAX: Final = 100
 _WEEK: Final = 7
-_ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+){0,3}")
 
 
 class Step(Struct):
@@ -69,16 +66,6 @@ class TimeRange(Struct, kw_only=True):
     def query(self) -> dict[str, str]:
         """Return the query of a link to the same range."""
         return {"range": self.preset} if self.preset else {"from": self.first, "to": self.last}
-
-
-def zone_of(name: str | None) -> zoneinfo.ZoneInfo:
-    """Return the zone that a browser names, else UTC."""
-    if name and len(name) <= 64 and _ZONE.fullmatch(name):
-        try:
-            return zoneinfo.ZoneInfo(name)
-        except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-            pass
-    return zoneinfo.ZoneInfo(UTC)
 
 
 def time_range(
@@ -141,7 +128,7 @@ def _day(text: str) -> dt.date:
 
 def _between(first: dt.date, last: dt.date, zone: zoneinfo.ZoneInfo, now_ms: int) -> TimeRange:
     notes = []
-    if zone.key != UTC and _start(first, zone) < now_ms - KEPT_DAYS * DAY_MS:
+    if zone.key != UTC and day_begins(first, zone.key) < now_ms - KEPT_DAYS * DAY_MS:
         zone = zoneinfo.ZoneInfo(UTC)
         notes.append(
             f"Hours are kept for {KEPT_DAYS} days. Of days before, only those of UTC are known, so"
@@ -149,11 +136,12 @@ def _between(first: dt.date, last: dt.date, zone: zoneinfo.ZoneInfo, now_ms: int
         )
     count = (last - first).days + 1
     if count <= 2:
-        edges = list(range(_start(first, zone), _start(last + _ONE_DAY, zone) + 1, HOUR_MS))
+        end_ms = day_begins(last + _ONE_DAY, zone.key)
+        edges = [*range(day_begins(first, zone.key), end_ms, HOUR_MS), end_ms]
     else:
         step = 1 if count <= _DAYS_MAX else _WEEK
-        days = [first + dt.timedelta(days=at) for at in range(0, count, step)]
-        edges = [*(_start(day, zone) for day in days), _start(last + _ONE_DAY, zone)]
+        days = [*(first + dt.timedelta(days=at) for at in range(0, count, step)), last + _ONE_DAY]
+        edges = sorted({day_begins(day, zone.key) for day in days})  # a zone may skip a day
     found = _range(zone, first, last, edges)
     found.notes += notes
     return found
@@ -163,17 +151,10 @@ _ONE_DAY: Final = dt.timedelta(days=1)
 
 
 def _range(zone: zoneinfo.ZoneInfo, first: dt.date, last: dt.date, edges: list[int]) -> TimeRange:
-    notes = []
-    offset = _moment(edges[0], zone).utcoffset() or dt.timedelta()
     is_hours = edges[1] - edges[0] == HOUR_MS
-    if not is_hours and offset % dt.timedelta(hours=1):
-        notes.append(
-            f"Sums are kept by hours of UTC, from which {zone.key} is not whole hours away: a day"
-            f" begins here at {_moment(edges[0], zone):%H:%M}."
-        )
     return TimeRange(
         preset="", label=_label(first, last), first=first.isoformat(), last=last.isoformat(),
-        zone=zone.key, steps=_steps(edges, zone, is_hours=is_hours), notes=notes,
+        zone=zone.key, steps=_steps(edges, zone, is_hours=is_hours), notes=[],
     )  # fmt: skip
 
 
@@ -185,26 +166,17 @@ def _steps(edges: list[int], zone: zoneinfo.ZoneInfo, *, is_hours: bool) -> list
     steps = []
     for start_ms, end_ms in itertools.pairwise(edges):
         start, end = _moment(start_ms, zone), _moment(end_ms, zone)
-        # A day may begin some minutes early, with an hour of UTC: its name is that of its noon.
-        named = start + dt.timedelta(hours=12)
         if is_hours:
             label, tick = f"{start:%a %-d %b %H:%M}–{end:%H:%M}", f"{start:%H:%M}"
         elif end_ms - start_ms > 2 * DAY_MS:
             label, tick = (
-                f"{named:%-d %b} to {end - dt.timedelta(hours=12):%-d %b %Y}",
-                f"{named:%-d %b}",
+                f"{start:%-d %b} to {end - dt.timedelta(hours=1):%-d %b %Y}",
+                f"{start:%-d %b}",
             )
         else:
-            label, tick = f"{named:%a %-d %b}", f"{named:%-d %b}"
+            label, tick = f"{start:%a %-d %b}", f"{start:%-d %b}"
         steps.append(Step(start_ms, end_ms, label, tick, start.isoformat(timespec="minutes")))
     return steps
-
-
-def _start(day: dt.date, zone: zoneinfo.ZoneInfo) -> int:
-    """Return when a day begins: the hour of UTC in which its midnight is."""
-    midnight = dt.datetime.combine(day, dt.time(), tzinfo=zone)
-    at_ms = int(midnight.timestamp()) * 1000
-    return at_ms - at_ms % HOUR_MS
 
 
 def _moment(at_ms: int, zone: zoneinfo.ZoneInfo) -> dt.datetime:

@@ -54,7 +54,18 @@ SAYS: Final[dict[AlertKind, str]] = {
 """Each kind of alert in a sentence, for pages and help."""
 
 
-class AlertRule(Struct, kw_only=True):
+class AlertTerms(Struct, kw_only=True):
+    """What an alert has beside its name: as operators set it, and as it is."""
+
+    on: AlertKind
+    channels: Annotated[list[RuleName], Meta(max_length=100)] = []
+    at_percent: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    count: Annotated[int, Meta(ge=1, le=1000)] = 50
+    within_ms: Annotated[int, Meta(ge=1000, le=86_400_000)] = 600_000
+    enabled: bool = True
+
+
+class AlertRule(AlertTerms, kw_only=True):
     """One alert: which notices are sent, and to which channels.
 
     Args:
@@ -68,12 +79,6 @@ class AlertRule(Struct, kw_only=True):
     """
 
     name: RuleName
-    on: AlertKind
-    channels: Annotated[list[RuleName], Meta(max_length=100)] = []
-    at_percent: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    count: Annotated[int, Meta(ge=1, le=1000)] = 50
-    within_ms: Annotated[int, Meta(ge=1000, le=86_400_000)] = 600_000
-    enabled: bool = True
 
 
 class ChannelOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ open chain's ceiling); ``overspend`` is how far reported costs went over it. A r
 money already spent, so it is always committed; only grants can be refused.
 
 The functions change balances and reservations in place. Their callers announce that to the unit of
-work first (:mod:`guard.gateway.ledger.unit_of_work`), which undoes it if the command fails.
+work first (:mod:`guard.gateway.unit.unit_of_work`), which undoes it if the command fails.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from guard.core import wire
 from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.lineage import root_of
 from guard.gateway.domain.records import BudgetRule, BudgetUnit
+from guard.gateway.domain.windows import UTC, length_ms, moment
 
 EVENT_NANOUSD_MAX: Final = 10**15
 """Maximum cost of one event (a million dollars)."""
@@ -51,7 +52,7 @@ class Balance(Struct, gc=False):
     Attributes:
         balance_id: its number in the store.
         budget_id, scope_id, period_start_ms: identify it.
-        ends_ms: the end of its period; ``None``: never.
+        ends_ms: the end of its period; ``None``: never, or not before its first charge.
         opening: what the scope had spent when the balance was made, and what was committed since
             without being an event's cost. ``committed`` is this and the costs of its events.
         committed: what is charged, in all.
@@ -62,6 +63,7 @@ class Balance(Struct, gc=False):
         leases: how many open leases hold money on it.
         refused_nanousd: the least amount that was refused since a call was last let through, unless
             it has fitted again since; 0: none.
+        zone: whose day, week or month its period is.
     """
 
     balance_id: int
@@ -78,6 +80,11 @@ class Balance(Struct, gc=False):
     exhausted: bool = False
     leases: int = 0
     refused_nanousd: int = 0
+    zone: str = UTC
+
+    def covers(self, at_ms: int) -> bool:
+        """Whether a time is in its period."""
+        return self.period_start_ms <= at_ms and (self.ends_ms is None or at_ms < self.ends_ms)
 
 
 class BudgetAccount(Struct):
@@ -170,6 +177,11 @@ class BudgetAccount(Struct):
             text += f", {self.shown(self.kept)} kept for winding down"
         return text
 
+    def ends(self) -> str:
+        """Say when its window ends, in its zone; nothing where it does not."""
+        ends_ms = self.balance.ends_ms
+        return "" if ends_ms is None else f"; its window ends {moment(ends_ms, self.balance.zone)}"
+
     def shown(self, amount: int) -> str:
         """Return an amount for a person; of tokens and calls only the number."""
         return wire.dollars(amount) if self.rule.unit == "usd" else f"{amount:,}"
@@ -178,13 +190,18 @@ class BudgetAccount(Struct):
         """Return the limit with its unit: ``$2``, ``20,000 tokens``, ``20 calls``."""
         return wire.amount_in(self.rule.unit, self.rule.limit_nanousd)
 
+    @property
+    def _resets_at_ms(self) -> int | None:
+        # That of a run ends some time after its last use, and nobody waits for it.
+        return None if self.rule.window == "total" else self.balance.ends_ms
+
     def view(self) -> wire.Budget:
         """Return the balance as the protocol shows it."""
         return wire.Budget.of(
             limit=self.rule.limit_nanousd,
             spent=self.balance.committed,
             reserved=self.balance.reserved,
-            resets_at_ms=self.balance.ends_ms,
+            resets_at_ms=self._resets_at_ms,
             scope=self.label(),
         )
 
@@ -198,7 +215,7 @@ class BudgetAccount(Struct):
             set_aside=balance.reserved,
             left=rule.limit_nanousd - balance.committed - balance.reserved,
             counts=rule.counts,
-            resets_at_ms=balance.ends_ms,
+            resets_at_ms=self._resets_at_ms,
             scope=self.label(),
             kept=rule.kept_nanousd,
         )
@@ -454,6 +471,7 @@ def charge(
     reservation: Reservation | None,
     reserved_balances: Iterable[Balance],
     *,
+    now_ms: int,
     strict: bool = False,
     chain_over_permille: int | None = None,
 ) -> Charge:
@@ -464,6 +482,7 @@ def charge(
         cost: nano-dollars, zero or more.
         reservation: the reservation that the cost belongs to, in any state.
         reserved_balances: the balances of the reservation.
+        now_ms: when it is charged, which opens windows of a length.
         strict: any consumption above the reservation plus epsilon counts as over.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
     """
@@ -482,7 +501,7 @@ def charge(
         balance, rule = account.balance, account.rule
         if balance.refused_nanousd:
             account.forget_refused()
-        total = _commit(account, cost)
+        total = _commit(account, cost, now_ms)
         if rule.mode != "hard":
             continue
         # Over: the reservation held too little for it, and the total is above the ceiling. In
@@ -499,7 +518,7 @@ def charge(
     return outcome
 
 
-def commit(accounts: Sequence[BudgetAccount], amount: int) -> Charge:
+def commit(accounts: Sequence[BudgetAccount], amount: int, now_ms: int) -> Charge:
     """Commit tokens or calls, of which nothing is set aside any more.
 
     They are no event's cost, so the opening grows with them: what a balance has committed is always
@@ -508,15 +527,24 @@ def commit(accounts: Sequence[BudgetAccount], amount: int) -> Charge:
     outcome = Charge(exhausted=[], crossed=[])
     for account in accounts:
         account.forget_refused()
-        account.balance.opening += amount
-        _commit(account, amount)
+        open_with(account, amount, now_ms)
         _note_levels(account, outcome)
     return outcome
 
 
-def _commit(account: BudgetAccount, amount: int) -> int:
+def open_with(account: BudgetAccount, amount: int, now_ms: int) -> None:
+    """Commit an amount that is no event's of this balance."""
+    account.balance.opening += amount
+    _commit(account, amount, now_ms)
+
+
+def _commit(account: BudgetAccount, amount: int, now_ms: int) -> int:
     """Commit an amount; return what is committed and reserved after that."""
     balance = account.balance
+    if balance.ends_ms is None and amount > 0 and account.rule.window != "total":
+        length = length_ms(account.rule.window)
+        if length is not None:
+            balance.period_start_ms, balance.ends_ms = now_ms, now_ms + length
     balance.committed += amount
     total = balance.committed + balance.reserved
     balance.authorized_max = max(balance.authorized_max, account.rule.limit_nanousd)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from guard.core import globs
+
 SEPARATOR: Final = "."
 LENGTH_MAX: Final = 256
 
@@ -28,6 +30,20 @@ def lineage(key_id: str) -> tuple[str, ...]:
         return (key_id,)
     parts = key_id.split(SEPARATOR)
     return tuple(SEPARATOR.join(parts[:count]) for count in range(len(parts), 0, -1))
+
+
+def counted_by(pattern: str, key_id: str) -> str | None:
+    """Return the id in a key's lineage whose balance counts the key's usage, if one does.
+
+    Args:
+        pattern: the id or glob that the budget is for.
+        key_id: the key that was used.
+
+    Example:
+        >>> counted_by("a", "a.b"), counted_by("*", "a.b"), counted_by("c", "a.b")
+        ('a', 'a.b', None)
+    """
+    return next((name for name in lineage(key_id) if globs.matches(pattern, name)), None)
 
 
 def root_of(key_id: str) -> str:

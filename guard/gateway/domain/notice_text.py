@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
@@ -11,6 +10,7 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.core.visible import one_line
+from guard.gateway.domain.windows import UTC, moment
 
 Severity = Literal["critical", "error", "warning", "info"]
 _BY_WEIGHT: Final[tuple[Severity, ...]] = ("critical", "error", "warning", "info")
@@ -61,29 +61,34 @@ def _lines(*pairs: tuple[str, Any]) -> list[tuple[str, str]]:
     return [(name, _text(value)) for name, value in pairs if value not in (None, "", [])]
 
 
-def moment(at_ms: int) -> str:
-    """Return a time in UTC."""
-    return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
 def _figures(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the figures of a notice's budget."""
     budget, unit = data["budget"], data.get("unit", "usd")
+    ends_ms = budget.get("resets_at_ms")
+    ends = ends_ms and moment(ends_ms, data.get("zone", UTC))
     if unit == "usd":
         spent, held = wire.dollars(budget["spent_nanousd"]), budget["reserved_nanousd"]
         return _lines(
             ("Spent", f"{spent} of {wire.dollars(budget['limit_nanousd'])}"),
             ("Set aside", wire.dollars(held) if held else ""),
-            ("Resets", budget.get("resets_at_ms") and moment(budget["resets_at_ms"])),
+            ("Resets", ends),
         )
     return _lines(
         ("Used", f"{budget['used']:,} of {budget['limit']:,} {unit}"),
-        ("Resets", budget.get("resets_at_ms") and moment(budget["resets_at_ms"])),
+        ("Resets", ends),
     )
 
 
+def _scope(data: Mapping[str, Any]) -> str:
+    """Return a budget's scope, in which a key has its name."""
+    scope = str(data["scope"])
+    if name := data.get("key_name"):
+        scope = f"key {name}{scope[scope.rfind(' (') :]}"
+    return _text(scope)
+
+
 def _threshold(data: Mapping[str, Any]) -> Said:
-    share, scope = data["threshold"], _text(data["scope"])
+    share, scope = data["threshold"], _scope(data)
     return Said(
         title=f"Budget at {share:.0%}: {scope}", lines=_figures(data), path="/budgets",
         key=f"budget:{data['budget_id']}:{scope}", severity="error" if share >= 1 else "warning",
@@ -91,7 +96,7 @@ def _threshold(data: Mapping[str, Any]) -> Said:
 
 
 def _exhausted(data: Mapping[str, Any]) -> Said:
-    scope = _text(data["scope"])
+    scope = _scope(data)
     then = "calls ask for a raise" if data.get("asks") else "calls are refused"
     return Said(
         title=f"Budget exhausted, {then}: {scope}", lines=_figures(data), path="/budgets",
@@ -101,7 +106,7 @@ def _exhausted(data: Mapping[str, Any]) -> Said:
 
 def _forecast(data: Mapping[str, Any]) -> Said:
     scope, runs_out = _text(data["scope"]), data.get("exhausted_at_ms")
-    when = f", used up about {moment(runs_out)}" if runs_out else ""
+    when = f", used up about {moment(runs_out, data.get('zone', UTC))}" if runs_out else ""
     return Said(
         title=f"Budget heads for {data['percent']}%{when}: {scope}", lines=_figures(data),
         path="/budgets", key=f"budget:{data['budget_id']}:{scope}",

@@ -209,6 +209,12 @@ def refuse_model(
     return None
 
 
+def allows_model(rules: Sequence[Rules], call: wire.GateRequest, key_id: str, model: str) -> bool:
+    """Return whether no policy over a request refuses a model, whichever one it names."""
+    named = msgspec.structs.replace(call, model=model)
+    return refuse_model(rules, named, key_id, model) is None
+
+
 def _blocked_model(rules: Rules, call: wire.GateRequest, *named: str) -> CallRefusal | None:
     """Refuse a model if any of its names is blocked, or none of them is on the allow list."""
     policy = rules.policy

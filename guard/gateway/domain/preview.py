@@ -1,4 +1,4 @@
-"""What a policy change would have done to recent calls."""
+"""What a policy would have decided about recent calls, and a budget about charges."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.core import wire
+from guard.core import globs, wire
 from guard.gateway.domain import policy
-from guard.gateway.domain.records import Policy
+from guard.gateway.domain.lineage import counted_by
+from guard.gateway.domain.records import BudgetRule, Policy
+from guard.gateway.domain.usage import ChargedEvent
+from guard.gateway.domain.windows import IN_UTC, Calendar, length_ms, period_of
 
+CHARGES_MAX: Final = 50_000
+WORST_MAX: Final = 8
 RECENT_MAX: Final = 1000
 EXAMPLES_MAX: Final = 50
 ORGANISATION_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -116,3 +121,96 @@ def _outcome(rules: Sequence[policy.Rules], recent: RecentCall) -> tuple[str, st
 def replaced(policies: Sequence[Policy], changed: Policy) -> list[Policy]:
     """Return the policies with the one of the same name replaced."""
     return [*(p for p in policies if p.name != changed.name), changed]
+
+
+class ReachedWindow(Struct, kw_only=True):
+    """One window in which the limit would have been reached."""
+
+    scope_id: str
+    period_start_ms: int
+    spent_nanousd: int
+    reached_at_ms: int
+    stopped_calls: int
+    stopped_nanousd: int
+
+
+class BudgetPreview(Struct, kw_only=True):
+    """The outcome. ``since_ms`` is the oldest charge replayed, ``None`` without charges."""
+
+    charges: int
+    since_ms: int | None
+    windows: int
+    reached: int
+    stopped_calls: int
+    stopped_nanousd: int
+    worst: list[ReachedWindow]
+
+
+class _Window(Struct):
+    spent: int = 0
+    reached_at_ms: int | None = None
+    stopped_calls: int = 0
+    stopped: int = 0
+
+
+def _counted(budget: BudgetRule, scope_id: str) -> str | None:
+    """Return the id whose balance counts a charge of a scope, if one does."""
+    if budget.scope_kind == "organisation":
+        return scope_id
+    if budget.scope_kind == "key":
+        return counted_by(budget.scope_id, scope_id)
+    return scope_id if scope_id and globs.matches(budget.scope_id, scope_id) else None
+
+
+def preview_budget(
+    budget: BudgetRule, newest_first: Sequence[ChargedEvent], calendar: Calendar = IN_UTC
+) -> BudgetPreview:
+    """Replay charges against a budget.
+
+    A charge is stopped when its window had already spent the limit; the call that crosses the
+    limit goes through.
+    """
+    windows: dict[tuple[str, int], _Window] = {}
+    length, opened = length_ms(budget.window), dict[str, int]()
+    charges, since_ms = 0, None
+    for charge in reversed(newest_first):
+        scope_id = _counted(budget, charge.scope_id)
+        if scope_id is None:
+            continue
+        charges += 1
+        since_ms = charge.at_ms if since_ms is None else min(since_ms, charge.at_ms)
+        period_start_ms, _ = period_of(budget.window, charge.at_ms, calendar)
+        if length is not None:
+            opened_ms = opened.get(scope_id)
+            if opened_ms is not None and charge.at_ms < opened_ms + length:
+                period_start_ms = opened_ms
+            opened[scope_id] = period_start_ms
+        window = windows.setdefault((scope_id, period_start_ms), _Window())
+        # Its cost counts below all the same: the window shows what was really spent in it.
+        if window.spent >= budget.limit_nanousd:
+            window.stopped_calls += 1
+            window.stopped += charge.cost_nanousd
+            if window.reached_at_ms is None:
+                window.reached_at_ms = charge.at_ms
+        window.spent += charge.cost_nanousd
+        if window.spent >= budget.limit_nanousd and window.reached_at_ms is None:
+            window.reached_at_ms = charge.at_ms
+    reached = [
+        ReachedWindow(
+            scope_id=scope_id, period_start_ms=period_start_ms, spent_nanousd=window.spent,
+            reached_at_ms=window.reached_at_ms, stopped_calls=window.stopped_calls,
+            stopped_nanousd=window.stopped,
+        )
+        for (scope_id, period_start_ms), window in windows.items()
+        if window.reached_at_ms is not None
+    ]  # fmt: skip
+    reached.sort(key=lambda window: (-window.stopped_nanousd, -window.period_start_ms))
+    return BudgetPreview(
+        charges=charges,
+        since_ms=since_ms,
+        windows=len(windows),
+        reached=len(reached),
+        stopped_calls=sum(window.stopped_calls for window in reached),
+        stopped_nanousd=sum(window.stopped_nanousd for window in reached),
+        worst=reached[:WORST_MAX],
+    )

@@ -6,10 +6,12 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from guard.core.wire import NANOUSD_MAX, ControlMessage, NanoUsd
-from guard.gateway.domain.windows import Window
+from guard.core.wire import NANOUSD_MAX, ControlMessage, MayName, NanoUsd
+from guard.gateway.domain.windows import UTC, WEEKDAYS, Calendar, Window, Zone
 
-ScopeKind = Literal["organisation", "workflow", "agent", "chain", "user", "key", "tag", "model"]
+ScopeKind = Literal[
+    "organisation", "workflow", "agent", "chain", "user", "key", "tag", "model", "run"
+]
 PolicyScope = Literal["organisation", "workflow", "agent", "key"]
 BudgetMode = Literal["hard", "soft"]
 BudgetUnit = Literal["usd", "tokens", "calls"]
@@ -20,6 +22,8 @@ Label = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f
 Glob = Annotated[str, Meta(min_length=1, max_length=256)]
 DurationMs = Annotated[int, Meta(ge=1, le=366 * 86_400_000)]
 PerMtok = Annotated[int, Meta(ge=0, le=10**15)]
+NanoLimit = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
+Thresholds = Annotated[list[Annotated[float, Meta(gt=0, le=10)]], Meta(max_length=20)]
 
 ASK_MS: Final = 300_000
 """How long a budget that asks waits for an operator, unless it says otherwise."""
@@ -50,6 +54,9 @@ class OrganisationSettings(Struct, kw_only=True):
             aside, however long its program would; 0 refuses it at once.
         default_tier: the service tier of the OpenAI projects that are used: what a request is held
             at that names none.
+        zone: whose days, weeks and months budgets and pages have, an IANA time zone. A budget may
+            have another one. A change counts for each window when the present one ends.
+        week_begins: the first day of a week.
     """
 
     strict: bool = False
@@ -62,6 +69,14 @@ class OrganisationSettings(Struct, kw_only=True):
     in_doubt: Literal["bound", "likely"] = "bound"
     wait_for_room_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 86_400_000
     default_tier: Literal["standard", "priority", "fast", "ultrafast"] = "standard"
+    zone: Zone = UTC
+    week_begins: Literal[
+        "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"
+    ] = "monday"
+
+    def calendar(self, zone: str = "") -> Calendar:
+        """Return whose days count for a budget, which may have a zone of its own."""
+        return Calendar(zone or self.zone, WEEKDAYS.index(self.week_begins))
 
 
 class Organisation(Struct, kw_only=True):
@@ -87,11 +102,41 @@ class Secret(Struct, kw_only=True):
     used_at_ms: int | None = None
 
 
-class Key(Struct, kw_only=True):
+Attribute = Annotated[str, Meta(max_length=256)]
+Names = Annotated[list[MayName], Meta(max_length=8)]
+
+
+class KeyAttributes(Struct, kw_only=True):
+    """Whose work a key is for (``team``, which never changes), who has it, and what it is for.
+
+    Behind a proxy, ``may_name`` is what its requests may name themselves, and with ``shows_cost``
+    they are told what they have cost. A key that belongs to another has what it lacks from that
+    one.
+    """
+
+    team: Attribute = ""
+    person: Attribute = ""
+    purpose: Attribute = ""
+    may_name: Names = []
+    shows_cost: bool = False
+
+
+class KeyChanges(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What of a key to change; what is left out stays as it is."""
+
+    name: Label | None = None
+    person: Attribute | None = None
+    purpose: Attribute | None = None
+    may_name: Names | None = None
+    shows_cost: bool | None = None
+    expires_at_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+
+
+class Key(KeyAttributes, kw_only=True):
     """An API key, which lasts; its secrets change. One of no organisation is for the whole gateway.
 
-    ``prefix`` is how its newest secret begins, and ``secrets`` in lists of keys has those that are
-    valid, the newest first. ``team`` is whose work it is for, and never changes.
+    ``secrets`` in lists of keys has those that are valid, the newest first; ``prefix`` is how the
+    first of them begins.
     """
 
     key_id: str
@@ -104,11 +149,23 @@ class Key(Struct, kw_only=True):
     created_at_ms: int = 0
     expires_at_ms: int | None = None
     revoked_at_ms: int | None = None
-    team: str = ""
     secrets: list[Secret] = []
 
 
-class BudgetRule(Struct, kw_only=True):
+class BudgetTerms(Struct, kw_only=True):
+    """What a budget has beside its scope, window and limit: as operators set it, and as it is."""
+
+    mode: BudgetMode = "hard"
+    epsilon_nanousd: NanoLimit = 0
+    thresholds: Thresholds = field(default_factory=lambda: [0.8, 1.0])
+    counts: Annotated[list[Glob], Meta(max_length=100)] = []
+    on_exhausted: OnExhausted = "refuse"
+    ask_ms: DurationMs = ASK_MS
+    wind_down_percent: Annotated[int, Meta(ge=0, le=99)] = 0
+    zone: Zone = ""
+
+
+class BudgetRule(BudgetTerms, kw_only=True):
     """A limit on one scope and window.
 
     ``scope_id`` is an exact id, a glob, which gives each matching id a balance of its own, or
@@ -123,7 +180,7 @@ class BudgetRule(Struct, kw_only=True):
     Where a hard budget's ``on_exhausted`` is ``ask``, a call that does not fit waits up to
     ``ask_ms`` for an operator to raise the limit. ``wind_down_percent`` of a hard budget are kept
     for calls that wind down, and for the last request of a run; budgets of calls have no such
-    share.
+    share. Days, weeks and months are those of its ``zone``, or of the organisation's.
     """
 
     budget_id: str
@@ -132,17 +189,10 @@ class BudgetRule(Struct, kw_only=True):
     scope_id: str
     window: Window
     limit_nanousd: int
-    mode: BudgetMode = "hard"
-    epsilon_nanousd: int = 0
-    thresholds: list[float] = field(default_factory=lambda: [0.8, 1.0])
+    unit: BudgetUnit = "usd"
     version: int = 1
     created_at_ms: int = 0
     updated_at_ms: int = 0
-    unit: BudgetUnit = "usd"
-    counts: list[str] = field(default_factory=list)
-    on_exhausted: OnExhausted = "refuse"
-    ask_ms: DurationMs = ASK_MS
-    wind_down_percent: int = 0
 
     @property
     def kept_nanousd(self) -> int:
@@ -479,7 +529,9 @@ class BalanceView(Struct, kw_only=True):
     """What one scope has spent and reserved in one window.
 
     ``kept_nanousd`` of the limit are kept for winding down; ``remaining_nanousd`` includes them.
-    For a budget of tokens or calls, fields called ``nanousd`` count these, and cents are 0.
+    For a budget of tokens or calls, fields called ``nanousd`` count these, and cents are 0. A
+    window of a length has no ``ends_ms`` before its first charge. ``zone`` is whose day, week or
+    month it is.
     """
 
     balance_id: int
@@ -504,6 +556,7 @@ class BalanceView(Struct, kw_only=True):
     unit: BudgetUnit = "usd"
     counts: list[str] = []
     kept_nanousd: int = 0
+    zone: str = UTC
 
 
 class StoredEvent(Struct, kw_only=True):

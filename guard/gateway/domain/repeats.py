@@ -195,3 +195,24 @@ def preview(policy: Policy, counts: Sequence[RepeatCount]) -> RepeatPreview:
         stopped_calls=sum(each.stopped_calls for each in repeated),
         worst=repeated[:WORST_MAX],
     )
+
+
+class RepeatPlace(Struct, frozen=True, kw_only=True):
+    """Identifies a count: of one call of one run.
+
+    Args:
+        organisation_id, run_id: the run.
+        kind, subject: of the call. A run's ``spend`` has no subject, so there is one for each run.
+            A request's is the model that was asked for, or the one that has answered.
+        digest: of the tool and its arguments, or of the model and the prompt.
+        workflow_id, agent, key_id: of the call.
+    """
+
+    organisation_id: str
+    run_id: str
+    kind: LoopKind
+    subject: str = ""
+    digest: str = ""
+    workflow_id: str | None = None
+    agent: str | None = None
+    key_id: str = ""

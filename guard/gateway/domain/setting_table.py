@@ -6,23 +6,27 @@ the record is a setting everywhere.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 from msgspec import Struct
 
 from guard.core import wire
+from guard.core.mistaken import did_you_mean
+from guard.core.visible import quoted
 from guard.core.written_numbers import read_dollars, read_duration, written_duration
 from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.domain.windows import checked_zone
 
-Kind = Literal["flag", "number", "choice"]
+Kind = Literal["flag", "number", "choice", "zone"]
 Value = bool | int | str
-_TRUE: Final = ("1", "true", "yes", "on")
-_FALSE: Final = ("0", "false", "no", "off")
+_FLAGS: Final = {
+    "1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False,
+    "off": False,
+}  # fmt: skip
 
 
 class OrganisationSetting(Struct, frozen=True):
@@ -30,7 +34,7 @@ class OrganisationSetting(Struct, frozen=True):
 
     Attributes:
         name: of the field.
-        kind: a flag, a whole number or a choice.
+        kind: a flag, a whole number, a choice or a time zone.
         default: its value unless it is set.
         says: its description, a sentence or two.
         choices: the values of a choice.
@@ -93,6 +97,8 @@ class OrganisationSetting(Struct, frozen=True):
             return "true or false"
         if self.kind == "choice":
             return f"one of {', '.join(self.choices)}"
+        if self.kind == "zone":
+            return "an IANA time zone, such as Europe/Berlin"
         if self.high is None:
             return "a whole number" if self.low is None else f"a whole number from {self.low} on"
         return f"a whole number from {self.low or 0:,} to {self.high:,}"
@@ -104,6 +110,8 @@ class OrganisationSetting(Struct, frozen=True):
             return {"type": "boolean"}
         if self.kind == "choice":
             return {"enum": list(self.choices)}
+        if self.kind == "zone":
+            return {"type": "string"}
         bounds = {"minimum": self.low or 0, "maximum": self.high}
         return {"type": "integer", **{k: v for k, v in bounds.items() if v is not None}}
 
@@ -114,8 +122,10 @@ class OrganisationSetting(Struct, frozen=True):
             ValueError: not a value of this setting; the text says what is.
         """
         bare = text.strip().lower()
-        if self.kind == "flag" and bare in (*_TRUE, *_FALSE):
-            return bare in _TRUE
+        if self.kind == "zone":
+            return checked_zone(text.strip())
+        if self.kind == "flag":
+            return read_flag(text, f"{self.name} takes ")
         if self.kind == "choice" and bare in self.choices:
             return bare
         if self.kind == "number" and re.fullmatch(r"\d{1,18}", bare.replace("_", "")):
@@ -123,6 +133,22 @@ class OrganisationSetting(Struct, frozen=True):
             if (self.low or 0) <= number and (self.high is None or number <= self.high):
                 return number
         raise ValueError(f"{self.name} takes {self.takes}")
+
+
+def read_flag(text: str, before: str = "") -> bool:
+    """Return whether a text says yes.
+
+    Args:
+        text: true or false, as people write it.
+        before: the beginning of the error's text.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = _FLAGS.get(text.strip().lower())
+    if found is None:
+        raise ValueError(f"{before}true or false")
+    return found
 
 
 def _read(record: type[Struct]) -> dict[str, OrganisationSetting]:
@@ -150,6 +176,8 @@ def _setting(name: str, kind: msgspec.inspect.Type, default: Any, says: str) -> 
         )
     if isinstance(kind, msgspec.inspect.BoolType):
         return OrganisationSetting(name, "flag", default, says)
+    if isinstance(kind, msgspec.inspect.StrType):
+        return OrganisationSetting(name, "zone", default, says)
     assert isinstance(kind, msgspec.inspect.IntType), f"{name} is of a kind that has no form"
     return OrganisationSetting(name, "number", default, says, low=kind.ge, high=kind.le)
 
@@ -163,12 +191,7 @@ def setting(name: str) -> OrganisationSetting:
     Raises:
         ValueError: there is none of this name; the text names the nearest.
     """
-    found = SETTINGS.get(name.strip().replace("-", "_"))
-    if found is None:
-        near = difflib.get_close_matches(name, SETTINGS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SETTINGS)}"
-        raise ValueError(f"there is no setting {name!r}: {hint}")
-    return found
+    return SETTINGS.get(name.strip().replace("-", "_")) or _unknown(name, SETTINGS)
 
 
 def written_setting(name: str) -> tuple[OrganisationSetting, Callable[[str], Value]]:
@@ -186,9 +209,12 @@ def written_setting(name: str) -> tuple[OrganisationSetting, Callable[[str], Val
     if name.strip().replace("-", "_") in SETTINGS:
         found = setting(name)
         return found, found.read
-    near = difflib.get_close_matches(name, by_name, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_name)}"
-    raise ValueError(f"there is no setting {name!r}: {hint}")
+    return _unknown(name, by_name)
+
+
+def _unknown(name: str, names: Iterable[str]) -> NoReturn:
+    meant = did_you_mean(name, names) or f"; there are {', '.join(names)}"
+    raise ValueError(f"there is no setting {quoted(name)}{meant}")
 
 
 def changed(
@@ -206,5 +232,7 @@ def changed(
             wire.convert({found.name: value}, OrganisationSettings)
         except msgspec.ValidationError:
             raise ValueError(f"{found.name} takes {found.takes}") from None
+        if found.kind == "zone":
+            checked_zone(str(value))
         fields[found.name] = value
     return wire.convert(fields, OrganisationSettings)

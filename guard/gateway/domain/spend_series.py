@@ -1,4 +1,4 @@
-"""Spend over time, divided by model, workflow, user, agent or a tag."""
+"""Spend over time, divided by one of ``GROUPS`` or a tag."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-GROUPS: Final = ("model", "workflow", "user", "agent")
+GROUPS: Final = ("model", "workflow", "user", "agent", "key", "team", "person")
 """What spend can be divided by, besides a tag."""
 
 TAG: Final = "tag:"

@@ -9,9 +9,11 @@ from guard.core import globs
 from guard.core.model_names import family
 from guard.gateway.domain import records, windows
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
+from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation, open_with
 from guard.gateway.domain.lineage import lineage
-from guard.gateway.ledger.state import (
+from guard.gateway.domain.windows import DAY_MS
+from guard.gateway.unit.state import (
+    RUN,
     SCOPE_KINDS,
     AccountKeys,
     BudgetIndex,
@@ -19,9 +21,11 @@ from guard.gateway.ledger.state import (
     Meter,
     OrganisationState,
     ScopeKeys,
+    run_scope,
 )
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
+_RUN_KEPT_MS: Final = 30 * DAY_MS
 _METERED: Final[tuple[records.BudgetUnit, ...]] = ("tokens", "calls")
 
 
@@ -55,7 +59,7 @@ def metered_accounts_of(
         return
     metered = org.metered
     if org.many:
-        named = unit.budgets_for(org.organisation_id, _names(keys), _METERED)
+        named = unit.catalogue.budgets_for(org.organisation_id, _names(keys), _METERED)
         metered = _with_several(metered_index(named), metered)
     for meter, index in metered.items():
         own = meter, keys
@@ -69,34 +73,40 @@ def tags_over(
     unit: UnitOfWork,
     org: OrganisationState,
     tags: Mapping[str, str],
+    key_id: str,
+    run_id: str | None,
     reservation: Reservation | None = None,
 ) -> tuple[str, ...]:
-    """Return the tags of a call or an event for :data:`ScopeKeys`; none if no budget has a tag.
+    """Return the tags and the run of a call or an event for :data:`ScopeKeys`.
+
+    None if no budget is of a tag or a run.
 
     Args:
         unit: the unit of work.
         org: whose call it is.
         tags: its own.
+        key_id, run_id: its key, and its run.
         reservation: of the call; an event without tags takes those of the balances that it holds.
     """
-    # Without budgets of tags all calls of a lane have the same keys, so that the cache of accounts
+    # Without such budgets all calls of a lane have the same keys, so that the cache of accounts
     # has one entry for them, and leases can cover them.
     if org.budgets is None:
         _read_budgets(unit, org)
     if not org.is_tagged:
         return ()
+    run = () if run_id is None else (run_scope(key_id, run_id),)
     if tags or reservation is None:
-        return tuple(sorted([f"{name}={value}" for name, value in tags.items()]))
+        return *sorted([f"{name}={value}" for name, value in tags.items()]), *run
     held = {
         *reservation.balance_ids,
         *(i for each in reservation.metered for i in each.balance_ids),
     }
     found = set()
     for balance in map(unit.balance, held):
-        rule = unit.budget(balance.budget_id)
+        rule = unit.catalogue.budget(balance.budget_id)
         if rule is not None and rule.scope_kind == "tag":
             found.add(balance.scope_id)
-    return tuple(sorted(found))
+    return *sorted(found), *run
 
 
 def _open(
@@ -110,14 +120,27 @@ def _open(
     # The cached list is right until the first of its periods ends.
     valid_until_ms = float("inf")
     for budget, scope_id in budgets:
-        start_ms, end_ms = windows.period_of(budget.window, unit.now_ms)
-        if end_ms is not None:
-            valid_until_ms = min(valid_until_ms, end_ms)
-        accounts.append(BudgetAccount(budget, balance_of(unit, budget, scope_id, start_ms, end_ms)))
+        balance = balance_of(unit, org, budget, scope_id)
+        if budget.scope_kind == "run" and budget.window == "total":
+            valid_until_ms = min(valid_until_ms, unit.now_ms + DAY_MS)
+            _prolong(unit, balance)
+        elif balance.ends_ms is not None:
+            valid_until_ms = min(valid_until_ms, balance.ends_ms)
+        elif budget.window != "total":  # its first charge gives it an end
+            valid_until_ms = unit.now_ms
+        accounts.append(BudgetAccount(budget, balance))
     # A fixed order, in which a storage with row locks takes the locks.
     accounts.sort(key=lambda account: account.balance.balance_id)
     unit.cache_accounts(org, keys, valid_until_ms, accounts)
     return accounts
+
+
+def _prolong(unit: UnitOfWork, balance: Balance) -> None:
+    """Let a run's balance end 30 days after its last use, or a day less."""
+    # Written once a day: runs are many, and end without saying so.
+    if balance.ends_ms is None or balance.ends_ms < unit.now_ms + _RUN_KEPT_MS - DAY_MS:
+        unit.change_balances([balance])
+        balance.ends_ms = unit.now_ms + _RUN_KEPT_MS
 
 
 def _budgets_over(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> BudgetIndex:
@@ -129,7 +152,7 @@ def _budgets_over(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> 
     budgets = _read_budgets(unit, org) if org.budgets is None else org.budgets
     if not org.many:
         return budgets
-    index = index_of(unit.budgets_for(org.organisation_id, _names(keys)))
+    index = index_of(unit.catalogue.budgets_for(org.organisation_id, _names(keys)))
     _add_several(index, budgets)
     return index
 
@@ -137,16 +160,16 @@ def _budgets_over(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> 
 def _read_budgets(unit: UnitOfWork, org: OrganisationState) -> BudgetIndex:
     """Read an organisation's budgets, and set all that its state says about them."""
     own = org.organisation_id
-    found = unit.few_budgets(own)
+    found = unit.catalogue.few_budgets(own)
     org.many = found is None
-    rules = unit.budgets_for_several(own) if found is None else found
+    rules = unit.catalogue.budgets_for_several(own) if found is None else found
     org.budgets = index_of(rule for rule in rules if rule.unit == "usd")
     org.metered = metered_index(rules)
-    org.is_metered = bool(org.metered) or (org.many and unit.has_metered_budgets(own))
+    org.is_metered = bool(org.metered) or (org.many and unit.catalogue.has_metered_budgets(own))
     org.is_tagged = (
-        unit.has_budgets_of_tags(own)
+        unit.catalogue.has_budgets_of_tags(own)
         if org.many
-        else any(rule.scope_kind == "tag" for rule in rules)
+        else any(rule.scope_kind in ("tag", "run") for rule in rules)
     )
     return org.budgets
 
@@ -158,8 +181,16 @@ def _names(keys: ScopeKeys) -> dict[str, Sequence[str]]:
         for kind, scope_id in zip(SCOPE_KINDS, keys[:5], strict=True)
         if scope_id is not None
     }
-    names["tag"], names["model"] = keys[5], keys[-1]
+    names["tag"] = [each for each in keys[5] if not each.startswith(RUN)]
+    names["run"] = [name for each in keys[5] if each.startswith(RUN) for name in _run_names(each)]
+    names["model"] = keys[-1]
     return names
+
+
+def _run_names(run: str) -> tuple[str, str]:
+    """Return the id of a run of one key, and the name that the key has given it."""
+    own = run.removeprefix(RUN)
+    return own, own.partition("/")[2]
 
 
 def _add_several(index: BudgetIndex, several: BudgetIndex) -> None:
@@ -211,8 +242,15 @@ def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budg
         if kind in index and scope_id is not None:
             names = lineage(scope_id) if kind == "key" else (scope_id,)
             yield from _applying_to_one(index[kind], names, scope_id)
-    for tag in keys[5] if "tag" in index else ():
-        yield from _applying_to_one(index["tag"], (tag,), tag)
+    for tag in keys[5] if "tag" in index or "run" in index else ():
+        if not tag.startswith(RUN):
+            if "tag" in index:
+                yield from _applying_to_one(index["tag"], (tag,), tag)
+        elif "run" in index:
+            names = _run_names(tag)
+            for budget, name in _applying_to_one(index["run"], names, names[0]):
+                # One that names a run holds for all who name it; of others, each key has its own.
+                yield budget, name if name == budget.scope_id else names[0]
     # A budget of any of a model's names applies. One for several models has a balance for each
     # family, so that dated releases of a model share it.
     if keys[-1] and "model" in index:
@@ -252,30 +290,98 @@ def _matching(pattern: str, names: tuple[str, ...]) -> str | None:
 
 
 def balance_of(
-    unit: UnitOfWork, budget: records.BudgetRule, scope_id: str, start_ms: int, end_ms: int | None
+    unit: UnitOfWork, org: OrganisationState, budget: records.BudgetRule, scope_id: str
 ) -> Balance:
-    """Return the balance of a budget in an open period; it is made where there is none."""
-    found = unit.find_balance(budget.budget_id, scope_id, start_ms)
-    if found is not None:
+    """Return the balance of a budget in the current period; it is made where there is none."""
+    last = unit.newest_balance(budget.budget_id, scope_id, unit.now_ms)
+    found = current(last, budget, scope_id, org.settings.calendar(budget.zone), unit.now_ms)
+    if found is last:
         return found
-    # A budget that is set in the middle of a period counts what was used in it before. Tokens are
-    # read in the period in which the budget was made only: in later ones nothing was used before
-    # the balance. Calls are stored nowhere else; they count from the first one under their budget.
-    opening = 0
-    if budget.unit == "usd" or budget.opens_with_tokens(start_ms):
+    if opens_with_usage(found, budget):
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
-        cost, tokens = unit.used_before(*scope, start_ms, end_ms)
-        opening = cost if budget.unit == "usd" else tokens
-    return unit.add_balance(
-        Balance(
-            balance_id=0,
-            budget_id=budget.budget_id,
-            scope_id=scope_id,
-            period_start_ms=start_ms,
-            ends_ms=end_ms,
-            opening=opening,
-            committed=opening,
-            overspend=max(0, opening - budget.limit_nanousd),
-            authorized_max=budget.limit_nanousd,
+        period = (found.period_start_ms, found.ends_ms)
+        cost, tokens = unit.used_before(*scope, *period, budget.scope_id)
+        found.opening = found.committed = cost if budget.unit == "usd" else tokens
+    found.overspend = max(0, found.opening - budget.limit_nanousd)
+    return unit.add_balance(found)
+
+
+def current(
+    last: Balance | None,
+    budget: records.BudgetRule,
+    scope_id: str,
+    calendar: windows.Calendar,
+    now_ms: int,
+) -> Balance:
+    """Return the last balance of a budget if its period has not ended, else a new one.
+
+    After a change of the zone the new period begins where the last one has ended, so that each
+    charge counts in one of them. Less than half a period is added to the next one, so that no limit
+    is given for a few hours.
+    """
+    # That of a run without a window ends only so that it leaves when it is not used any more.
+    if last is not None and (budget.window == "total" or last.covers(now_ms)):
+        return last
+    start_ms, ends_ms = windows.period_of(budget.window, now_ms, calendar)
+    if ends_ms is not None and last is not None and start_ms < (last.ends_ms or 0):
+        half_ms, start_ms = (ends_ms - start_ms) // 2, last.ends_ms or 0
+        if ends_ms - start_ms < half_ms:
+            _, ends_ms = windows.period_of(budget.window, ends_ms, calendar)
+    return Balance(
+        balance_id=0, budget_id=budget.budget_id, scope_id=scope_id, period_start_ms=start_ms,
+        ends_ms=ends_ms, authorized_max=budget.limit_nanousd, zone=calendar.zone,
+    )  # fmt: skip
+
+
+def opens_with_usage(balance: Balance, budget: records.BudgetRule) -> bool:
+    """Return whether a new balance counts what was used in its period before.
+
+    That of a budget which is set in the middle of a period does. Tokens are read in the period in
+    which the budget was made only: in later ones nothing was used before the balance. Calls are
+    stored nowhere else, and neither are runs of one key; they count from the first one under their
+    budget, and so does everything in a window of a length.
+    """
+    if budget.scope_kind == "run" or windows.length_ms(budget.window) is not None:
+        return False
+    return budget.unit == "usd" or budget.opens_with_tokens(balance.period_start_ms)
+
+
+def _balances_under(
+    unit: UnitOfWork, budget: records.BudgetRule, removed: records.BudgetRule
+) -> list[Balance]:
+    """Return the balances of a budget for several that may count what a removed one has counted."""
+    several = removed.scope_kind in ("key", "model") or globs.is_pattern(removed.scope_id)
+    if several:
+        return unit.open_balances(budget.budget_id)
+    found = unit.newest_balance(budget.budget_id, removed.scope_id, unit.now_ms)
+    return [] if found is None or not found.covers(unit.now_ms) else [found]
+
+
+def catch_up(
+    unit: UnitOfWork, budget: records.BudgetRule, removed: records.BudgetRule
+) -> list[Balance]:
+    """Add to a budget's balances what was used while a more specific one was in force instead.
+
+    Returns:
+        the balances that have changed. None under a budget of calls: used ones are not stored; nor
+        of a length, whose window counts from its first charge only.
+    """
+    changed: list[Balance] = []
+    if windows.length_ms(budget.window) is not None:
+        return changed
+    scopes = (removed.organisation_id, removed.scope_kind)
+    for balance in _balances_under(unit, budget, removed) if budget.unit != "calls" else ():
+        own = balance.scope_id
+        names = lineage(own) if removed.scope_kind == "key" else (own,)
+        # A model's balance is its family's, of which the removed budget may have named one.
+        if removed.scope_kind != "model" and _matching(removed.scope_id, names) is None:
+            continue
+        used = unit.used_before(
+            *scopes, own, balance.period_start_ms, balance.ends_ms, budget.scope_id
         )
-    )
+        lacking = used[budget.unit == "tokens"] - balance.committed
+        if lacking > 0:
+            unit.change_balances([balance])
+            open_with(BudgetAccount(budget, balance), lacking, unit.now_ms)
+            changed.append(balance)
+    return changed

@@ -12,18 +12,18 @@ from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.ledger import audit, webhooks
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def tell(unit: UnitOfWork, organisation_id: str, fact: alerts.Fact) -> bool:
     """Send a fact to the channels that want it, unless it was sent; return whether any gets it."""
-    told_ms = unit.told_at(organisation_id, fact.key)
+    told_ms = unit.alerts.told_at(organisation_id, fact.key)
     if told_ms is not None and unit.now_ms < told_ms + fact.again_ms:
         return False
     # A fact that no channel wanted is not noted, so a rule that is added later still gets it.
     if not webhooks.enqueue(unit, organisation_id, fact.type, fact.data, fact.rule):
         return False
-    unit.note_told(organisation_id, fact.key)
+    unit.alerts.note_told(organisation_id, fact.key)
     return True
 
 
@@ -36,7 +36,7 @@ def tell_all(unit: UnitOfWork, organisation_id: str, facts: list[alerts.Fact]) -
 
 def lapse(unit: UnitOfWork) -> None:
     """Delete the notes on facts that were sent long ago."""
-    unit.forget_told(unit.now_ms - alerts.FORGET_MS)
+    unit.alerts.forget_told(unit.now_ms - alerts.FORGET_MS)
 
 
 def put_rule(
@@ -49,17 +49,17 @@ def put_rule(
         ConflictError: a channel that it names does not exist, or there are too many rules.
     """
     own = organisation(unit, organisation_id).organisation_id
-    known = {each.name: each for each in unit.alert_rules(own)}
+    known = {each.name: each for each in unit.alerts.alert_rules(own)}
     if known.get(rule.name) == rule:
         return rule
     if rule.name not in known and len(known) >= alerts.RULES_MAX:
         raise ConflictError(f"an organisation has at most {alerts.RULES_MAX} rules of alerts")
-    there = {each.name for each in unit.channels(own)}
+    there = {each.name for each in unit.alerts.channels(own)}
     missing = [name for name in rule.channels if name not in there]
     if missing:
         near = did_you_mean(missing[0], there)
         raise ConflictError(f"there is no channel {missing[0]}{near}")
-    unit.save_alert_rule(own, rule)
+    unit.alerts.save_alert_rule(own, rule)
     audit.record(unit, actor, "alert.put", rule.name, msgspec.to_builtins(rule), own)
     return rule
 
@@ -70,7 +70,7 @@ def delete_rule(unit: UnitOfWork, actor: Actor, organisation_id: str, name: str)
     Raises:
         NotFoundError: no such rule.
     """
-    if not unit.delete_alert_rule(organisation_id, name):
+    if not unit.alerts.delete_alert_rule(organisation_id, name):
         raise NotFoundError("no such rule of alerts")
     audit.record(unit, actor, "alert.delete", name, {}, organisation_id)
 
@@ -102,7 +102,7 @@ def put_channel(
         ValueError: something is missing, or contradictory.
     """
     own = organisation(unit, wanted.organisation_id).organisation_id
-    known = unit.channel(own, wanted.name)
+    known = unit.alerts.channel(own, wanted.name)
     old, kept = (None, alerts.ChannelSecrets()) if known is None else known
     if old is None:
         webhooks.require_room(unit, own)
@@ -130,7 +130,7 @@ def put_channel(
     )
     if new == old and merged == kept:
         return new, False
-    unit.save_channel(new, merged)
+    unit.alerts.save_channel(new, merged)
     details: dict[str, Any] = {
         "kind": new.kind, "options": msgspec.to_builtins(new.options), "enabled": new.enabled,
         "secret": "changed" if merged != kept else "kept",
@@ -142,8 +142,8 @@ def put_channel(
 def known_secrets(unit: UnitOfWork, organisation_id: str) -> dict[str, alerts.ChannelSecrets]:
     """Return the secrets of an organisation's channels, by name."""
     found = {}
-    for each in unit.channels(organisation_id):
-        known = unit.channel(organisation_id, each.name)
+    for each in unit.alerts.channels(organisation_id):
+        known = unit.alerts.channel(organisation_id, each.name)
         if known is not None:
             found[each.name] = known[1]
     return found
@@ -156,18 +156,18 @@ def delete_channel(unit: UnitOfWork, actor: Actor, organisation_id: str, name: s
         NotFoundError: no such channel.
         ConflictError: a rule is for this channel only.
     """
-    known = unit.channel(organisation_id, name)
+    known = unit.alerts.channel(organisation_id, name)
     if known is None:
         raise NotFoundError("no such channel")
-    rules = [rule for rule in unit.alert_rules(organisation_id) if name in rule.channels]
+    rules = [rule for rule in unit.alerts.alert_rules(organisation_id) if name in rule.channels]
     for rule in rules:
         # An empty list means every channel, which is not what is left of a rule for this one.
         if rule.channels == [name]:
             raise ConflictError(f"the rule {rule.name} is for this channel only: remove it first")
     for rule in rules:
         left = [each for each in rule.channels if each != name]
-        unit.save_alert_rule(organisation_id, msgspec.structs.replace(rule, channels=left))
-    unit.delete_webhook(organisation_id, known[0].channel_id)
+        unit.alerts.save_alert_rule(organisation_id, msgspec.structs.replace(rule, channels=left))
+    unit.alerts.delete_webhook(organisation_id, known[0].channel_id)
     audit.record(unit, actor, "channel.delete", name, {}, organisation_id)
 
 
@@ -177,7 +177,7 @@ def test_channel(unit: UnitOfWork, actor: Actor, organisation_id: str, name: str
     Raises:
         NotFoundError: no such channel.
     """
-    known = unit.channel(organisation_id, name)
+    known = unit.alerts.channel(organisation_id, name)
     if known is None:
         raise NotFoundError("no such channel")
     data = {"channel": name, "sent_by": actor.name}

@@ -18,8 +18,8 @@ from guard.gateway.domain.commands import CallRefusal, GateCommand
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import requests
 from guard.gateway.ledger.estimates import function_of, subjects
-from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import OrganisationState
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 STREAMS: Final = 8
 """How many streams without a limit can share the unspent money of a budget."""

@@ -10,7 +10,7 @@ from guard.gateway.domain.answer_links import Subject
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.ledger import approvals, asks, webhooks
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 Verdict = Literal["approve", "refuse"]
 SEEN_MS: Final = 900_000
@@ -45,7 +45,7 @@ def take(
     """
     # If the answer fails below, this is undone with it: the person may use the message again.
     digest = hashlib.sha256(once.encode()).hexdigest()
-    if not unit.use_nonce(channel_id, digest, max(until_ms, unit.now_ms + SEEN_MS)):
+    if not unit.directory.use_nonce(channel_id, digest, max(until_ms, unit.now_ms + SEEN_MS)):
         raise ConflictError("this was used before")
     who = actor.name
     if subject.kind == "approval":

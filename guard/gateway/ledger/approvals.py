@@ -20,10 +20,10 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.ledger import audit, control, webhooks
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import OrganisationState
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
-EXPIRE_MAX: Final = 500
+EXPIRE_MAX: Final = 100
 """Maximum approvals that one sweep ends."""
 PRESENCE_MS: Final = 30_000
 """How long an approval stays open after its caller's last renewal."""

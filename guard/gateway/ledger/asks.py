@@ -21,7 +21,7 @@ from guard.gateway.domain.waiting import LAPSE_MS, RETRY_MS
 from guard.gateway.ledger import audit, control, webhooks
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.amounts import GateDecision
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 FORGET_MS: Final = 60_000
 """A call that has not asked for so long is taken for gone. Long enough for a gateway to restart."""
@@ -32,7 +32,7 @@ def may_wait(decision: GateDecision, account: BudgetAccount) -> bool:
     if not account.rule.asks:
         return False
     unit = decision.unit
-    known = unit.budget_ask(account.balance.balance_id, decision.command.call.call_id)
+    known = unit.raises.budget_ask(account.balance.balance_id, decision.command.call.call_id)
     return known is None or unit.now_ms < known[0].deadline_ms
 
 
@@ -46,7 +46,7 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
     unit, call = decision.unit, decision.command.call
     for account, needed in asked:
         balance, rule = account.balance, account.rule
-        known = unit.budget_ask(balance.balance_id, call.call_id)
+        known = unit.raises.budget_ask(balance.balance_id, call.call_id)
         asked_at_ms, deadline_ms = unit.now_ms, unit.now_ms + rule.ask_ms
         if known is not None:
             ask, seen_ms = known
@@ -55,11 +55,11 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
             if ask.limit_nanousd == rule.limit_nanousd:
                 # Waiting calls ask about every second; more often is not worth a write.
                 if unit.now_ms - seen_ms >= RETRY_MS // 2:
-                    unit.save_ask(ask)
+                    unit.raises.save_ask(ask)
                 continue
         # One notice for a limit, however many calls wait; another one after a time without any.
         since_ms = unit.now_ms - LAPSE_MS
-        is_first = not unit.is_asked(balance.balance_id, rule.limit_nanousd, since_ms)
+        is_first = not unit.raises.is_asked(balance.balance_id, rule.limit_nanousd, since_ms)
         ask = records.BudgetAsk(
             organisation_id=rule.organisation_id, budget_id=rule.budget_id,
             balance_id=balance.balance_id, scope=account.label(),
@@ -70,7 +70,7 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
             model=call.model, asked_at_ms=asked_at_ms, deadline_ms=deadline_ms,
             unit=rule.unit, counts=rule.counts,
         )  # fmt: skip
-        unit.save_ask(ask)
+        unit.raises.save_ask(ask)
         if is_first:
             webhooks.enqueue(unit, rule.organisation_id, "budget.asks", msgspec.to_builtins(ask))
 
@@ -93,14 +93,14 @@ def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refuse
     found = []
     for account in accounts:
         if account.rule.asks:
-            known = unit.budget_ask(account.balance.balance_id, call_id)
+            known = unit.raises.budget_ask(account.balance.balance_id, call_id)
             if known is not None:
                 found.append(known[0])
     if not found:
         return ""
     # An operator sees a call only as long as it waits. That no answer came in time is recorded, as
     # it is the reason for the refusal.
-    unit.drop_asks(own, call_id)
+    unit.raises.drop_asks(own, call_id)
     for ask in found if refused else ():
         if unit.now_ms >= ask.deadline_ms and not ask.refused_by:
             details = {"call_id": call_id, "scope": ask.scope, "needed_nanousd": ask.needed_nanousd}
@@ -121,7 +121,7 @@ def require_open(
         NotFoundError: the organisation has no such call.
         ConflictError: it waits no longer.
     """
-    known = unit.budget_ask(balance_id, call_id)
+    known = unit.raises.budget_ask(balance_id, call_id)
     if known is None or known[0].organisation_id != organisation_id:
         raise NotFoundError("no such call that waits for a raise")
     if unit.now_ms >= known[0].deadline_ms:
@@ -148,7 +148,7 @@ def refuse(
     refused = msgspec.structs.replace(
         ask, deadline_ms=unit.now_ms, refused_by=actor.name, refused_reason=reason
     )
-    unit.save_ask(refused)
+    unit.raises.save_ask(refused)
     details = {
         "call_id": call_id,
         "scope": ask.scope,
@@ -175,7 +175,7 @@ def refuse_all(
         NotFoundError: no such budget.
         ConflictError: none of them waits any more.
     """
-    budget = unit.budget(budget_id)
+    budget = unit.catalogue.budget(budget_id)
     if budget is None or budget.organisation_id != organisation_id:
         raise NotFoundError("no such budget")
     refused = []
@@ -191,7 +191,7 @@ def refuse_all(
 
 def lapse(unit: UnitOfWork) -> None:
     """Delete the questions of calls whose callers have gone."""
-    unit.drop_lapsed_asks(unit.now_ms - FORGET_MS)
+    unit.raises.drop_lapsed_asks(unit.now_ms - FORGET_MS)
 
 
 def raise_budget(
@@ -220,12 +220,12 @@ def raise_budget(
         ConflictError: the key was used for another raise, the budget is in another unit, or the
             limit would pass what can be counted.
     """
-    old = unit.budget(budget_id)
+    old = unit.catalogue.budget(budget_id)
     if old is None or old.organisation_id != organisation_id:
         raise NotFoundError("no such budget")
     # Before everything that may refuse: a repeat of a raise that was made, such as one whose answer
     # was lost, must succeed even if the budget has changed since.
-    done = unit.budget_raise(organisation_id, raise_key) if raise_key else None
+    done = unit.raises.budget_raise(organisation_id, raise_key) if raise_key else None
     if done is not None:
         if (done.budget_id, done.by_nanousd) != (budget_id, by_nanousd):
             raise ConflictError("this key was used before for another raise")
@@ -246,8 +246,8 @@ def raise_budget(
         budget_id=budget_id, by_nanousd=by_nanousd, limit_nanousd=new.limit_nanousd,
         raised_at_ms=unit.now_ms, raised_by=actor.name, unit=old.unit,
     )  # fmt: skip
-    unit.add_raise(raised)
-    unit.save_budget(new)
+    unit.raises.add_raise(raised)
+    unit.catalogue.save_budget(new)
     control.budget_changed(unit, organisation(unit, organisation_id), old, new)
     details = {
         "by_nanousd": by_nanousd,

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from guard.gateway.domain.commands import Actor
-from guard.gateway.ledger.state import AuditRow
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import AuditRow
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 GENESIS: Final = "0" * 64
 """The hash before the first entry."""
@@ -30,13 +30,13 @@ def record(
     organisation_id: str | None = None,
 ) -> None:
     """Append one action, in the transaction of the action itself: neither exists alone."""
-    head = unit.audit_head()
+    head = unit.directory.audit_head()
     seq, prev_hash = (1, GENESIS) if head is None else (head[0] + 1, head[1])
     text = json.dumps(details, sort_keys=True, separators=(",", ":"))
     row = AuditRow(
         seq, unit.now_ms, organisation_id, actor.name, action, target, text, prev_hash, ""
     )
-    unit.add_audit(row._replace(hash=_hash(prev_hash, row)))
+    unit.directory.add_audit(row._replace(hash=_hash(prev_hash, row)))
 
 
 def _hash(prev_hash: str, row: AuditRow) -> str:
@@ -98,11 +98,13 @@ def prune(unit: UnitOfWork, cutoff_ms: int, limit: int) -> int:
         cutoff_ms: entries from this moment on stay.
         limit: how many to delete at most.
     """
-    old = list(itertools.takewhile(lambda row: row.at_ms < cutoff_ms, unit.oldest_audit(limit)))
+    old = list(
+        itertools.takewhile(lambda row: row.at_ms < cutoff_ms, unit.directory.oldest_audit(limit))
+    )
     if not old:
         return 0
     last = old[-1]
-    unit.drop_audit(last)
+    unit.directory.drop_audit(last)
     details = {"through": last.seq, "hash": last.hash, "entries": len(old)}
     record(unit, Actor("retention"), PRUNE, str(last.seq), details)
     return len(old)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,10 +12,10 @@ from guard.gateway.domain import records
 from guard.gateway.domain.alerts import AlertRule, Channel, ChannelSecrets
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.rulesets import Change, PlannedStep, RuleSet, plan, plan_settings
+from guard.gateway.domain.rulesets import Change, PlannedStep, Record, RuleSet, plan, plan_settings
 from guard.gateway.ledger import alerting, audit, control, directory
-from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.ledger.accounts import catch_up, organisation
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.BudgetRule) -> records.BudgetRule:
@@ -23,7 +25,7 @@ def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.BudgetRule) -> re
         NotFoundError: no such organisation.
     """
     org = organisation(unit, wanted.organisation_id)
-    old = unit.find_budget(wanted)
+    old = unit.catalogue.find_budget(wanted)
     new = msgspec.structs.replace(
         wanted,
         budget_id=unit.ids.uuid7(unit.now_ms) if old is None else old.budget_id,
@@ -33,8 +35,9 @@ def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.BudgetRule) -> re
     )
     if old is not None and _same(old, new):
         return old
-    unit.save_budget(new)
-    control.budget_changed(unit, org, old or new, new)
+    unit.catalogue.save_budget(new)
+    if old is not None:
+        control.budget_changed(unit, org, old, new)
     audit.record(
         unit, actor, "budget.put", new.budget_id, msgspec.to_builtins(new), new.organisation_id
     )
@@ -54,16 +57,23 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def delete_budget(unit: UnitOfWork, actor: Actor, organisation_id: str, budget_id: str) -> None:
-    """Remove a budget; its balances stay stored.
+    """Remove a budget; its balances stay stored, and budgets for several count in its place.
 
     Raises:
         NotFoundError: no such budget.
     """
-    old = unit.budget(budget_id)
+    old = unit.catalogue.budget(budget_id)
     if old is None or old.organisation_id != organisation_id:
         raise NotFoundError("no such budget")
-    unit.delete_budget(old)
-    control.budget_changed(unit, organisation(unit, organisation_id), old, None)
+    unit.catalogue.delete_budget(old)
+    org = organisation(unit, organisation_id)
+    control.budget_changed(unit, org, old, None)
+    for rule in unit.catalogue.budgets_for_several(organisation_id):
+        is_alike = (rule.scope_kind, rule.window, rule.unit, rule.counts) == (
+            old.scope_kind, old.window, old.unit, old.counts
+        )  # fmt: skip
+        if is_alike and catch_up(unit, rule, old):
+            control.budget_changed(unit, org, rule, rule)
     audit.record(unit, actor, "budget.delete", budget_id, {}, organisation_id)
     _announce(unit, old)
 
@@ -75,7 +85,7 @@ def put_policy(unit: UnitOfWork, actor: Actor, wanted: records.Policy) -> record
         NotFoundError: no such organisation.
     """
     organisation(unit, wanted.organisation_id)
-    old = unit.policy(wanted.organisation_id, wanted.name)
+    old = unit.catalogue.policy(wanted.organisation_id, wanted.name)
     new = msgspec.structs.replace(
         wanted,
         policy_id=unit.ids.uuid7(unit.now_ms) if old is None else old.policy_id,
@@ -85,7 +95,7 @@ def put_policy(unit: UnitOfWork, actor: Actor, wanted: records.Policy) -> record
     )
     if old is not None and _same(old, new):
         return old
-    unit.add_policy_version(new)
+    unit.catalogue.add_policy_version(new)
     details = {"version": new.version, "document": msgspec.to_builtins(new.document)}
     audit.record(unit, actor, "policy.put", new.name, details, new.organisation_id)
     control.announce_catalogue(
@@ -100,10 +110,10 @@ def delete_policy(unit: UnitOfWork, actor: Actor, organisation_id: str, name: st
     Raises:
         NotFoundError: no such policy.
     """
-    old = unit.policy(organisation_id, name)
+    old = unit.catalogue.policy(organisation_id, name)
     if old is None:
         raise NotFoundError("no such policy")
-    unit.retire_policy(old)
+    unit.catalogue.retire_policy(old)
     audit.record(unit, actor, "policy.delete", name, {}, organisation_id)
     control.announce_catalogue(unit, organisation_id, f"policy {name} removed")
 
@@ -115,7 +125,7 @@ def put_price(unit: UnitOfWork, actor: Actor, wanted: records.Price) -> records.
         NotFoundError: no such organisation.
     """
     organisation(unit, wanted.organisation_id)
-    old = unit.price(wanted.organisation_id, wanted.provider, wanted.model)
+    old = unit.catalogue.price(wanted.organisation_id, wanted.provider, wanted.model)
     new = msgspec.structs.replace(
         wanted,
         price_id=unit.ids.uuid7(unit.now_ms) if old is None else old.price_id,
@@ -124,7 +134,7 @@ def put_price(unit: UnitOfWork, actor: Actor, wanted: records.Price) -> records.
     )
     if old is not None and _same(old, new):
         return old
-    unit.save_price(new)
+    unit.catalogue.save_price(new)
     audit.record(
         unit, actor, "price.put", new.price_id, msgspec.to_builtins(new), new.organisation_id
     )
@@ -138,7 +148,7 @@ def delete_price(unit: UnitOfWork, actor: Actor, organisation_id: str, price_id:
     Raises:
         NotFoundError: no such price.
     """
-    if not unit.delete_price(organisation_id, price_id):
+    if not unit.catalogue.delete_price(organisation_id, price_id):
         raise NotFoundError("no such price")
     audit.record(unit, actor, "price.delete", price_id, {}, organisation_id)
     control.announce_catalogue(unit, organisation_id, "price changed")
@@ -149,63 +159,76 @@ def apply(
     actor: Actor,
     organisation_id: str,
     wanted: RuleSet,
+    steps: Sequence[PlannedStep] = (),
     *,
     dry_run: bool,
     prune: bool,
 ) -> list[Change]:
-    """Compare the wanted rules with the current ones, and activate them unless it is a dry run.
+    """Activate a file's settings, channels and alerts, and take some steps of its plan.
+
+    Args:
+        unit: the unit of work.
+        actor: who does it.
+        organisation_id: whose rules.
+        wanted: the settings, channels and alerts.
+        steps: that change budgets, policies and prices.
+        dry_run: only compare the settings, channels and alerts.
+        prune: also remove channels and alerts that are not wanted.
+
+    Returns:
+        The changes of settings, channels and alerts.
 
     Raises:
         NotFoundError: no such organisation.
-        ValueError: no such setting, or a value that it does not take.
+        ConflictError, ValueError: there cannot be such settings, channels or alerts.
     """
     known = organisation(unit, organisation_id).settings
     current = RuleSet(
-        unit.budgets(organisation_id),
-        unit.policies(organisation_id),
-        unit.prices(organisation_id),
-        channels=unit.channels(organisation_id),
-        alerts=unit.alert_rules(organisation_id),
+        channels=unit.alerts.channels(organisation_id),
+        alerts=unit.alerts.alert_rules(organisation_id),
         secrets=alerting.known_secrets(unit, organisation_id) if wanted.secrets else {},
     )
-    steps = plan(current, wanted, prune=prune)
+    notices = plan(current, wanted, prune=prune)
     changes, settings = plan_settings(known, wanted.settings, prune=prune)
     if not dry_run:
-        for step in steps:
+        for step in (*notices, *steps):
             _take(unit, actor, organisation_id, step, wanted)
         if settings != known:
             directory.update_organisation(unit, actor, organisation_id, settings)
-    return [*(step.change for step in steps), *changes]
+    return [*(step.change for step in notices), *changes]
 
 
 def _take(
     unit: UnitOfWork, actor: Actor, organisation_id: str, step: PlannedStep, wanted: RuleSet
 ) -> None:
     change, record = step.change.change, step.record
-    if change == "unchanged":
+    if change == "delete":
+        # What somebody else has removed since it was planned need not be removed.
+        with contextlib.suppress(NotFoundError):
+            _remove(unit, actor, organisation_id, record)
+    elif change == "unchanged":
         return
-    if isinstance(record, records.BudgetRule):
-        if change == "delete":
-            delete_budget(unit, actor, organisation_id, record.budget_id)
-        else:
-            put_budget(unit, actor, record)
+    elif isinstance(record, records.BudgetRule):
+        put_budget(unit, actor, record)
     elif isinstance(record, records.Policy):
-        if change == "delete":
-            delete_policy(unit, actor, organisation_id, record.name)
-        else:
-            put_policy(unit, actor, record)
+        put_policy(unit, actor, record)
     elif isinstance(record, Channel):
-        if change == "delete":
-            alerting.delete_channel(unit, actor, organisation_id, record.name)
-        else:
-            given = wanted.secrets.get(record.name, ChannelSecrets())
-            alerting.put_channel(unit, actor, record, given, wanted.fresh[record.name])
+        given = wanted.secrets.get(record.name, ChannelSecrets())
+        alerting.put_channel(unit, actor, record, given, wanted.fresh[record.name])
     elif isinstance(record, AlertRule):
-        if change == "delete":
-            alerting.delete_rule(unit, actor, organisation_id, record.name)
-        else:
-            alerting.put_rule(unit, actor, organisation_id, record)
-    elif change == "delete":
-        delete_price(unit, actor, organisation_id, record.price_id)
+        alerting.put_rule(unit, actor, organisation_id, record)
     else:
         put_price(unit, actor, msgspec.structs.replace(record, from_file=True))
+
+
+def _remove(unit: UnitOfWork, actor: Actor, own: str, record: Record) -> None:
+    if isinstance(record, records.BudgetRule):
+        delete_budget(unit, actor, own, record.budget_id)
+    elif isinstance(record, records.Policy):
+        delete_policy(unit, actor, own, record.name)
+    elif isinstance(record, Channel):
+        alerting.delete_channel(unit, actor, own, record.name)
+    elif isinstance(record, AlertRule):
+        alerting.delete_rule(unit, actor, own, record.name)
+    else:
+        delete_price(unit, actor, own, record.price_id)

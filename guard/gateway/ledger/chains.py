@@ -6,8 +6,8 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain.commands import RequestOrigin
-from guard.gateway.ledger.state import ChainState, OrganisationState
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import ChainState, OrganisationState
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 FOREIGN: Final = "the chain was opened in another workflow than the key's"
 

@@ -18,8 +18,8 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import chains, control, expiry, idempotency, metered, repeats, requests
 from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
-from guard.gateway.ledger.state import OrganisationState, ScopeKeys
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import IN_DOUBT, OrganisationState, ScopeKeys
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 PREPAID: Final = "prepaid"
 """Flag of events that were paid for, wholly or in part, by the charge at a reservation's expiry."""
@@ -64,7 +64,7 @@ def _add_verdict(
     """Add the state of the last event's workflow to the reply, for the SDK to stop by."""
     keys = (
         last.workflow_id, last.agent, last.chain_id, last.user, request.key_id,
-        tags_over(unit, org, last.tags), (),
+        tags_over(unit, org, last.tags, request.key_id, last.run_id), (),
     )  # fmt: skip
     account = ledger.tightest(accounts_of(unit, org, keys))
     reply.budget = None if account is None else account.view()
@@ -184,7 +184,7 @@ def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -
         cost=amount,
         price_source="vendor",
         model=reservation.model,
-        flags=f"estimated {requests.IN_DOUBT}",
+        flags=f"estimated {IN_DOUBT}",
     )
     # Only for a single request: a lease's amount can be that of several, which nothing is known of.
     if reservation.is_request:
@@ -237,7 +237,7 @@ def _record(
     named = models.names(priced.model, asked)
     keys = (
         event.workflow_id, event.agent, event.chain_id, event.user, request.key_id,
-        tags_over(unit, org, event.tags, reservation), named,
+        tags_over(unit, org, event.tags, request.key_id, event.run_id, reservation), named,
     )  # fmt: skip
     if cost:
         accounts = _charged_accounts(unit, org, keys, reservation)
@@ -328,6 +328,7 @@ def _commit_cost(
         cost,
         reservation,
         held_on,
+        now_ms=unit.now_ms,
         strict=org.settings.strict,
         chain_over_permille=allowance,
     )

@@ -13,8 +13,8 @@ from guard.gateway.domain.commands import Actor, CallRefusal, PostCommitEvent
 from guard.gateway.domain.ledger import Balance, BudgetAccount
 from guard.gateway.ledger import alerting, audit, webhooks
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import OrganisationState
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 CONTROL_KEEP: Final = 5000
 """How many of an organisation's newest messages are kept for replay."""
@@ -101,8 +101,12 @@ def announce_catalogue(unit: UnitOfWork, organisation_id: str, reason: str) -> N
 def announce_rules(unit: UnitOfWork, organisation_id: str, reason: str) -> None:
     """Notify SDKs that a policy, a price, a budget or the settings changed.
 
-    An SDK then asks again, even for calls that its leases would cover.
+    An SDK then asks again, even for calls that its leases would cover: for all rules, so that one
+    message is enough for all that a unit of work changes.
     """
+    told = (e.message for e in unit.events if e.organisation_id == organisation_id)
+    if any(message is not None and message.type == "policy" for message in told):
+        return
     draft = wire.ControlMessage(seq=0, type="policy", workflow_id="*", reason=reason)
     publish(unit, organisation(unit, organisation_id), draft)
 
@@ -120,7 +124,7 @@ def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Ch
         if not account.rule.asks:
             _announce_budget(unit, org, account, exhausted=True)
     for account, share in charged.crossed:
-        body = {**_about(account), "threshold": share}
+        body = {**_about(unit, account), "threshold": share}
         webhooks.enqueue(unit, org.organisation_id, "budget.threshold", body)
 
 
@@ -132,18 +136,21 @@ def tell_exhausted(unit: UnitOfWork, account: BudgetAccount) -> None:
     fact = alerts.Fact(
         type="budget.exhausted",
         key=f"exhausted:{balance.balance_id}:{rule.limit_nanousd}",
-        data={**_about(account), "asks": rule.asks},
+        data={**_about(unit, account), "asks": rule.asks},
     )
     alerting.tell(unit, rule.organisation_id, fact)
 
 
-def _about(account: BudgetAccount) -> dict[str, Any]:
+def _about(unit: UnitOfWork, account: BudgetAccount) -> dict[str, Any]:
     """Return a notice's data about a budget."""
     view = account.view() if account.rule.unit == "usd" else account.counted()
+    key = unit.directory.key(account.balance.scope_id) if account.rule.scope_kind == "key" else None
     return {
+        **({} if key is None else {"key_name": key.name}),
         "budget_id": account.rule.budget_id,
         "scope": account.label(),
         "unit": account.rule.unit,
+        "zone": account.balance.zone,
         "budget": msgspec.to_builtins(view),
     }
 
@@ -174,7 +181,7 @@ def lift_ended(unit: UnitOfWork) -> None:
     """Lift the exhaustion of periods that have ended."""
     for balance, organisation_id in unit.ended_exhausted():
         org = organisation(unit, organisation_id)
-        _lift(unit, org, unit.budget(balance.budget_id), balance)
+        _lift(unit, org, unit.catalogue.budget(balance.budget_id), balance)
 
 
 def lift_unspent(
@@ -219,7 +226,7 @@ def budget_changed(
         balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)
         # Runs that used up the kept share of the old limit may have room again.
         if old.wind_down_percent:
-            unit.end_wind_downs(balance.balance_id)
+            unit.raises.end_wind_downs(balance.balance_id)
         was_told = balance.exhausted and not old.asks
         if balance.exhausted and not spent_up:
             _lift(unit, org, rule, balance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -13,7 +14,9 @@ from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.domain.lineage import LENGTH_MAX, lineage
 from guard.gateway.ledger import audit, control
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
+
+_ATTRIBUTES: Final = records.KeyAttributes.__struct_fields__
 
 
 def announce_workflow(unit: UnitOfWork, _: Actor, organisation_id: str, workflow_id: str) -> None:
@@ -34,7 +37,7 @@ def create_organisation(unit: UnitOfWork, actor: Actor, name: str) -> records.Or
     Raises:
         ConflictError: the name is taken.
     """
-    if unit.organisation_named(name):
+    if unit.directory.organisation_named(name):
         raise ConflictError("an organisation of this name exists")
     created = records.Organisation(
         organisation_id=unit.ids.uuid7(unit.now_ms),
@@ -42,7 +45,7 @@ def create_organisation(unit: UnitOfWork, actor: Actor, name: str) -> records.Or
         created_at_ms=unit.now_ms,
         settings=records.OrganisationSettings(),
     )
-    unit.add_organisation(created)
+    unit.directory.add_organisation(created)
     audit.record(unit, actor, "organisation.create", name, {}, created.organisation_id)
     return created
 
@@ -56,18 +59,18 @@ def remove_organisation(unit: UnitOfWork, actor: Actor, organisation_id: str) ->
         NotFoundError: no such organisation.
         ConflictError: it is the only one.
     """
-    names = unit.organisation_names()
+    names = unit.directory.organisation_names()
     name = names.get(organisation_id)
     if name is None:
         raise NotFoundError("no such organisation")
     if len(names) == 1:
         raise ConflictError("the only organisation cannot be removed")
     # One transaction: there is no moment at which the organisation is gone and a key still valid.
-    for key in unit.keys_in_use(organisation_id):
-        unit.save_key(msgspec.structs.replace(key, revoked_at_ms=unit.now_ms))
-    for operator in unit.operators(organisation_id):
-        unit.remove_operator(operator)
-    unit.remove_organisation(organisation_id)
+    for key in unit.directory.keys_in_use(organisation_id):
+        unit.directory.save_key(msgspec.structs.replace(key, revoked_at_ms=unit.now_ms))
+    for operator in unit.directory.operators(organisation_id):
+        unit.directory.remove_operator(operator)
+    unit.directory.remove_organisation(organisation_id)
     audit.record(unit, actor, "organisation.remove", name, {}, organisation_id)
     unit.announce(PostCommitEvent("catalogue", organisation_id))
 
@@ -80,7 +83,7 @@ def update_organisation(
     Raises:
         NotFoundError: no such organisation.
     """
-    changed = unit.save_settings(organisation_id, settings)
+    changed = unit.directory.save_settings(organisation_id, settings)
     if changed is None:
         raise NotFoundError("no such organisation")
     details = msgspec.to_builtins(settings)
@@ -119,21 +122,55 @@ def create_key(
     # In the same transaction as the insertion: a key that is revoked meanwhile takes those below it
     # along, or refuses this one.
     for owner_id in lineage(key.key_id)[1:]:
-        if _own_key(unit, actor, key.organisation_id, owner_id).revoked_at_ms is not None:
+        owner = _own_key(unit, actor, key.organisation_id, owner_id)
+        if owner.revoked_at_ms is not None:
             raise ConflictError("the key that it belongs to is revoked")
+        lacking = {name: getattr(owner, name) for name in _ATTRIBUTES if not getattr(key, name)}
+        key = msgspec.structs.replace(key, **lacking)
     if len(key.key_id) > LENGTH_MAX:
         raise ConflictError("keys that belong to one another are too many")
     key = msgspec.structs.replace(key, created_at_ms=unit.now_ms)
-    unit.add_key(key, key_hash, hmac_secret)
-    details = {"name": key.name, "role": key.role, "prefix": key.prefix,
-               "workflow_id": key.workflow_id, "signed": key.signed, "team": key.team}  # fmt: skip
+    unit.directory.add_key(key, key_hash, hmac_secret)
+    named = ("name", "role", "prefix", "workflow_id", "signed", *_ATTRIBUTES)
+    details = {name: getattr(key, name) for name in named}
     audit.record(unit, actor, "key.create", key.key_id, details, key.organisation_id)
     return key
 
 
+def update_key(
+    unit: UnitOfWork, actor: Actor, organisation_id: str, body: records.KeyChanges, key_id: str
+) -> records.Key:
+    """Change a key's name, its attributes or its end, 0 for none.
+
+    Raises:
+        NotFoundError: no such key.
+        ConflictError: it has ended already.
+    """
+    key = _own_key(unit, actor, organisation_id, key_id)
+    changes = {
+        name: value for name, value in msgspec.structs.asdict(body).items() if value is not None
+    }
+    if "expires_at_ms" in changes:
+        _refuse_ended(key, unit.now_ms)
+        changes["expires_at_ms"] = changes["expires_at_ms"] or None
+    changed = msgspec.structs.replace(key, **changes)
+    if changed != key:
+        unit.directory.save_key(changed)
+        audit.record(unit, actor, "key.update", key.key_id, changes, key.organisation_id)
+        unit.announce(PostCommitEvent("catalogue", key.organisation_id))
+    return changed
+
+
+def _refuse_ended(key: records.Key, now_ms: int) -> None:
+    if key.revoked_at_ms is not None:
+        raise ConflictError("the key is revoked")
+    if key.expires_at_ms is not None and key.expires_at_ms <= now_ms:
+        raise ConflictError("the key has ended: make another one")
+
+
 def ensure_key(unit: UnitOfWork, actor: Actor, key: records.Key, key_hash: bytes) -> None:
     """Store a key by its hash, if there was never one with it."""
-    if not unit.has_key(key_hash):
+    if not unit.directory.has_key(key_hash):
         create_key(unit, actor, key, key_hash, None)
 
 
@@ -156,17 +193,14 @@ def rotate_key(
         ConflictError: the key is revoked or has ended.
     """
     old = _own_key(unit, actor, organisation_id, key_id)
-    if old.revoked_at_ms is not None:
-        raise ConflictError("the key is revoked")
-    if old.expires_at_ms is not None and old.expires_at_ms <= unit.now_ms:
-        raise ConflictError("the key has ended: make another one")
+    _refuse_ended(old, unit.now_ms)
     # The old secret stays valid for a while, so that programs can switch without a failed call.
     ends_ms = unit.now_ms + overlap_ms
     if old.expires_at_ms is not None:
         ends_ms = min(ends_ms, old.expires_at_ms)
     key = msgspec.structs.replace(old, prefix=prefix, signed=hmac_secret is not None)
-    unit.end_secrets(old.key_id, ends_ms)
-    unit.add_secret(key, key_hash, hmac_secret)
+    unit.directory.end_secrets(old.key_id, ends_ms)
+    unit.directory.add_secret(key, key_hash, hmac_secret)
     details = {"prefix": prefix, "overlap_ms": overlap_ms}
     audit.record(unit, actor, "key.rotate", old.key_id, details, old.organisation_id)
     unit.announce(PostCommitEvent("catalogue", old.organisation_id))
@@ -184,25 +218,47 @@ def revoke_key(
     key = _own_key(unit, actor, organisation_id, key_id)
     if key.revoked_at_ms is None:
         key = msgspec.structs.replace(key, revoked_at_ms=unit.now_ms)
-        unit.save_key(key)
+        unit.directory.save_key(key)
         audit.record(unit, actor, "key.revoke", key.key_id, {}, key.organisation_id)
         # A revoked key must not live on in the keys that were made under it.
-        for below in unit.keys_below(key.key_id):
-            unit.save_key(msgspec.structs.replace(below, revoked_at_ms=unit.now_ms))
+        for below in unit.directory.keys_below(key.key_id):
+            unit.directory.save_key(msgspec.structs.replace(below, revoked_at_ms=unit.now_ms))
             audit.record(unit, actor, "key.revoke", below.key_id, {}, key.organisation_id)
+        unit.announce(PostCommitEvent("catalogue", key.organisation_id))
+    return key
+
+
+def revoke_secret(
+    unit: UnitOfWork, actor: Actor, organisation_id: str | None, key_id: str, prefix: str
+) -> records.Key:
+    """End one secret of a key now; the key and its other secrets stay.
+
+    A key without a secret that is valid lasts, and `rotate_key` gives it one. Revoking a secret
+    again changes nothing.
+
+    Raises:
+        NotFoundError: no such key, or no secret of it begins so.
+    """
+    key = _own_key(unit, actor, organisation_id, key_id)
+    if (is_valid := unit.directory.has_secret(key.key_id, prefix)) is None:
+        raise NotFoundError("the key has no such secret")
+    if is_valid:
+        unit.directory.end_secrets(key.key_id, unit.now_ms, prefix)
+        details = {"prefix": prefix}
+        audit.record(unit, actor, "key.revoke_secret", key.key_id, details, key.organisation_id)
         unit.announce(PostCommitEvent("catalogue", key.organisation_id))
     return key
 
 
 def note_secrets_used(unit: UnitOfWork, used_ms: Mapping[bytes, int]) -> None:
     """Write when secrets were last used, by their hashes."""
-    unit.note_secrets_used(used_ms)
+    unit.directory.note_secrets_used(used_ms)
 
 
 def _own_key(
     unit: UnitOfWork, actor: Actor, organisation_id: str | None, key_id: str
 ) -> records.Key:
-    key = unit.key(key_id)
+    key = unit.directory.key(key_id)
     if key is not None:
         if organisation_id in (None, key.organisation_id):
             return key
@@ -214,4 +270,4 @@ def _own_key(
 
 def use_nonce(unit: UnitOfWork, key_id: str, nonce: str, keep_ms: int) -> bool:
     """Remember a nonce; ``False`` when it was used before."""
-    return unit.use_nonce(key_id, nonce, unit.now_ms + keep_ms)
+    return unit.directory.use_nonce(key_id, nonce, unit.now_ms + keep_ms)

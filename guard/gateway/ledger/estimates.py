@@ -12,7 +12,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.windows import HOUR_MS
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 MODEL_KNOWN_MS: Final = HOUR_MS
 """How long the model that calls of a kind used last is expected of the next one.

@@ -14,8 +14,8 @@ from guard.gateway.domain.ledger import Reservation
 from guard.gateway.domain.lineage import lineage
 from guard.gateway.ledger import approvals, estimates, idempotency, metered, rate_caps
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import OrganisationState
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def lasts_ms(org: OrganisationState, *, renewed: bool) -> int:

@@ -35,8 +35,8 @@ from guard.gateway.ledger import (
 from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
 from guard.gateway.ledger.amounts import Amount, GateDecision
 from guard.gateway.ledger.estimates import function_of, last_model
-from guard.gateway.ledger.state import NO_SCOPES, OrganisationState, ScopeKeys
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import NO_SCOPES, OrganisationState, ScopeKeys
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 RETURNS_MS: Final = 3000
 """How long a lease covers no new calls after a grant or a recall while other calls wait in line.
@@ -323,10 +323,10 @@ def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None
 def _keys(decision: GateDecision) -> ScopeKeys:
     """Return the ids that decide which budgets are over the call."""
     call = decision.command.call
-    named = models.names(decision.answered_by, _model(call))
-    tags = tags_over(decision.unit, decision.org, call.tags)
-    return (call.workflow_id, call.agent, decision.chain_id, call.user,
-            decision.command.request.key_id, tags, named)  # fmt: skip
+    named = models.names(decision.answered_by, _model(call), *call.models)
+    key_id = decision.command.request.key_id
+    tags = tags_over(decision.unit, decision.org, call.tags, key_id, call.run_id)
+    return call.workflow_id, call.agent, decision.chain_id, call.user, key_id, tags, named
 
 
 def _accounts(decision: GateDecision, keys: ScopeKeys) -> list[BudgetAccount]:
@@ -516,7 +516,7 @@ def _over_budget(
         status=402,
         error_code="GD-CH001" if in_chain else "GD-B004",
         title="Chain ceiling reached" if in_chain else "Budget exhausted",
-        reason=f"budget exhausted: {whose}: {account.state()}; {fits}{hint}",
+        reason=f"budget exhausted: {whose}: {account.state()}; {fits}{account.ends()}{hint}",
         action="budget",
         workflow_id=call.workflow_id,
         tool_name=call.tool_name,
@@ -540,7 +540,7 @@ def _over_metered(
         status=402,
         error_code="GD-CH001" if rule.scope_kind == "chain" else "GD-B004",
         title="Chain ceiling reached" if rule.scope_kind == "chain" else "Budget exhausted",
-        reason=f"budget exhausted: {text}",
+        reason=f"budget exhausted: {text}{account.ends()}",
         action="budget",
         workflow_id=call.workflow_id,
         tool_name=call.tool_name,

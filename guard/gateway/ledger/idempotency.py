@@ -12,8 +12,8 @@ from guard.core import wire
 from guard.gateway.domain import stored_reply
 from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
 from guard.gateway.domain.render import conflict
-from guard.gateway.ledger.state import StoredAnswer
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import StoredAnswer
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 UNDECIDED: Final = 0
 """Status of a stored answer whose request has given back, and is going to be decided again."""

@@ -20,10 +20,10 @@ from guard.gateway.ledger import (
     repeats,
     winding,
 )
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
-SWEEP_MAX: Final = 2000
-"""Maximum reservations that one sweep expires."""
+PART_MAX: Final = 100
+"""Reservations that one unit of work expires; what is due beyond them is left to the next one."""
 
 
 def expire(unit: UnitOfWork, reservation: Reservation) -> None:
@@ -41,8 +41,8 @@ def expire(unit: UnitOfWork, reservation: Reservation) -> None:
 
 
 def expire_reservations(unit: UnitOfWork) -> int:
-    """Close reservations past their expiry, by the store's clock; return how many."""
-    expired = unit.expired_reservations(SWEEP_MAX)
+    """Close some reservations past their expiry, by the store's clock; return how many."""
+    expired = unit.expired_reservations(PART_MAX)
     # An event may still come: it is charged then, flagged as late, and can go over the limit.
     # Keeping the money of a dead process reserved would refuse other calls instead.
     for reservation in expired:
@@ -54,7 +54,7 @@ def sweep(unit: UnitOfWork) -> int:
     """Expire reservations and approvals, lift ended exhaustions, delete old data.
 
     All commands of the store wait while it runs, so it handles a bounded number of reservations and
-    approvals and leaves the rest to the next sweep.
+    approvals and leaves the rest to the next unit of work.
     """
     closed = expire_reservations(unit)
     approvals.expire(unit)

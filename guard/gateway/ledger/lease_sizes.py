@@ -74,7 +74,7 @@ def _within_share_of_key(
         if 2 * wanted > room - balance.reserved:
             rooms[balance.balance_id] = room
     unit, organisation_id = decision.unit, decision.org.organisation_id
-    if not rooms or not unit.has_other_keys(organisation_id, root):
+    if not rooms or not unit.directory.has_other_keys(organisation_id, root):
         return wanted
     own = unit.leased(organisation_id, root, _LEASES_MAX)
     if own is None:  # too many to sum up: nothing beyond what the call needs

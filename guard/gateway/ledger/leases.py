@@ -19,8 +19,8 @@ from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseComma
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import approvals, expiry, idempotency, rate_caps, renewals
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import OrganisationState
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 CLOSING_MS: Final = 5000
 """How long a closed lease still pays for events that are on their way."""

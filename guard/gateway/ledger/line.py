@@ -15,7 +15,7 @@ from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.waiting import RETRY_MS, Waiter, promised
 from guard.gateway.ledger import asks, expiry, metered
 from guard.gateway.ledger.amounts import Amount, GateDecision
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def calls_around(

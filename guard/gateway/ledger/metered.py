@@ -20,8 +20,8 @@ from guard.gateway.domain.commands import PostCommitEvent, PricedEvent
 from guard.gateway.domain.ledger import BudgetAccount, MeteredHold, Reservation
 from guard.gateway.ledger import control
 from guard.gateway.ledger.accounts import metered_accounts_of
-from guard.gateway.ledger.state import Meter, OrganisationState, ScopeKeys
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import Meter, OrganisationState, ScopeKeys
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 class Need(Struct, frozen=True):
@@ -118,7 +118,7 @@ def reserve(
         # for every other grant.
         for balance in balances:
             balance.reserved -= need.amount
-        control.announce_charge(unit, org, ledger.commit(need.accounts, need.amount))
+        control.announce_charge(unit, org, ledger.commit(need.accounts, need.amount, unit.now_ms))
     reservation.metered = tuple(holds)
 
 
@@ -195,7 +195,7 @@ def charge(
             over = [each for each in over if each.balance.balance_id not in counted]
         if amount and over:
             unit.change_balances([account.balance for account in over])
-            control.announce_charge(unit, org, ledger.commit(over, amount))
+            control.announce_charge(unit, org, ledger.commit(over, amount, unit.now_ms))
 
 
 def _tokens_of(priced: PricedEvent, reservation: Reservation | None) -> int:
@@ -238,7 +238,7 @@ def close(
             returned.update(hold.balance_ids)
         else:
             over = _accounts_of(unit, hold)
-            control.announce_charge(unit, org, ledger.commit(over, hold.held))
+            control.announce_charge(unit, org, ledger.commit(over, hold.held, unit.now_ms))
     reservation.metered = tuple(
         [msgspec.structs.replace(hold, held=0) for hold in reservation.metered]
     )
@@ -252,7 +252,7 @@ def _accounts_of(unit: UnitOfWork, hold: MeteredHold) -> list[BudgetAccount]:
     found = []
     for balance_id in hold.balance_ids:
         balance = unit.balance(balance_id)
-        rule = unit.budget(balance.budget_id)
+        rule = unit.catalogue.budget(balance.budget_id)
         if rule is not None:
             found.append(BudgetAccount(rule, balance))
     return found

@@ -17,7 +17,7 @@ from guard.gateway.domain.operators import (
     actor_name,
 )
 from guard.gateway.ledger import audit
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def put_operator(
@@ -41,7 +41,7 @@ def put_operator(
     Raises:
         ConflictError: an operator of this name sees another organisation.
     """
-    known = unit.operator(wanted.name)
+    known = unit.directory.operator(wanted.name)
     if known is not None and wanted.organisation_id not in (None, known.organisation_id):
         raise ConflictError("this name cannot be given: choose another")
     if known is None:
@@ -53,20 +53,20 @@ def put_operator(
             created_at_ms=unit.now_ms,
             changed_at_ms=unit.now_ms,
         )
-        unit.add_operator(saved, password_hash or "")
-        unit.forgive(saved.name)
+        unit.directory.add_operator(saved, password_hash or "")
+        unit.directory.forgive(saved.name)
         _record(unit, actor, "operator.create", saved, {"role": saved.role})
         return saved
     saved = known
     if password_hash is not None:
         saved = msgspec.structs.replace(saved, has_password=True, changed_at_ms=unit.now_ms)
-        unit.save_password(saved, password_hash)
+        unit.directory.save_password(saved, password_hash)
         # A password may be changed because another person knows it: that person is signed out.
-        unit.end_sessions(saved.operator_id)
+        unit.directory.end_sessions(saved.operator_id)
         _record(unit, actor, "operator.password", saved)
     if role is not None and role != saved.role:
         saved = msgspec.structs.replace(saved, role=role, changed_at_ms=unit.now_ms)
-        unit.save_role(saved)
+        unit.directory.save_role(saved)
         _record(unit, actor, "operator.role", saved, {"role": role, "before": known.role})
     return saved
 
@@ -85,13 +85,13 @@ def remove_operator(
         NotFoundError: there is no such operator.
     """
     known = _own(unit, organisation_id, name)
-    unit.remove_operator(known)
+    unit.directory.remove_operator(known)
     _record(unit, actor, "operator.remove", known)
     return known
 
 
 def _own(unit: UnitOfWork, organisation_id: str | None, name: str) -> Operator:
-    known = unit.operator(name)
+    known = unit.directory.operator(name)
     if known is None or organisation_id not in (None, known.organisation_id):
         raise NotFoundError("no such operator")
     return known
@@ -114,7 +114,7 @@ def open_session(
 ) -> None:
     """Start a session, by the hash of its token."""
     ends_ms = unit.now_ms + keep_ms
-    unit.add_session(token_hash, operator_id, ends_ms, signed_in_by, signed_in_from)
+    unit.directory.add_session(token_hash, operator_id, ends_ms, signed_in_by, signed_in_from)
     details = {"by": signed_in_by, "from": signed_in_from}
     audit.record(unit, actor, "operator.sign_in", actor.name, details, actor.organisation_id)
 
@@ -140,17 +140,17 @@ def sign_on(
     Raises:
         UnknownPersonError: they are no operator here, or no longer.
     """
-    known = unit.sign_on(person.issuer, person.subject)
+    known = unit.directory.sign_on(person.issuer, person.subject)
     if known is None:
-        operator = unit.operator(person.name) or _joined(unit, actor, person, joining)
+        operator = unit.directory.operator(person.name) or _joined(unit, actor, person, joining)
         # A name is no proof: the provider's `admin` may be anybody, and names change hands.
         if operator.has_password:
             raise UnknownPersonError(f"{person.name} signs in with a password here")
-        if unit.has_signed_on(person.issuer, operator.operator_id):
+        if unit.directory.has_signed_on(person.issuer, operator.operator_id):
             raise UnknownPersonError(f"{person.name} has signed on before as another person")
-        unit.note_sign_on(person.issuer, person.subject, operator)
+        unit.directory.note_sign_on(person.issuer, person.subject, operator)
     else:
-        found = unit.operator_of(known.operator_id)
+        found = unit.directory.operator_of(known.operator_id)
         if found is None:
             raise _removed(known.name)
         operator = found
@@ -162,12 +162,12 @@ def sign_on(
 
 
 def _joined(unit: UnitOfWork, actor: Actor, person: Person, joining: Joining | None) -> Operator:
-    if unit.sign_on("", person.name) is not None:
+    if unit.directory.sign_on("", person.name) is not None:
         raise _removed(person.name)
     # `guard gateway password` would make that person an owner.
     if joining is None or person.name == FIRST_OPERATOR:
         raise UnknownPersonError(f"{person.name} is not an operator of this gateway")
-    for organisation_id, name in unit.organisation_names().items():
+    for organisation_id, name in unit.directory.organisation_names().items():
         if joining.organisation in (organisation_id, name):
             new = Operator(operator_id="", name=person.name, organisation_id=organisation_id)
             return put_operator(unit, actor, new, role=joining.role)
@@ -182,19 +182,19 @@ def _removed(name: str) -> UnknownPersonError:
 
 def touch_session(unit: UnitOfWork, token_hash: bytes) -> None:
     """Note that a session is in use."""
-    unit.touch_session(token_hash)
+    unit.directory.touch_session(token_hash)
 
 
 def end_session(unit: UnitOfWork, token_hash: bytes) -> None:
     """End a session."""
-    unit.end_session(token_hash)
+    unit.directory.end_session(token_hash)
 
 
 def end_others_session(
     unit: UnitOfWork, actor: Actor, whose: SessionView, token_hash: bytes
 ) -> None:
     """End a session of another operator."""
-    unit.end_session(token_hash)
+    unit.directory.end_session(token_hash)
     audit.record(unit, actor, "session.end", whose.name, {}, whose.organisation_id)
 
 
@@ -207,7 +207,7 @@ def end_sessions(
         NotFoundError: there is no such operator.
     """
     known = _own(unit, organisation_id, name)
-    unit.end_sessions(known.operator_id)
+    unit.directory.end_sessions(known.operator_id)
     _record(unit, actor, "session.end_all", known)
     return known
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from guard.core import wire
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.domain.rate_window import CapUse, RateWindow
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def wait_ms(unit: UnitOfWork, organisation_id: str, uses: Iterable[CapUse]) -> int | None:

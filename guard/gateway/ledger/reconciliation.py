@@ -14,8 +14,8 @@ from guard.gateway.domain.commands import Actor, PostCommitEvent, PricedEvent
 from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.domain.records import Adjustment, Billed
 from guard.gateway.ledger import accounts, audit, control
-from guard.gateway.ledger.state import NO_SCOPES, ChargedHour, OrganisationState, ScopeKeys
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import NO_SCOPES, ChargedHour, OrganisationState, ScopeKeys
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 TYPE: Final = "adjustment"
 """Type of the events by which adjustments are booked."""
@@ -189,7 +189,7 @@ def _book(
         return
     unit.count_usage(own, (None, None, None, None, "", (), names), at.hour_ms, priced)
     unit.change_balances([account.balance for account in charged])
-    outcome = ledger.charge(charged, cost, None, ())
+    outcome = ledger.charge(charged, cost, None, (), now_ms=unit.now_ms)
     control.announce_charge(unit, org, outcome)
     if cost < 0:
         control.lift_unspent(unit, org, charged)
@@ -209,14 +209,16 @@ def _accounts_at(
 ) -> Iterator[BudgetAccount]:
     """Yield the balances over a past time: those of open periods, and stored ones of ended ones."""
     rules: list[tuple[records.BudgetRule, str]] = list(
-        accounts.applying(accounts.index_of(unit.budgets(org.organisation_id)), keys)
+        accounts.applying(accounts.index_of(unit.catalogue.budgets(org.organisation_id)), keys)
     )
     for rule, scope_id in rules:
-        start_ms, end_ms = windows.period_of(rule.window, at_ms)
-        if end_ms is None or end_ms > unit.now_ms:
-            yield BudgetAccount(rule, accounts.balance_of(unit, rule, scope_id, start_ms, end_ms))
-        else:
-            # No balance is made for a period that has ended: no call could be decided by it.
-            stored = unit.find_balance(rule.budget_id, scope_id, start_ms)
-            if stored is not None:
-                yield BudgetAccount(rule, stored)
+        # No balance is made for a period that has ended: no call could be decided by it. A window
+        # of a length that nothing was charged to has not begun.
+        stored = unit.newest_balance(rule.budget_id, scope_id, at_ms)
+        if windows.length_ms(rule.window) is None:
+            if stored is None or not stored.covers(at_ms):
+                stored = accounts.balance_of(unit, org, rule, scope_id)
+        elif stored is not None and stored.ends_ms is None:
+            continue
+        if stored is not None and stored.covers(at_ms):
+            yield BudgetAccount(rule, stored)

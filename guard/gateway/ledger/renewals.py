@@ -8,7 +8,7 @@ from guard.gateway.domain.commands import RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import expiry, metered
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def renew(
@@ -61,7 +61,7 @@ def _hold_again(unit: UnitOfWork, reservation: Reservation, until_ms: int) -> bo
     accounts = []
     for balance_id in reservation.balance_ids:
         balance = unit.balance(balance_id)
-        budget = unit.budget(balance.budget_id)
+        budget = unit.catalogue.budget(balance.budget_id)
         if budget is None:  # removed since: there is no limit to judge by
             return False
         accounts.append(BudgetAccount(budget, balance))

@@ -24,11 +24,10 @@ from guard.gateway.domain.commands import (
     RepeatUse,
     RequestOrigin,
 )
-from guard.gateway.domain.repeats import RepeatCount
+from guard.gateway.domain.repeats import RepeatCount, RepeatPlace
 from guard.gateway.ledger import alerting, control
-from guard.gateway.ledger.repeat_store import RepeatPlace
-from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import OrganisationState
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 UNNOTICED_MS: Final = 7 * 86_400_000
 """How long a count is kept after its last call, for previews."""
@@ -48,7 +47,7 @@ def judge(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -> Cal
         if count.allowed < use.times:
             continue
         # A run's id is no secret: a caller that names another workflow's run must not pause it.
-        refuses = use.action == "refuse" or unit.is_foreign_run(place)
+        refuses = use.action == "refuse" or unit.repeats.is_foreign_run(place)
         action = "refuse" if refuses else use.action
         _notice(unit, place, count, action, policy=use.policy, limit=use.times)
         if refuses:
@@ -86,7 +85,7 @@ def _count(
     count = msgspec.structs.replace(
         count, allowed=count.allowed + allowed, seen=count.seen + seen, last_ms=unit.now_ms
     )
-    unit.save_repeat(place, count)
+    unit.repeats.save_repeat(place, count)
     for use in uses:
         if use.action == "notice" and count.times > use.times:
             _notice(unit, place, count, "notice", policy=use.policy, limit=use.times)
@@ -106,7 +105,7 @@ def _current(unit: UnitOfWork, org: OrganisationState, place: RepeatPlace) -> Re
     """Return a count; a new one if there is none, or if an operator has resumed the run since."""
     # Without a new count, a run that was paused for its repeats would be paused again by its next
     # call.
-    found = unit.repeat(place)
+    found = unit.repeats.repeat(place)
     resumed = org.directives.resumed(place.workflow_id, place.run_id)
     # By numbers, not by time: two of these may happen in the same millisecond.
     if found is None or (resumed is not None and found.began_seq < resumed.seq):
@@ -140,8 +139,8 @@ def _notice(
     if count.noticed_ms is not None and count.action == action:
         return False
     flagged = msgspec.structs.replace(count, noticed_ms=unit.now_ms, action=action)
-    unit.save_repeat(place, flagged)
-    unit.count_loop(place.kind)
+    unit.repeats.save_repeat(place, flagged)
+    unit.repeats.count_loop(place.kind)
     data = {
         "run_id": place.run_id, "workflow_id": place.workflow_id, "kind": place.kind,
         "subject": count.subject, "action": action, **told,
@@ -197,7 +196,7 @@ def spend_accelerates(unit: UnitOfWork, organisation_id: str, runs: Sequence[Fas
             workflow_id=run.workflow_id,
         )  # fmt: skip
         # As with repeats: naming another workflow's run must not stop that.
-        action = "notice" if unit.is_foreign_run(place) else run.action
+        action = "notice" if unit.repeats.is_foreign_run(place) else run.action
         named = {} if run.policy is None else {"policy": run.policy}
         is_new = _notice(
             unit, place, _current(unit, org, place), action, recent_nanousd=run.recent_nanousd,
@@ -210,4 +209,4 @@ def spend_accelerates(unit: UnitOfWork, organisation_id: str, runs: Sequence[Fas
 
 def lapse(unit: UnitOfWork) -> None:
     """Delete the counts of calls made long ago."""
-    unit.drop_repeats(unit.now_ms - UNNOTICED_MS, unit.now_ms - NOTICED_MS)
+    unit.repeats.drop_repeats(unit.now_ms - UNNOTICED_MS, unit.now_ms - NOTICED_MS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -26,11 +27,8 @@ from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.request_cost import RequestCost
 from guard.gateway.ledger import estimates as learned
 from guard.gateway.ledger import expiry
-from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.ledger.unit_of_work import UnitOfWork
-
-IN_DOUBT: Final = "in_doubt"
-"""Flag of events whose cost is what the request could have cost, since its answer is not known."""
+from guard.gateway.unit.state import IN_DOUBT, OrganisationState
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def worst_case(
@@ -207,7 +205,7 @@ def with_assumptions(
 
     They come with the most that the model can answer; that stays where an exact bound is wanted.
     """
-    rates = _with_ratio(unit, org, command.call.model, rates)
+    rates = _with_ratio(unit, org, command.call.any_model, rates)
     largest = rates.largest_output_tokens
     if org.settings.unbounded_output == "refuse":
         largest = None
@@ -226,10 +224,10 @@ RATIO_MAX: Final = 8_000
 
 
 def _with_ratio(
-    unit: UnitOfWork, org: OrganisationState, model: str, rates: wire.ModelRates
+    unit: UnitOfWork, org: OrganisationState, names: Sequence[str], rates: wire.ModelRates
 ) -> wire.ModelRates:
-    """Return the rates with what was learned of the model's tokeniser from its answers."""
-    ratio, overhead = _ratio(unit, org, model)
+    """Return the rates with what was learned of the models' tokenisers from their answers."""
+    ratio, overhead = map(max, zip(*(_ratio(unit, org, each) for each in names), strict=True))
     if (ratio, overhead) == (PERMILLE, OVERHEAD):
         return rates
     return msgspec.structs.replace(rates, text_permille=ratio, text_overhead=overhead)

@@ -18,8 +18,8 @@ from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.ledger import audit
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.alert_store import Pace, Recipient
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.state import Pace, Recipient
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 DELIVERIES_AT_ONCE: Final = 4
 """Maximum messages of one organisation in delivery at once."""
@@ -57,14 +57,14 @@ def enqueue(
         data: its contents.
         rule_name: the only rule that it is for; by default all.
     """
-    found = unit.recipients(organisation_id, WEBHOOKS_MAX)
+    found = unit.alerts.recipients(organisation_id, WEBHOOKS_MAX)
     if not found:
         return 0
     rules: list[alerts.AlertRule] = []
     if any(each.name for each in found):
         rules = [
             rule
-            for rule in unit.alert_rules(organisation_id)
+            for rule in unit.alerts.alert_rules(organisation_id)
             if rule_name in (None, rule.name) and alerts.wants(rule, kind, data)
         ]
     wanted = [each for each in found if _is_for(each, kind, rules)]
@@ -89,7 +89,7 @@ def _send(
     if channel.kind == "webhook":
         _queue(unit, organisation_id, channel.channel_id, notice, unit.now_ms)
         return
-    pace = unit.pace(channel.channel_id)
+    pace = unit.alerts.pace(channel.channel_id)
     if unit.now_ms >= pace.from_ms + PACE_MS:
         pace = pace._replace(from_ms=unit.now_ms, told=0)
     if pace.told < (QUESTIONS_MAX if kind in QUESTIONS else ALONE_MAX):
@@ -97,7 +97,7 @@ def _send(
         pace = pace._replace(told=pace.told + 1)
     else:
         pace = _gather(unit, organisation_id, channel.channel_id, notice, pace)
-    unit.save_pace(channel.channel_id, pace)
+    unit.alerts.save_pace(channel.channel_id, pace)
 
 
 def _gather(
@@ -105,13 +105,13 @@ def _gather(
 ) -> Pace:
     """Add a notice to the channel's digest, or begin one."""
     # A digest that is due may be on its way already, with the body as it was: it takes no more.
-    body = unit.waiting_body(pace.digest_id) if unit.now_ms < pace.digest_due_ms else None
+    body = unit.alerts.waiting_body(pace.digest_id) if unit.now_ms < pace.digest_due_ms else None
     if body is not None:
         digest = wire.decode(body, dict[str, Any])
         digest["data"]["count"] += 1
         if len(digest["data"]["notices"]) < NOTICES_MAX:
             digest["data"]["notices"].append(notice)
-        unit.save_body(pace.digest_id, wire.encode(digest).decode())
+        unit.alerts.save_body(pace.digest_id, wire.encode(digest).decode())
         return pace
     goes_on = unit.now_ms - pace.digest_due_ms < STORM_MS
     due_ms = unit.now_ms + (STORM_MS if goes_on else PACE_MS)
@@ -130,7 +130,7 @@ def _queue(
         created_at_ms=unit.now_ms, attempts=0, delivered_at_ms=None, failed=False,
         last_status=None,
     )  # fmt: skip
-    unit.add_delivery(delivery, organisation_id, body.decode(), due_ms)
+    unit.alerts.add_delivery(delivery, organisation_id, body.decode(), due_ms)
     # Only wakes the sender. If this is lost, it finds the delivery the next time that it looks.
     unit.announce(PostCommitEvent("webhooks", organisation_id))
     return delivery.delivery_id
@@ -153,7 +153,7 @@ def put(unit: UnitOfWork, actor: Actor, wanted: records.Webhook, secret: str) ->
     """
     own = wanted.organisation_id
     organisation(unit, own)
-    old = unit.webhook(own, wanted.url)
+    old = unit.alerts.webhook(own, wanted.url)
     if old is None:
         require_room(unit, own)
     new = msgspec.structs.replace(
@@ -161,7 +161,7 @@ def put(unit: UnitOfWork, actor: Actor, wanted: records.Webhook, secret: str) ->
         webhook_id=unit.ids.uuid7(unit.now_ms) if old is None else old.webhook_id,
         created_at_ms=unit.now_ms if old is None else old.created_at_ms,
     )
-    unit.save_webhook(new, secret)
+    unit.alerts.save_webhook(new, secret)
     details = {"url": new.url, "types": new.types, "enabled": new.enabled}
     audit.record(unit, actor, "webhook.put", new.webhook_id, details, new.organisation_id)
     return new
@@ -173,7 +173,7 @@ def require_room(unit: UnitOfWork, organisation_id: str) -> None:
     Raises:
         ConflictError: it has ``WEBHOOKS_MAX`` already.
     """
-    if unit.count_webhooks(organisation_id, WEBHOOKS_MAX) >= WEBHOOKS_MAX:
+    if unit.alerts.count_webhooks(organisation_id, WEBHOOKS_MAX) >= WEBHOOKS_MAX:
         raise ConflictError(f"an organisation has at most {WEBHOOKS_MAX} webhooks and channels")
 
 
@@ -183,7 +183,7 @@ def delete(unit: UnitOfWork, actor: Actor, organisation_id: str, webhook_id: str
     Raises:
         NotFoundError: no such webhook.
     """
-    if not unit.delete_webhook(organisation_id, webhook_id):
+    if not unit.alerts.delete_webhook(organisation_id, webhook_id):
         raise NotFoundError("no such webhook")
     audit.record(unit, actor, "webhook.delete", webhook_id, {}, organisation_id)
 
@@ -196,7 +196,7 @@ def due(unit: UnitOfWork, limit: int, sending: Mapping[str, int]) -> list[record
         limit: maximum deliveries to return.
         sending: how many of each organisation the caller is sending already.
     """
-    return unit.due_deliveries(limit, DELIVERIES_AT_ONCE, sending)
+    return unit.alerts.due_deliveries(limit, DELIVERIES_AT_ONCE, sending)
 
 
 def attempted(
@@ -210,4 +210,4 @@ def attempted(
 ) -> None:
     """Record one attempt; without a retry an undelivered message has failed."""
     next_attempt_ms = None if retry_in_ms is None else unit.now_ms + retry_in_ms
-    unit.save_attempt(delivery_id, status, delivered, next_attempt_ms, error)
+    unit.alerts.save_attempt(delivery_id, status, delivered, next_attempt_ms, error)

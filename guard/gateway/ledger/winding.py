@@ -14,7 +14,7 @@ from guard.core import wire
 from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.ledger.amounts import Amount, GateDecision
 from guard.gateway.ledger.metered import NO_NEEDS, Need
-from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 FORGET_MS: Final = 30 * 86_400_000
 """How long it is remembered that a run winds down."""
@@ -50,7 +50,7 @@ def may_be_last(decision: GateDecision, short: Sequence[BudgetAccount]) -> bool:
     if not (short and call.takes_last and call.kind == "llm" and not call.grows):
         return False
     unit = decision.unit
-    return all(not unit.last_call(a.balance.balance_id, _run(a, call)) for a in short)
+    return all(not unit.raises.last_call(a.balance.balance_id, _run(a, call)) for a in short)
 
 
 def note(decision: GateDecision, short: Sequence[BudgetAccount], *, is_last: bool = False) -> None:
@@ -66,8 +66,8 @@ def note(decision: GateDecision, short: Sequence[BudgetAccount], *, is_last: boo
     for account in short:
         balance_id, run = account.balance.balance_id, _run(account, call)
         # Further refusals of a run that is known to wind down write nothing.
-        if is_last or decision.unit.last_call(balance_id, run) is None:
-            decision.unit.wind_down(balance_id, run, last)
+        if is_last or decision.unit.raises.last_call(balance_id, run) is None:
+            decision.unit.raises.wind_down(balance_id, run, last)
 
 
 def run_of(scope_kind: str, workflow_id: str | None, run_id: str | None) -> str:
@@ -81,4 +81,4 @@ def _run(account: BudgetAccount, call: wire.GateRequest) -> str:
 
 def lapse(unit: UnitOfWork) -> None:
     """Delete the notes on runs that began to wind down long ago."""
-    unit.drop_wind_downs(unit.now_ms - FORGET_MS)
+    unit.raises.drop_wind_downs(unit.now_ms - FORGET_MS)

@@ -15,9 +15,9 @@ from guard.gateway.domain.alerts import AlertRule, Fact
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import BalanceView, DueDelivery
 from guard.gateway.ledger import alerting
-from guard.gateway.ledger.state import within
 from guard.gateway.services.spend_watch import SpendWatch
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 
 logger = logging.getLogger(__name__)
 
@@ -232,6 +232,7 @@ def spent_view(balance: BalanceView) -> dict[str, Any]:
         "budget_id": balance.budget_id,
         "scope": scope,
         "unit": balance.unit,
+        "zone": balance.zone,
         "budget": msgspec.to_builtins(view),
     }
 

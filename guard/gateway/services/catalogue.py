@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
+from typing import Final
+from weakref import WeakValueDictionary
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from guard.core import wire
 from guard.gateway.domain import policy
 from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.facts import message_of
 from guard.gateway.domain.records import BudgetRule, OrganisationSettings, Rates
 from guard.gateway.domain.tool_rules import rules_for
 from guard.gateway.services.pricing import PriceBook
 from guard.gateway.storage.port import Storage
+
+COMPILED: Final = 50
+"""Policies that are compiled in one step: about a millisecond."""
 
 
 class OrgView(Struct):
@@ -28,6 +35,7 @@ class OrgView(Struct):
         prices: its prices, and the published ones.
         version: a digest of all of these; leases are granted under it.
         call_limits: its limits of calls.
+        facts: what its operators have judged of requests.
         tool_rules: caches :meth:`CatalogueCache.tool_rules`, by key (empty where no rule is for a
             key) and the key's workflow.
     """
@@ -38,6 +46,7 @@ class OrgView(Struct):
     version: str = ""
     call_limits: list[BudgetRule] = []
     tool_rules: dict[tuple[str, str | None], wire.ToolRules] = {}
+    facts: wire.OwnFacts = field(default_factory=wire.OwnFacts)
 
 
 class CatalogueCache:
@@ -49,22 +58,23 @@ class CatalogueCache:
         self._fallback = fallback
         # By organisation; removed by :meth:`forget` after a commit that changes it.
         self._views: dict[str, OrgView] = {}
-        # Rises with each :meth:`forget`, for any organisation. A view that was being read then may
-        # be the old one, and must not be cached.
-        self._generation = 0
+        # Who reads a view now, by organisation; kept by those that wait for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # Organisations whose view is being read and has not been forgotten since it was begun.
+        self._unchanged: set[str] = set()
 
     async def view(self, organisation_id: str) -> OrgView:
         """Return the current view, reading it if needed."""
         view = self._views.get(organisation_id)
-        while view is None:
-            generation = self._generation
-            view = await self._read(organisation_id)
-            if generation == self._generation:
-                self._views[organisation_id] = view
-            # Something was changed while it was read. Another task may have read it since; else it
-            # is read once more.
-            else:
-                view = self._views.get(organisation_id)
+        if view is not None:
+            return view
+        async with self._locks.setdefault(organisation_id, asyncio.Lock()):
+            while (view := self._views.get(organisation_id)) is None:
+                self._unchanged.add(organisation_id)
+                read = await self._read(organisation_id)
+                # Else something was changed while it was read, and it is read once more.
+                if organisation_id in self._unchanged:
+                    self._views[organisation_id] = read
         return view
 
     async def tool_rules(
@@ -90,11 +100,12 @@ class CatalogueCache:
 
     def forget(self, organisation_id: str | None) -> None:
         """Drop the cached view of an organisation, or all of them."""
-        self._generation += 1
         if organisation_id is None:
             self._views.clear()
+            self._unchanged.clear()
         else:
             self._views.pop(organisation_id, None)
+            self._unchanged.discard(organisation_id)
 
     async def _read(self, organisation_id: str) -> OrgView:
         for organisation in await self._storage.organisations():
@@ -102,10 +113,14 @@ class CatalogueCache:
                 policies = await self._storage.policies(organisation_id)
                 prices = await self._storage.prices(organisation_id)
                 limits = await self._storage.call_budgets(organisation_id)
+                rules: list[policy.Rules] = []
+                for start in range(0, len(policies), COMPILED):
+                    rules += policy.compiled(policies[start : start + COMPILED])
+                    await asyncio.sleep(0)  # others' requests
                 content = wire.encode([organisation.settings, policies, prices, *limits])
                 return OrgView(
                     organisation.settings,
-                    policy.compiled(policies),
+                    rules,
                     PriceBook(
                         prices,
                         self._fallback,
@@ -114,5 +129,6 @@ class CatalogueCache:
                     ),
                     hashlib.blake2b(content, digest_size=8).hexdigest(),
                     limits,
+                    facts=message_of(await self._storage.facts(organisation_id)),
                 )
         raise NotFoundError("no such organisation")

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import wire
+from guard.core.rates import dearest_of
 from guard.gateway.domain import policy, render, repeats
 from guard.gateway.domain.commands import (
     ApprovalNeed,
@@ -31,13 +32,13 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.preview import RecentCall, RecentCalls
 from guard.gateway.domain.rate_window import CapUse
 from guard.gateway.ledger import charge, expiry, gate, leases
-from guard.gateway.ledger.state import LedgerCommand, scopes_of
-from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services import intake
 from guard.gateway.services.catalogue import CatalogueCache, OrgView
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.storage.port import Writer
+from guard.gateway.unit.state import LedgerCommand, scopes_of
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 PART_EVENTS: Final = 100
 """Events that one unit of work records of a request; others have their turn between two parts."""
@@ -145,7 +146,9 @@ class Gatekeeper:
             declared_nanousd=price.declared_nanousd,
             worst_case=price.is_worst_case,
             rates=price.rates,
-            input_max=view.prices.largest_prompt(call.function, call.model),
+            input_max=max(
+                view.prices.largest_prompt(call.function, each) for each in call.any_model
+            ),
             output_max=None if price.rates is None else price.rates.context_tokens,
             # From here to the write there is no await: recalls and the line are read as they are
             # when the command is queued.
@@ -193,6 +196,11 @@ class Gatekeeper:
         # 1. It was counted, and approved if need be, where a model named its tool.
         if call.named:
             return _Ruling(verdict.refusal)
+
+        for model in call.models:  # any of them may answer, so each has to be allowed
+            other = policy.refuse_model(view.rules, call, key_id, model)
+            if other is not None and verdict.refusal is None:
+                return _Ruling(other)
 
         def judges_model(model: str) -> CallRefusal | None:
             return policy.refuse_model(view.rules, call, key_id, model)
@@ -301,10 +309,13 @@ def _price(request: RequestOrigin, call: wire.GateRequest, view: OrgView) -> _Ca
     strict = view.settings.strict
     if call.kind == "llm":
         strict = strict or policy.wants_prices(view.rules, call, request.key_id)
-        is_unknown = strict and view.prices.tariff(call.function, call.model) is None
+        priced = [view.prices.tariff(call.function, each) for each in call.any_model]
+        rates = [
+            view.prices.model_rates(call.function, each, call.local) for each in call.any_model
+        ]
         return _CallPrice(
-            refusal=_unknown_price(call) if is_unknown else None,
-            rates=view.prices.model_rates(call.function, call.model, call.local),
+            refusal=_unknown_price(call) if strict and None in priced else None,
+            rates=dearest_of(rates),
         )
     if call.model == wire.UNKNOWN_MODEL and not strict:
         return _CallPrice()

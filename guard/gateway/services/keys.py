@@ -11,15 +11,16 @@ from msgspec import Struct
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain.lineage import below
-from guard.gateway.domain.records import Key, KeySecret, Role
+from guard.gateway.domain.records import Key, KeyAttributes, KeySecret, Role
 from guard.gateway.ledger import directory
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING
 
 SDK_PREFIX: Final = "gdk_"
 ADMIN_PREFIX: Final = "gda_"
 PROXY_PREFIX: Final = "gdp_"
 _PREFIXES: Final = {"sdk": SDK_PREFIX, "admin": ADMIN_PREFIX, "proxy": PROXY_PREFIX}
+NO_ATTRIBUTES: Final = KeyAttributes()
 _CACHE_MAX: Final = 20_000
 USES_EVERY_MS: Final = 60_000
 """How often the times are written at which secrets were last used."""
@@ -58,7 +59,7 @@ def make_key(
     hmac_secret: str | None = None,
     owner_id: str | None = None,
     api_key: str | None = None,
-    team: str = "",
+    attributes: KeyAttributes = NO_ATTRIBUTES,
 ) -> NewKey:
     """Make a key, random if none is given, and a secret when its requests have to be signed."""
     if api_key is None:
@@ -75,7 +76,7 @@ def make_key(
         workflow_id=workflow_id,
         signed=hmac_secret is not None,
         expires_at_ms=expires_at_ms,
-        team=team,
+        **{name: getattr(attributes, name) for name in KeyAttributes.__struct_fields__},
     )
     return NewKey(key, api_key, hash_key(api_key), hmac_secret)
 

@@ -27,11 +27,11 @@ from guard.gateway.domain.operators import (
     actor_name,
 )
 from guard.gateway.ledger import people
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.reading import network_of
 from guard.gateway.services import devices
 from guard.gateway.services.sign_in_throttle import STRANGERS_MAX, Throttle, ThrottledError
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import NOTHING
 
 PASSWORD_LENGTH_MIN: Final = 12
 PASSWORD_LENGTH_MAX: Final = 256

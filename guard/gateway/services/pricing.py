@@ -72,6 +72,14 @@ class PriceBook:
         self._rates: dict[tuple[str | None, str, bool], ModelRates] = {}
         self._declared: dict[tuple[str, int | None, int | None, bool], int | None] = {}
 
+    def models_of(self, provider: str) -> list[str]:
+        """Return the models of a vendor that have a price of the operator's."""
+        return [
+            each.model
+            for each in self._own
+            if each.provider == provider and not globs.is_pattern(each.model)
+        ]
+
     def tariff(self, provider: str | None, model: str) -> Tariff | None:
         """Return the tariff of a model, or ``None`` when its price is not known."""
         self._forget_timed()

@@ -115,6 +115,15 @@ def listed(text: str, limit: int) -> list[tuple[str, str]]:
     return sorted(found, key=lambda each: (len(each[1]), each))[:limit]
 
 
+def models_of(vendor: str) -> list[str]:
+    """Return the ids of a vendor's published models."""
+    from genai_prices import data_snapshot
+
+    own = _PROXIES_NAMES.get(vendor, vendor)
+    providers = data_snapshot.get_snapshot().providers
+    return [info.id for each in providers if each.id == own for info in each.models]
+
+
 _PROXIES_NAMES: Final = {"gemini": "google", "vertex_ai": "google", "xai": "x-ai",
                          "together_ai": "together", "fireworks_ai": "fireworks",
                          "moonshot": "moonshotai", "bedrock": "aws"}  # fmt: skip

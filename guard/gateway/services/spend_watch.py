@@ -9,8 +9,8 @@ from guard.gateway.domain import acceleration
 from guard.gateway.domain.records import Policy
 from guard.gateway.ledger import repeats
 from guard.gateway.ledger.repeats import FasterRun
-from guard.gateway.ledger.state import within
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 
 SPEND_S: Final = 60.0
 """How often it looks at what an organisation's runs spend."""

@@ -21,7 +21,6 @@ import httpx
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import DueDelivery
 from guard.gateway.ledger import webhooks
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.channels import mail
 from guard.gateway.services.channels.message import (
     PERMANENT,
@@ -32,6 +31,7 @@ from guard.gateway.services.channels.message import (
 )
 from guard.gateway.services.egress import address_of, check_url
 from guard.gateway.storage.port import Writer
+from guard.gateway.unit.state import NOTHING
 
 logger = logging.getLogger(__name__)
 

@@ -42,9 +42,9 @@ from guard.gateway.domain.errors import (
     UnstorableError,
 )
 from guard.gateway.domain.statistics import WriterStatistics
-from guard.gateway.ledger.state import ANYTHING, Scopes
-from guard.gateway.ledger.unit_of_work import Transaction
 from guard.gateway.storage.sql.failures import store_error, summary
+from guard.gateway.unit.state import ANYTHING, Scopes
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ BUSY_S: Final = 5.0
 _BUSY_STEP_S: Final = 0.01
 
 
-UnitT = TypeVar("UnitT", bound=Transaction)
+UnitT = TypeVar("UnitT", bound=UnitOfWork)
 
 
 class _Item(Generic[UnitT]):

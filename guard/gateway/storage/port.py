@@ -13,10 +13,10 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.statistics import StoreStatistics
-from guard.gateway.ledger.state import Scopes
-from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.storage.sql.queries import SqlQueries
 from guard.gateway.storage.sql.reports import SqlReports
+from guard.gateway.unit.state import Scopes
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from guard.core.usage import Usage
 from guard.gateway.ledger import leases
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.runtime.runtime import GuardRuntime
+from guard.session import lease_requests
 from guard.session import session as session_module
 from tests.guard.asking.test_waiting_in_line import (
     BOUND,
@@ -148,14 +149,14 @@ def test_many_leases_go_back_over_http_a_few_at_a_time(
     monkeypatch.setattr(session.asks, "request", unanswered)
     monkeypatch.setattr(session.client, "update_lease", counted)
     work = guard.protect(lambda: None)
-    for number in range(3 * updates._HTTP_AT_ONCE):
+    for number in range(3 * lease_requests._HTTP_AT_ONCE):
         with guard.workflow(f"w-{number}"):
             work()
     assert balance(tenant)["reserved_nanousd"] > 0
     runtime.shutdown(WAIT_S)
     assert balance(tenant)["reserved_nanousd"] == 0
-    assert len(at_once) >= 3 * updates._HTTP_AT_ONCE
-    assert max(at_once) == updates._HTTP_AT_ONCE
+    assert len(at_once) >= 3 * lease_requests._HTTP_AT_ONCE
+    assert max(at_once) == lease_requests._HTTP_AT_ONCE
 
 
 def test_a_failure_does_not_end_the_care_for_the_leases(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import guard
-from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.admin import AdminError
 from guard.gateway.ledger import approvals as ledger_approvals
 from guard.session import approvals
 from tests.support.waiting import WAIT_S, until, until_async

@@ -369,14 +369,14 @@ async def test_guards_own_requests_are_none_of_the_workflows(
 ) -> None:
     """They run on the background loop, in the context of their caller."""
     seen: list[object] = []
-    enter = connected.instrumentation.enter
+    enter = connected.enter_request
 
     def watched(*args: Any) -> Any:
         request = enter(*args)
         seen.append(request)
         return request
 
-    connected.instrumentation.enter = watched
+    connected.enter_request = watched  # type: ignore[method-assign]
     assert connected.link.session is not None
     connected.link.session.asks.supports(False)  # so that it asks over HTTP
     with guard.workflow("w"):

@@ -19,19 +19,44 @@ import sys
 import tarfile
 import tempfile
 import threading
+import time
 import unittest.mock
 import warnings
 import weakref
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import anyio.from_thread
+import anyio.lowlevel
+import billiard
 import filelock
+import flask
+import fsspec
+import httpcore
 import httpx
 import httpx2
+import kombu
+import numpy
+import pexpect
+import prometheus_client
+import psycopg
+import pyarrow
 import requests
+import rich.console
+import rich.live
+import threadpoolctl
+import tqdm
 import urllib3
+import zmq
+import zstandard
+from opentelemetry.sdk.trace import TracerProvider
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from tests.support import postgres
+from tests.support.waiting import WAIT_S
 
 Thing = tuple[Callable[[], object], Callable[[], object]]
 """What a body does again and again, and what says what is left afterwards, or nothing."""
@@ -64,7 +89,15 @@ def _using(make: Callable[[], Any], left: Callable[[], object]) -> Thing:
 
 def _more(count: Callable[[], int]) -> Callable[[], object]:
     before = count()
-    return lambda: max(count() - before, 0)
+
+    def more() -> int:
+        # Guard's own loop may open something for a moment.
+        ends = time.monotonic() + 2.0
+        while count() > before and time.monotonic() < ends:
+            time.sleep(0.01)
+        return max(count() - before, 0)
+
+    return more
 
 
 def _files() -> Callable[[], object]:
@@ -567,3 +600,194 @@ def urllib3_pool(folder: Path, url: str) -> Thing:
             return pool.request("GET", f"{url}/ok", timeout=5, pool_timeout=5).status != 200
 
     return use, left
+
+
+@thing
+def httpcore_pool(folder: Path, url: str) -> Thing:
+    pool = httpcore.ConnectionPool(max_connections=1)
+
+    def use() -> None:
+        with pool.stream("GET", f"{url}/ok") as response:
+            response.read()
+        compute()
+
+    def left() -> bool:
+        with pool:
+            return (
+                pool.request(
+                    "GET", f"{url}/ok", extensions={"timeout": {"read": 5.0, "pool": 5.0}}
+                ).status
+                != 200
+            )
+
+    return use, left
+
+
+@thing
+def psycopg_transaction(folder: Path, url: str) -> Thing:
+    if postgres.server() is None:
+        return compute, lambda: None
+    connection = psycopg.connect(postgres.url_of(folder), autocommit=True)
+    idle = psycopg.pq.TransactionStatus.IDLE
+
+    def use() -> None:
+        with connection.transaction():
+            connection.execute("SELECT 1")
+            compute()
+        compute()
+
+    def left() -> bool:
+        with connection:
+            return not connection.broken and connection.info.transaction_status != idle
+
+    return use, left
+
+
+@thing
+def starlette_lifespan(folder: Path, url: str) -> Thing:
+    manager = Manager()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        manager.begin()
+        try:
+            yield
+        finally:
+            manager.end()
+
+    app = Starlette(lifespan=lifespan)
+    return _using(lambda: TestClient(app), lambda: manager.open)
+
+
+@thing
+def flask_context(folder: Path, url: str) -> Thing:
+    manager, app = Manager(), flask.Flask(__name__)
+    app.teardown_appcontext(manager.end)
+    flask.appcontext_pushed.connect(manager.begin, app, weak=False)
+    return _using(app.app_context, lambda: manager.open)
+
+
+@thing
+def anyio_portal(folder: Path, url: str) -> Thing:
+    def use() -> None:
+        with anyio.from_thread.start_blocking_portal(name="of-a-portal") as portal:
+            portal.call(anyio.lowlevel.checkpoint)
+        compute()
+
+    def left() -> bool:
+        ending = [each for each in threading.enumerate() if "of-a-portal" in each.name]
+        for each in ending:
+            each.join(2)
+        return any(each.is_alive() for each in ending)
+
+    return use, left
+
+
+@thing
+def zmq_socket(folder: Path, url: str) -> Thing:
+    def use() -> None:
+        with zmq.Context() as context, context.socket(zmq.PUB) as publishing:
+            publishing.bind("inproc://a")
+            compute()
+
+    return use, _files()
+
+
+@thing
+def kombu_pool(folder: Path, url: str) -> Thing:
+    pool = kombu.Connection("memory://").Pool(1)
+
+    def use() -> None:
+        with pool.acquire(block=True) as connection:
+            connection.ensure_connection()
+            compute()
+        compute()
+
+    return use, lambda: len(pool._dirty)
+
+
+@thing
+def billiard_lock(folder: Path, url: str) -> Thing:
+    return _mutex(billiard.Lock())
+
+
+@thing
+def soft_file_lock(folder: Path, url: str) -> Thing:
+    path = folder / "lock"
+    return _using(lambda: filelock.SoftFileLock(path), path.exists)
+
+
+@thing
+def span(folder: Path, url: str) -> Thing:
+    spans = Manager()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(spans)  # type: ignore[arg-type]
+    spans.on_start, spans.on_end = spans.begin, spans.end  # type: ignore[attr-defined]
+    spans._on_ending = lambda span: None  # type: ignore[attr-defined]
+    tracer = provider.get_tracer("of a kill")
+    return _using(lambda: tracer.start_as_current_span("work"), lambda: spans.open)
+
+
+@thing
+def gauge_in_progress(folder: Path, url: str) -> Thing:
+    gauge = prometheus_client.Gauge("open", "What is under way.", registry=None)
+    return _using(gauge.track_inprogress, lambda: gauge._value.get())
+
+
+@thing
+def limited_threads(folder: Path, url: str) -> Thing:
+    def limits() -> list[int]:
+        return [each["num_threads"] for each in threadpoolctl.threadpool_info()]
+
+    before = limits()
+    return _using(lambda: threadpoolctl.threadpool_limits(1), lambda: limits() != before)
+
+
+@thing
+def numpy_errors(folder: Path, url: str) -> Thing:
+    found = []  # in the body's thread, whose own they are
+
+    def use() -> None:
+        found.append(numpy.geterr())
+        with numpy.errstate(all="ignore"):
+            compute()
+        compute()
+
+    return use, lambda: any(each != found[0] for each in found)
+
+
+@thing
+def progress_bar(folder: Path, url: str) -> Thing:
+    return _using(lambda: tqdm.tqdm(total=2, file=io.StringIO()), lambda: len(tqdm.tqdm._instances))
+
+
+@thing
+def live_display(folder: Path, url: str) -> Thing:
+    console = rich.console.Console(file=io.StringIO())
+    return _using(
+        lambda: rich.live.Live("on", console=console, auto_refresh=False),
+        lambda: bool(console._live_stack),
+    )
+
+
+for _name, _written in {
+    "zstandard": lambda folder: zstandard.open(folder / "zstd", "wb"),
+    "fsspec": lambda folder: fsspec.open(f"file://{folder}/file", "wb"),
+    "arrow": lambda folder: pyarrow.OSFile(str(folder / "file"), "wb"),
+}.items():
+    THINGS[_name] = lambda folder, url, make=_written: _using(  # type: ignore[misc]
+        lambda: make(folder), _files()
+    )
+
+
+@thing
+def program_in_a_terminal(folder: Path, url: str) -> Thing:
+    def use() -> None:
+        with pexpect.spawn("cat", timeout=WAIT_S):  # closing sleeps for some tenths of a second
+            compute()
+        ends = time.monotonic() + 0.2
+        while time.monotonic() < ends:
+            compute()
+
+    files, children = _files(), _more(_children)
+    return use, lambda: files() or children()

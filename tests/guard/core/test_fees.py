@@ -502,9 +502,10 @@ class TestJobs:
             (GOOGLE, GEMINIS, {"batch": {"inputConfig": {"fileName": "files/1"}}}, "files"),
             (ANTHROPIC, BATCHES, b"nonsense", "files"),
             (ANTHROPIC, BATCHES, batch(), "files"),
-            (ANTHROPIC, BATCHES, batch(ASKED, {**ASKED, "model": "d"}), "a batch for each model"),
             (ANTHROPIC, BATCHES, batch(ASKED, {**ASKED, "mcp_servers": [{"type": "url"}]}),
              "one by one"),
+            (ANTHROPIC, BATCHES, batch(*({**ASKED, "model": f"m{n}"} for n in range(66))),
+             "a batch for each model"),
         ],
     )  # fmt: skip
     def test_that_nothing_bounds_say_why(self, host: str, path: str, body: Any, says: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guard.core.bounds.input_factors import _RARE as RARE
 from guard.core.bounds.input_factors import FACTORS, SHORT_BYTES, kind, text_tokens
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "input_factors.json"
@@ -20,7 +21,37 @@ def reference(data: bytes) -> float:
     """The sum of the factors, byte by byte."""
     total = sum(FACTORS.get(kind(byte), 0.0) for byte in data)
     vowels = sum(kind(a) == "vowels" and kind(b) == "consonants" for a, b in pairwise(data))
+    total += len(RARE.findall(data.decode("utf-8", "ignore"))) * 29 / 16
+    total += data.count(b'\\"') * 10 / 16 + data.count(b"\\\\") / 2
     return total - 0.6 * vowels
+
+
+KINDS = [
+    first
+    for start, end in ((0x2800, 0x2FD0), (0x3100, 0x33D0), (0x3400, 0x4D90), (0xA000, 0xABD0))
+    for first in range(start, end, 0x30)
+]
+"""Where kinds of text begin of which four tokenisers (o200k, Llama 3, Gemini, Claude's published
+one) were measured to make up to a token of each byte."""
+
+
+@pytest.mark.parametrize("first", KINDS)
+def test_rare_characters_have_a_token_for_each_byte(first: int) -> None:
+    assert len(KINDS) > 230
+    text = "".join(chr(first + i * 7 % 0x30) for i in range(700))
+    assert text_tokens("m", text.encode()) >= 3 * 700 * 0.99
+
+
+@pytest.mark.parametrize(
+    ("depth", "tokens"), list(enumerate((500, 542, 798, 1053, 1566, 2579, 4607)))
+)  # fmt: skip
+def test_json_in_json_is_bounded(depth: int, tokens: int) -> None:
+    """The tokens are those of Gemini's tokeniser, which makes most of them."""
+    text = json.dumps({"name": "x", "path": "/a/b", "items": [{"k": "v", "n": 1}] * 40})
+    for level in range(depth):
+        text = json.dumps([text] if level % 2 else {"a": text})
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    assert tokens <= text_tokens("m", body) <= 2 * tokens
 
 
 @given(st.text(min_size=1, max_size=60), st.integers(20, 300))

@@ -24,12 +24,12 @@ def kind_of(state: ControlState, tool: str) -> str | None:
 
 def test_rules_replace_each_other_whatever_their_number() -> None:
     state = ControlState().apply(wire.ControlMessage(7, "kill", workflow_id="x"))
-    assert (state.tools, state.tools_version) == (None, "none")
+    assert (state.tools, state.known) == (None, "tools=none&facts=none")
     state = state.apply(message("v1", "rm"))
     assert (state.seq, kind_of(state, "rm"), kind_of(state, "mv")) == (7, "block", None)
     state = state.apply(message("v2", "mv"))
     assert (kind_of(state, "rm"), kind_of(state, "mv")) == (None, "block")
-    assert state.tools_version == "v2"
+    assert state.known == "tools=v2&facts=none"
     assert state.apply(message("v2", "mv")) is state
     assert state.apply(message("none")).tools is None
 

@@ -26,7 +26,7 @@ from guard.delivery import journal
 from guard.delivery.journal import Journal, left_behind, live_journals
 from guard.delivery.spool import Spool, owner_of
 from guard.delivery.unwritten import UnwrittenEntry
-from tests.guard.conftest import Tenant
+from tests.guard.conftest import Tenant, settled
 from tests.support.cutting_vendor import cutting_vendor
 from tests.support.programs import environment
 from tests.support.waiting import WAIT_S, until
@@ -424,6 +424,33 @@ class TestOfARuntime:
         runtime.flush()
         assert tenant.spent_nanousd("w") == spent > 0
         assert len(tenant.llm_events()) == 1
+
+    def test_what_is_left_is_charged_with_the_next_secret_of_its_key(
+        self, directory: Path, start: Any, tenant: Tenant
+    ) -> None:
+        """Events on disk and open requests; not with a secret of another key."""
+        runtime = settled(start(spool_dir=directory, flush_interval_ms=3_600_000))
+        with cutting_vendor("no answer", "disconnect") as vendor, guard.workflow("w"):
+            body = {"model": "o3", "max_tokens": 9}
+            with pytest.raises(httpx.HTTPError):
+                httpx.post(f"{vendor.url}/v1/chat/completions", json=body)
+            runtime.flush()
+            with pytest.raises(httpx.HTTPError):
+                httpx.post(f"{vendor.url}/v1/chat/completions", json=body)
+            (path,) = directory.glob("*.journal")
+            left = path.read_bytes()
+        assert len(tenant.llm_events()) == 1
+        runtime.shutdown(flush=False)
+        (directory / "open-copy.journal").write_bytes(left)
+        (key,) = tenant.admin.keys()
+        rotated = tenant.admin.rotate_key(key["key_id"])
+        other = tenant.admin.create_key("other")
+        settled(start(spool_dir=directory, api_key=other)).shutdown()
+        assert len(tenant.llm_events()) == 1
+        settled(start(spool_dir=directory, api_key=rotated["api_key"])).flush()
+        until(lambda: len(tenant.llm_events()) == 2)
+        (usage,) = tenant.admin.usage("key")
+        assert (usage["group"], usage["llm_calls"]) == (key["key_id"], 2)
 
 
 def test_signal_numbers_are_those_of_the_ends() -> None:

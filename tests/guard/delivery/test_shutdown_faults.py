@@ -22,7 +22,7 @@ import pytest
 import guard
 from guard.breaker.exceptions import BreakerTransportError
 from guard.core.wire import EVENTS_PATH
-from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.admin import AdminClient
 from guard.runtime.runtime import GuardRuntime
 from tests.gateway.conftest import Served, database, serve  # noqa: F401
 from tests.guard.delivery.conftest import Spawn

@@ -72,6 +72,35 @@ def test_another_owners_events_are_out_of_reach(tmp_path: Path) -> None:
     theirs.close()
 
 
+def test_an_accounts_events_are_delivered_with_any_of_its_secrets(tmp_path: Path) -> None:
+    """Whichever process learns it, before or after the events were written."""
+    url, account = "http://127.0.0.1:1", owner_of("http://127.0.0.1:1", "the key's id")
+    first, second, other = (
+        Spool(tmp_path / "s", owner_of(url, secret), bytes_max=1 << 26)
+        for secret in ("first", "second", "another key's")
+    )
+    first.append(rows(2))
+    first.account = account
+    assert second.look() == 0, "nothing is known of it yet"
+    second.account = account
+    assert (first.look(), second.look()) == (2, 2)
+    first.append(rows(3))
+    other.account = owner_of(url, "another key")
+    other.append(rows(4))
+    assert (first.look(), second.look(), other.look()) == (3, 3, 4)
+    claimed = second.claim(10)
+    assert len(claimed) == 3
+    assert first.claim(10) == [], "they are under way"
+    second.settle([each.row for each in claimed])
+    assert (first.look(), second.look(), other.look()) == (0, 0, 4)
+    # Written by a process that takes over what a dead one with the old secret has left.
+    second.append(rows(1, first=9), owner_of(url, "first"))
+    assert second.look() == 1
+    assert len(first.claim(10)) == 1
+    for spool in (first, second, other):
+        spool.close()
+
+
 def test_a_full_spool_gives_up_the_least_important_and_oldest(tmp_path: Path) -> None:
     spool = spool_at(tmp_path / "s", bytes_max=512 * 1024)
     spool.append(rows(500, priority=0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -19,6 +19,19 @@ from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.waiting import until
 
 
+@attrs.define(eq=False)
+class RecordingAccount:
+    """An account without a gateway: it records, refuses nothing and registers no request."""
+
+    record: Callable[..., int]
+    check_request: Callable[[Scope], object] = lambda scope: None
+    request_gate: Any = None
+    tools: Any = None
+    facts: Any = None
+    enter_request: Callable[..., Any] = lambda frame, llm: None
+    leave_request: Callable[[Any], None] = lambda request: None
+
+
 @attrs.define
 class Observed:
     """An active instrumentation and what it has reported."""
@@ -26,6 +39,7 @@ class Observed:
     instrumentation: Instrumentation
     calls: list[InstrumentedCall]
     scopes: list[Scope | None]
+    account: RecordingAccount
     told: list[Any] = attrs.field(factory=list)
 
     @property
@@ -81,12 +95,12 @@ def start_observing(**options: Any) -> Observed:
         scopes.append(scope)
         return len(calls)
 
-    def check(scope: Scope) -> None:
-        """Nothing is refused."""
-
-    instrumentation = Instrumentation(record, options.pop("check", check), **options)
+    account = RecordingAccount(record, request_gate=options.pop("request_gate", None))
+    if "check" in options:
+        account.check_request = options.pop("check")
+    instrumentation = Instrumentation(account, **options)
     instrumentation.install()
-    return Observed(instrumentation, calls, scopes, told)
+    return Observed(instrumentation, calls, scopes, account, told)
 
 
 @pytest.fixture

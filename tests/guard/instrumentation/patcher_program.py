@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import wrapt
@@ -196,7 +197,11 @@ def over_botocore(url: str) -> None:
 def main() -> None:
     patcher_name, steps, url = sys.argv[1:]
     patcher = PATCHERS[patcher_name]()
-    guard = Instrumentation(record, lambda scope: None)
+    account: Any = SimpleNamespace(
+        record=record, check_request=lambda scope: None, request_gate=None, tools=None,
+        enter_request=lambda frame, llm: None, leave_request=lambda request: None,
+    )  # fmt: skip
+    guard = Instrumentation(account)
     acts = {
         "import": import_clients, "again": import_again, "guard": guard.install,
         "patch": patcher.patch, "unpatch": patcher.unpatch,

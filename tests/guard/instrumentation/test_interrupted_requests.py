@@ -85,7 +85,7 @@ class _Tools:
 def test_while_the_results_of_its_tools_are_named(
     send: Callable[[str], None], standin: StandIn, gate: FakeGate, gated: Observed
 ) -> None:
-    gated.instrumentation.tools = _Tools()  # type: ignore[assignment]
+    gated.account.tools = _Tools()
     with pytest.raises(Interrupt):
         send(standin.url + CHAT)
     assert gate.ends == ["back"]

@@ -113,4 +113,5 @@ def test_a_case_is_compared_in_every_bucket() -> None:
     assert names == {
         *TOKENS, "model", "response_id", "estimated", "estimate", "units", "cost_nanousd", "others",
         "service_tier", "surcharge_permille", "fees", "cut_short", "text_tokens", "later",
+        "strangers",
     }  # fmt: skip

@@ -338,7 +338,7 @@ def test_the_log_says_what_is_charged(
     silent = ANSWERS["chat"].with_data(b'{"choices":[]}')
     if not held:
         bench.gate = PricedGate()
-        bench.observed.instrumentation._gate = None
+        bench.observed.account.request_gate = None
         bench.gate.hold(INSIDE, RequestBound("openai", "m", 1, 1))
         bench.gate.holds[0].ends.append("none")
     with caplog.at_level("WARNING", logger=LOGGER):

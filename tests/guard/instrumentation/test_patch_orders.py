@@ -260,6 +260,7 @@ class TestRestored:
 
 AGAIN = """
 import importlib, sys, asyncio
+from types import SimpleNamespace
 from guard.instrumentation import Instrumentation, patching
 events = []
 def record(kind, data, scope=None):
@@ -267,7 +268,10 @@ def record(kind, data, scope=None):
     return 1
 URL = sys.argv[1]
 BASE = URL.rpartition("/v1/")[0]
-Instrumentation(record, lambda scope: None).install()
+Instrumentation(SimpleNamespace(
+    record=record, check_request=lambda scope: None, request_gate=None, tools=None,
+    enter_request=lambda frame, llm: None, leave_request=lambda request: None,
+)).install()
 
 def by_httpx(name):
     importlib.import_module(name).post(URL, json={"model": "m"}, timeout=60).json()

@@ -20,7 +20,7 @@ from guard.instrumentation import Instrumentation
 from guard.runtime import active
 from guard.scope.scope import OUTSIDE
 from tests.guard.conftest import Tenant
-from tests.guard.instrumentation.conftest import Observed
+from tests.guard.instrumentation.conftest import Observed, RecordingAccount
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.waiting import WAIT_S
@@ -140,7 +140,7 @@ def test_no_hook_keeps_an_instrumentation_alive(standin: StandIn) -> None:
         return 1
 
     kept: list[Any] = []
-    instrumentation = Instrumentation(record, lambda scope: None)
+    instrumentation = Instrumentation(RecordingAccount(record))
     instrumentation.install()
     httpx.post(standin.url + CHAT, json=ASK)
     instrumentation.uninstall()

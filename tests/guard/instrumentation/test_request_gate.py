@@ -219,7 +219,7 @@ class TestManyAtOnce:
                     self.ticks += 1
 
         together = Together(covered=False)
-        gated.instrumentation._gate = together
+        gated.account.request_gate = together
 
         async def main() -> None:
             ticking = asyncio.create_task(together.tick())
@@ -291,7 +291,7 @@ class TestManyAtOnce:
                 return super().hold(scope, bound)
 
         lease = Lease()
-        gated.instrumentation._gate = lease
+        gated.account.request_gate = lease
         for _ in range(3):
             by_httpx(standin.url)
         assert lease.asked == []
@@ -374,7 +374,7 @@ class TestEnds:
         def broken(kind: str, payload: Any, scope: Scope | None = None) -> int:
             raise MemoryError
 
-        gated.instrumentation._record = broken
+        gated.account.record = broken
         by_httpx(standin.url)
         assert gate.ends == ["kept"]
 

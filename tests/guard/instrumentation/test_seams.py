@@ -101,12 +101,16 @@ class TestComingAndGoing:
     def test_transports_imported_later(self, standin: StandIn) -> None:
         program = """
 import sys, asyncio
+from types import SimpleNamespace
 from guard.instrumentation import Instrumentation
 events = []
 def record(kind, data, scope=None):
     events.append(data)
     return 1
-Instrumentation(record, lambda scope: None).install()
+Instrumentation(SimpleNamespace(
+    record=record, check_request=lambda scope: None, request_gate=None, tools=None,
+    enter_request=lambda frame, llm: None, leave_request=lambda request: None,
+)).install()
 assert not {"httpx", "httpx2", "aiohttp", "requests", "botocore"} & set(sys.modules)
 import httpx, httpx2, requests, aiohttp
 ask = {"model": "m"}

@@ -175,7 +175,9 @@ def test_under_a_limit_a_vendors_client_gets_its_own_error_at_once(limited: Obse
     vendor = openai.OpenAI(api_key="none", http_client=client)
     with pytest.raises(openai.BadRequestError, match=r"/v1/containers costs is not known"):
         vendor.containers.create(name="a")
-    with pytest.raises(openai.BadRequestError, match="--allow-unseen"):
+    with pytest.raises(
+        openai.BadRequestError, match=r"--trust path:api.openai.com/v1/agents/sessions"
+    ):
         vendor.post("/agents/sessions", cast_to=object)
     vendor.files.create(file=b"{}", purpose="batch")
     assert sent == ["/v1/files"]
@@ -183,6 +185,17 @@ def test_under_a_limit_a_vendors_client_gets_its_own_error_at_once(limited: Obse
     assert named == {
         "refused:api.openai.com/v1/containers": 1, "refused:api.openai.com/v1/agents/sessions": 1,
     }  # fmt: skip
+
+
+def test_a_path_that_is_trusted_goes(limited: Observed) -> None:
+    sent: list[str] = []
+    limited.instrumentation.trusted = frozenset({"path:api.openai.com/v1/containers"})
+    client: Any = httpx.Client(transport=httpx.MockTransport(answering(sent)))
+    vendor = openai.OpenAI(api_key="none", http_client=client)
+    vendor.containers.create(name="a")
+    with pytest.raises(openai.BadRequestError, match="is not known"):
+        vendor.post("/agents/sessions", cast_to=object)
+    assert sent == ["/v1/containers"]
 
 
 def test_under_a_limit_an_asynchronous_client_gets_it_too(limited: Observed) -> None:

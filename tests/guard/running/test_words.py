@@ -83,7 +83,7 @@ def test_a_budget_is_named_with_the_command_that_raises_it() -> None:
                       "scope": "key outer.k (total)"}}, facts)  # fmt: skip
     assert own.headline == "this run's --limit of $2 is reached"
     assert "guard run --limit '$4'" in own.advice
-    assert budget_words("outer")[0] == "the --limit of the outer run of $1 is reached"
+    assert budget_words("outer")[0] == "the outer run's --limit of $1 is reached"
 
 
 def test_rules_of_the_run_are_told_from_those_of_the_gateway() -> None:

@@ -264,6 +264,51 @@ async def test_a_key_is_in_no_error_and_its_causes(
         error = error.__cause__
 
 
+class TestOneEndpointThatFails:
+    """Nothing is known of the gate from an error that another endpoint answers."""
+
+    @pytest.mark.parametrize("status", [500, 502, 503])
+    async def test_the_gate_is_still_asked(
+        self, client: GatewayClient, gateway: respx.MockRouter, clock: Clock, status: int
+    ) -> None:
+        events = gateway.post(EVENTS).respond(status, json={})
+        gateway.post(GATE).respond(200, content=ALLOW)
+        await _until_open(client, clock)
+        # The events themselves are left alone.
+        asked = events.call_count
+        with pytest.raises(GuardError):
+            await client.send("b", b"{}")
+        assert events.call_count == asked
+        reply = await client.gate(GateRequest(call_id="c", kind="call", function="f"))
+        assert reply.decision == "allow"
+
+    async def test_a_gate_that_fails_too_is_asked_once(
+        self, client: GatewayClient, gateway: respx.MockRouter, clock: Clock
+    ) -> None:
+        gateway.post(EVENTS).respond(500, json={})
+        gate = gateway.post(GATE).respond(500, json={})
+        await _until_open(client, clock)
+        for _ in range(3):
+            await refused(client)
+        assert gate.call_count == 1
+
+    async def test_a_gateway_that_does_not_answer_is_not_asked(
+        self, client: GatewayClient, gateway: respx.MockRouter, clock: Clock
+    ) -> None:
+        gateway.post(EVENTS).mock(side_effect=httpx.ConnectError("refused"))
+        gate = gateway.post(GATE).respond(200, content=ALLOW)
+        await _until_open(client, clock)
+        await refused(client)
+        assert gate.call_count == 0
+
+
+async def _until_open(client: GatewayClient, clock: Clock) -> None:
+    while client.circuit.state == "closed":
+        clock.now_s += 400.0  # no longer than that does an endpoint ask to be left alone
+        with pytest.raises(GuardError):
+            await client.send("b", b"{}")
+
+
 class TestAfterTheEnd:
     async def test_a_request_says_that_guard_was_shut_down(self, client: GatewayClient) -> None:
         await client.close()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spamdetect.engine import links
+from spamdetect.engine.counts import count
 from spamdetect.engine.normalise import normalise
+from spamdetect.engine.shape import shape
+from spamdetect.engine.words import count_words
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
 
@@ -115,3 +119,19 @@ def test_only_words_without_a_sign_of_links_are_left_out(text: str) -> None:
         links.LINK.sub(lambda match: f"<{match.group()}>", word) for word in text.split(" ")
     )
     assert links.replace_links(text, lambda _kind, link: f"<{link}>") == everywhere
+
+
+ASCII: Final = st.text(st.characters(max_codepoint=127), max_size=40) | st.text(
+    st.sampled_from("aab00 !!.\n\t"), max_size=40
+)
+
+
+@given(ASCII)
+def test_ascii_is_read_like_all_other_text(text: str) -> None:
+    """It is read in a shorter way; a word of another script in front leads it the long way."""
+    shaped, dropped = shape(text)
+    assert shape(f"é {text}") == (f"é {shaped}".rstrip(" "), dropped)
+    both, alone, word = count(f"é{text}"), count(text), count("é")
+    assert both.kinds == [one + other for one, other in zip(alone.kinds, word.kinds, strict=True)]
+    assert alone.script in (0, word.script)
+    assert count_words(f"é {text}") == 1 + count_words(text)

@@ -12,11 +12,11 @@ import pytest_asyncio
 from spamdetect.engine import Engine
 from spamdetect.service.app import open_limits, open_store
 from spamdetect.service.bot import BotSettings, TokenBot
-from spamdetect.service.keys import KeyStore
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.moderation import GroupModerator
 from spamdetect.service.server import serving_app
 from spamdetect.service.settings import ServiceSettings
+from spamdetect.service.store import KeyStore
 from tests.support.bot_api import TOKEN, BotApi
 from tests.support.moderated_group import ADMIN, Room, Running
 from tests.support.private_server import schema_in

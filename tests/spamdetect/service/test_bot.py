@@ -20,11 +20,11 @@ from spamdetect.engine import Engine
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_limits, open_store
 from spamdetect.service.bot import BotSettings, TokenBot, read_bot_settings
-from spamdetect.service.keys import KeyStore
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.moderation import GroupModerator
 from spamdetect.service.server import serving_app
 from spamdetect.service.settings import ServiceSettings
+from spamdetect.service.store import KeyStore
 from spamdetect.service.webhook import webhook_app
 from spamdetect.testing import run_service_async
 from tests.support.bot_api import TOKEN, BotApi

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from spamdetect.service.keys import KeyStore, StoreError
+from spamdetect.service.keys import StoreError
+from spamdetect.service.store import KeyStore
 from tests.support.bot_api import TOKEN, BotApi
 from tests.support.moderated_group import (
     ADMIN,

@@ -19,12 +19,13 @@ from spamdetect import AsyncSpamClient, SpamRateLimitError
 from spamdetect.errors import SpamConfigError
 from spamdetect.service import redis_limits
 from spamdetect.service.app import open_limits, open_store
-from spamdetect.service.keys import KeyRecord, KeyStore
+from spamdetect.service.keys import KeyRecord
 from spamdetect.service.limits import BURST_S, Allowance, StoreLimits, utc_day
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.respond import RefusalError
 from spamdetect.service.settings import ServiceSettings
 from spamdetect.service.shares import next_cell
+from spamdetect.service.store import KeyStore
 from spamdetect.testing import run_service_async
 from tests.support.private_server import schema_in
 

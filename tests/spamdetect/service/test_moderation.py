@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spamdetect.service.keys import KeyStore
+from spamdetect.service.store import KeyStore
 from tests.support.bot_api import TOKEN, BotApi
 from tests.support.moderated_group import (
     ADMIN,

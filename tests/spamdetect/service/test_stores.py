@@ -10,19 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_store
-from spamdetect.service.keys import (
-    KeySpec,
-    KeyStore,
-    StoredRule,
-    StoreError,
-    parse_key,
-    secret_matches,
-)
+from spamdetect.service.keys import KeySpec, StoredRule, StoreError, parse_key, secret_matches
 from spamdetect.service.sqlite_store import SqliteKeyStore
+from spamdetect.service.store import KeyStore
 from tests.support import postgres
 from tests.support.private_server import schema_in
 
@@ -126,6 +121,35 @@ async def test_usage_adds_up(store: KeyStore) -> None:
     assert await store.usage("c", "2026-11-01") == 0
 
 
+async def test_usage_is_added_in_one_round_trip(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process adds its counts every second: a transaction around them would be three."""
+    trips = 0
+    wait = psycopg.AsyncConnection.wait
+
+    async def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal trips
+        trips += 1
+        return await wait(self, *args, **kwargs)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "wait", counted)
+    await store.usage("a", "2026-11-01")
+    for_one_read, trips = trips, 0
+    await store.add_usage({(key, "2026-11-01"): 2 for key in ("a", "b", "c")})
+    assert trips == for_one_read
+    assert await store.usage("c", "2026-11-01") == 2
+
+
+async def test_usage_of_more_keys_than_a_statement_takes(store: KeyStore) -> None:
+    keys = [f"key{n}" for n in range(2501)]
+    for _ in range(2):
+        await store.add_usage({(key, "2026-11-01"): n for n, key in enumerate(keys)})
+    for n in (0, 999, 1000, 1999, 2000, 2500):
+        assert await store.usage(keys[n], "2026-11-01") == 2 * n
+    await store.add_usage({})
+
+
 async def test_feedback_is_kept_once_and_whole(store: KeyStore) -> None:
     text = "null \x00, quotes '; DROP TABLE feedback; --, 😀"
     for _ in range(2):
@@ -164,11 +188,18 @@ async def test_rules_are_bounded_and_move_to_an_owners_next_key(store: KeyStore)
     assert await store.rules(second.key_id) == []
 
 
+async def test_of_rules_with_one_id_the_last_is_stored(store: KeyStore) -> None:
+    new = await store.create(KeySpec())
+    rules = [StoredRule("list", "a", b"%d" % n) for n in range(3)]
+    assert await store.put_rules(new.key_id, rules, 1)
+    assert await store.rules(new.key_id) == rules[2:]
+
+
 async def test_an_earlier_schema_on_postgresql_gains_the_column(postgres_url: str) -> None:
     async with schema_in(postgres_url) as url:
         store: Any = await open_store(url)
         new = await store.create(KeySpec())
-        await store._fetch("ALTER TABLE spamdetect_api_keys DROP COLUMN rules_version")
+        await store._change("ALTER TABLE spamdetect_api_keys DROP COLUMN rules_version")
         await store.close()
         store = await open_store(url)
         assert await store.put_rules(new.key_id, [StoredRule("list", "a", b"")], 1)

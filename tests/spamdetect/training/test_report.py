@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,8 +43,9 @@ COST = Footprint(
 def row(name: str, folds: int = 5, sources: Sequence[str] = ("s0", "s1")) -> peers.Row:
     by_source = dict.fromkeys(sources, SCORES)
     return peers.Row(
-        name, folds, SCORES, by_source, SCORES, 0.05, {"short": 100.0, "long": 50.0}, 2.5
-    )
+        name, folds, SCORES, by_source, SCORES, 0.05, {"short": 100.0, "long": 50.0}, 2.5,
+        {"invented": SCORES, "own hundreds": SCORES},
+    )  # fmt: skip
 
 
 def prize(texts: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -56,6 +58,9 @@ def data(small_spam: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     (folder / "spam").mkdir()
     (folder / "spam" / small_spam.name).write_bytes(small_spam.read_bytes())
+    invented = [{"text": "you won a prize", "label": "spam"}, {"text": "at noon", "label": "ham"}]
+    with gzip.open(folder / "spam" / seal.INVENTED, "wt") as out:
+        out.write("\n".join(map(json.dumps, invented)))
     (folder / "lang").mkdir()
     rows = [
         {"text": "the house on the other side of the street", "lang": "en", "kind": "sentence"},

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from guard.gateway.api.admin.from_body import record_from
 from guard.gateway.domain import alerts
 
 
@@ -33,17 +34,8 @@ class ChannelBody(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
 
     def options(self) -> alerts.ChannelOptions:
         """Return what is no secret."""
-        return alerts.ChannelOptions(
-            url=self.url,
-            to=self.to,
-            sender=self.sender or "",
-            host=self.host or "",
-            port=self.port,
-            username=self.username,
-            security=self.security,
-            users=self.users,
-            answers=self.answers,
-        )
+        sender, host = self.sender or "", self.host or ""
+        return record_from(self, alerts.ChannelOptions, sender=sender, host=host)
 
     def secrets(self) -> alerts.ChannelSecrets:
         """Return the secrets that are given."""
@@ -63,15 +55,8 @@ class CreatedChannel(Struct, kw_only=True):
     secret: str | None = None
 
 
-class AlertBody(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class AlertBody(alerts.AlertTerms, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A rule to set under its name; an empty ``channels`` means all of them."""
-
-    on: alerts.AlertKind
-    channels: Annotated[list[alerts.RuleName], Meta(max_length=100)] = []
-    at_percent: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    count: Annotated[int, Meta(ge=1, le=1000)] = 50
-    within_ms: Annotated[int, Meta(ge=1000, le=86_400_000)] = 600_000
-    enabled: bool = True
 
     def rule(self, name: str) -> alerts.AlertRule:
         """Return the rule.
@@ -83,15 +68,7 @@ class AlertBody(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=
             raise ValueError("at_percent belongs to threshold and forecast")
         if self.on != "refusals" and (self.count, self.within_ms) != (50, 600_000):
             raise ValueError("count and within_ms belong to refusals")
-        return alerts.AlertRule(
-            name=name,
-            on=self.on,
-            channels=sorted(set(self.channels)),
-            at_percent=self.at_percent,
-            count=self.count,
-            within_ms=self.within_ms,
-            enabled=self.enabled,
-        )
+        return record_from(self, alerts.AlertRule, name=name, channels=sorted(set(self.channels)))
 
 
 class ApplyAlert(AlertBody, kw_only=True):

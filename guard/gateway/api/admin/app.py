@@ -14,7 +14,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
-from guard.gateway.api.admin.operations import AdminCall, Operation, organisation_named
+from guard.gateway.api.admin.operations import (
+    AdminCall,
+    Operation,
+    Services,
+    organisation_named,
+)
+from guard.gateway.api.admin.table import OPERATIONS
 from guard.gateway.api.decisions import bad_text, parse
 from guard.gateway.api.http import (
     ProblemError,
@@ -29,7 +35,6 @@ from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.logs import note_request
-from guard.gateway.storage.port import Storage
 
 ADMIN_PATH: Final = "/api/v1/admin"
 BODY_MAX: Final = 1_048_576
@@ -37,22 +42,20 @@ BODY_MAX: Final = 1_048_576
 
 @attrs.frozen(eq=False)
 class AdminApp:
-    """Turns operations into routes.
+    """Turns the table of operations into routes.
 
     Args:
-        operations: the table of operations.
+        services: what they work with.
         keys: looks admin keys up.
-        storage: knows the organisations.
     """
 
-    _operations: Sequence[Operation]
+    _services: Services
     _keys: KeyRing
-    _storage: Storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes, fixed paths before those with parameters."""
-        ordered = sorted(self._operations, key=lambda op: "{" in op.path)
-        by_path: dict[str, dict[str, Operation]] = {}
+        ordered = sorted(OPERATIONS, key=lambda op: "{" in op.path)
+        by_path: dict[str, dict[str, Operation[..., Any]]] = {}
         for operation in ordered:
             by_path.setdefault(operation.path, {})[operation.method] = operation
         return [
@@ -60,7 +63,7 @@ class AdminApp:
             for path, methods in by_path.items()
         ]
 
-    def _endpoint(self, methods: dict[str, Operation]) -> Callable[[Request], Any]:
+    def _endpoint(self, methods: dict[str, Operation[..., Any]]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
             operation = methods[method]
@@ -68,15 +71,15 @@ class AdminApp:
             # Before the body is read: a client without a key costs a look-up only.
             actor, organisation_id = await self._caller(headers, request, wide=operation.wide)
             raw = await read_body(headers, request.receive, BODY_MAX)
-            body = None
+            body = []
             if operation.body is not None:
-                body = parse(decoded(headers, raw, BODY_MAX), operation.body)
-            path = {name: str(value) for name, value in request.path_params.items()}
-            _require_text([*path.items(), *request.query_params.multi_items()])
+                body.append(parse(decoded(headers, raw, BODY_MAX), operation.body))
+            named = {name: str(value) for name, value in request.path_params.items()}
+            _require_text([*named.items(), *request.query_params.multi_items()])
             query = _query(request, operation.query)
-            call = AdminCall(actor, organisation_id, path, query, body)
+            call = AdminCall(self._services, actor, organisation_id)
             try:
-                reply = await operation.handler(call)
+                reply = await operation(call, *body, **named, **query)
             except ValueError as exc:
                 raise fail(400, "GD-P002", "Bad request", str(exc)) from None
             if operation.reply is None:
@@ -118,8 +121,8 @@ class AdminApp:
 
     async def _organisation(self, wanted: str | None) -> str:
         if wanted is not None:
-            return await organisation_named(self._storage, wanted)
-        known = await self._storage.organisations()
+            return await organisation_named(self._services.storage, wanted)
+        known = await self._services.storage.organisations()
         if len(known) != 1:
             raise fail(
                 400, "GD-P002", "Bad request", "name the organisation: ?organisation=ID or its name"
@@ -133,19 +136,19 @@ def _require_text(given: Iterable[tuple[str, str]]) -> None:
             raise bad_text(f"{name}: {flaw}")
 
 
-def _query(request: Request, kind: Any) -> Any:
-    known = () if kind is None else kind.__struct_fields__
+def _query(request: Request, kind: type[msgspec.Struct] | None) -> dict[str, Any]:
+    """Return the parameters of the query by the names of the fields that they fill."""
+    if kind is None:
+        return {}
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
-        if name == "organisation" or name not in known:
+        if name == "organisation" or name not in kind.__struct_encode_fields__:
             continue
         if name in given:
             raise fail(400, "GD-P002", "Bad request", f"{name} is given twice")
         given[name] = value
-    if kind is None:
-        return None
     try:
-        return wire.convert(given, kind, strict=False)
+        return msgspec.structs.asdict(wire.convert(given, kind, strict=False))
     except msgspec.ValidationError as exc:
         raise fail(400, "GD-P002", "Bad request", str(exc)) from None
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from guard.core import globs
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.api.admin.alert_bodies import ApplyAlert, ApplyChannel
-from guard.gateway.domain import records
+from guard.gateway.domain import records, windows
 from guard.gateway.domain.acceleration import AccelerationPreview
 from guard.gateway.domain.operators import OperatorRole
 from guard.gateway.domain.records import DurationMs, Label
@@ -18,7 +18,6 @@ from guard.gateway.domain.repeats import RepeatPreview
 from guard.gateway.domain.rulesets import Change
 from guard.gateway.domain.setting_table import SETTINGS
 from guard.gateway.domain.usage_export import ROWS_MAX, BilledRow
-from guard.gateway.domain.windows import Window
 from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
 _WEBHOOK_URL = (
@@ -29,8 +28,6 @@ Limit = Annotated[int, Meta(ge=1, le=1000)]
 Moment = Annotated[int, Meta(ge=0, le=2**53)]
 Target = Annotated[str, Meta(min_length=1, max_length=256)]
 CentsLimit = Annotated[float, Meta(ge=0, le=NANOUSD_MAX / NANOUSD_PER_CENT)]
-Thresholds = Annotated[list[Annotated[float, Meta(gt=0, le=10)]], Meta(max_length=20)]
-NanoLimit = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
 
 
 class Strict(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -58,7 +55,7 @@ class NewOrganisation(Strict, kw_only=True):
     name: Label
 
 
-class NewKeyBody(Strict, kw_only=True):
+class NewKeyBody(records.KeyAttributes, kw_only=True, forbid_unknown_fields=True):
     """A key to create. ``workflow_id`` confines it to one workflow.
 
     A proxy's key (role ``proxy``) names the keys of its callers: those of its organisation, or with
@@ -75,7 +72,6 @@ class NewKeyBody(Strict, kw_only=True):
     signed: bool = False
     hmac_secret: Annotated[str, Meta(min_length=16, max_length=256)] | None = None
     owner_id: Target | None = None
-    team: Annotated[str, Meta(max_length=256)] = ""
 
 
 class RotateBody(Strict, kw_only=True):
@@ -92,7 +88,7 @@ class CreatedKey(Struct, kw_only=True):
     hmac_secret: str | None = None
 
 
-class BudgetBody(Strict, kw_only=True):
+class BudgetBody(records.BudgetTerms, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A budget to set; give its limit in one unit: nano-dollars, cents, tokens or calls.
 
     A limit of calls counts LLM requests by their model, and other calls by their tool's name: all,
@@ -102,18 +98,11 @@ class BudgetBody(Strict, kw_only=True):
 
     scope_kind: records.ScopeKind = "organisation"
     scope_id: Annotated[str, Meta(max_length=256)] = ""
-    window: Window = "total"
-    limit_nanousd: NanoLimit | None = None
+    window: windows.Window = "total"
+    limit_nanousd: records.NanoLimit | None = None
     limit_cents: CentsLimit | None = None
-    limit_tokens: NanoLimit | None = None
-    limit_calls: NanoLimit | None = None
-    counts: Annotated[list[records.Glob], Meta(max_length=100)] = []
-    mode: records.BudgetMode = "hard"
-    epsilon_nanousd: NanoLimit = 0
-    thresholds: Thresholds = msgspec.field(default_factory=lambda: [0.8, 1.0])
-    on_exhausted: records.OnExhausted = "refuse"
-    ask_ms: records.DurationMs = records.ASK_MS
-    wind_down_percent: Annotated[int, Meta(ge=0, le=99)] = 0
+    limit_tokens: records.NanoLimit | None = None
+    limit_calls: records.NanoLimit | None = None
     anyway: bool = False
 
     @property
@@ -149,6 +138,13 @@ class BudgetBody(Strict, kw_only=True):
             name, equals, _ = self.scope_id.partition("=")
             if not (name and equals):
                 raise ValueError("scope_id of a tag is its name and value, such as team=search")
+        if self.zone:
+            if self.window not in ("day", "week", "month"):
+                raise ValueError(
+                    "zone belongs to a window of a day, a week or a month: others are the same in"
+                    " every zone"
+                )
+            windows.checked_zone(self.zone)
         for counted in (self.limit_nanousd, self.limit_tokens, self.limit_calls):
             if counted is not None:
                 return counted
@@ -329,8 +325,8 @@ class SignInLink(Struct, kw_only=True):
 class UsageQuery(Struct, kw_only=True):
     """How to group usage, and over which time (default: all of it)."""
 
-    group_by: Literal["workflow", "run", "agent", "chain", "user", "key", "model", "provider",
-                      "type", "hour", "day", "total"] = "workflow"  # fmt: skip
+    group_by: Literal["workflow", "run", "agent", "chain", "user", "key", "team", "person",
+                      "model", "provider", "type", "hour", "day", "total"] = "workflow"  # fmt: skip
     since_ms: Moment = 0
     until_ms: Moment = 2**53
     limit: Limit = 100
@@ -345,20 +341,20 @@ class EventsQuery(Struct, kw_only=True):
     after: Moment = 0
     limit: Limit = 100
     workflow_id: Target | None = None
-    type: Target | None = None
+    event_type: Target | None = msgspec.field(default=None, name="type")
     flag: Annotated[str, Meta(pattern=r"^[a-z_]{1,32}(,[a-z_]{1,32}){0,7}$")] | None = None
 
 
 class NamedQuery(Struct, kw_only=True):
     """The target of a directive."""
 
-    workflow_id: Target = "*"
+    target: Target = msgspec.field(default="*", name="workflow_id")
 
 
 class KnownQuery(Struct, kw_only=True):
     """The target of a directive, which may be one run of it."""
 
-    workflow_id: Target = "*"
+    target: Target = msgspec.field(default="*", name="workflow_id")
     run_id: Target | None = None
 
 
@@ -380,7 +376,7 @@ class ApprovalsQuery(Struct, kw_only=True):
 class LedgerQuery(Struct, kw_only=True):
     """Which balances, by their number; ``all`` shows windows that have ended as well."""
 
-    all: bool = False
+    all_windows: bool = msgspec.field(default=False, name="all")
     after: Moment = 0
     limit: Limit = 1000
 

@@ -1,120 +1,196 @@
-"""The table of admin operations, from which the router and the OpenAPI document are built."""
+"""The table of admin operations: one row for each.
+
+From a row follow its route, its part of the OpenAPI document, and who may do it: over the API, and
+in the dashboard, whose forms call the rows.
+"""
 
 from __future__ import annotations
 
-from guard.core import wire
-from guard.gateway.api.admin import bodies
-from guard.gateway.api.admin.alert_handlers import alert_operations
-from guard.gateway.api.admin.handlers import AdminHandlers
-from guard.gateway.api.admin.operations import Operation
-from guard.gateway.api.admin.people import PeopleHandlers
-from guard.gateway.domain import records
-from guard.gateway.domain.operators import Operator, SessionView
-from guard.gateway.services.subjects import RuleSubject
+from typing import Any, Final
 
+from guard.gateway.api.admin import alert_handlers as alerts
+from guard.gateway.api.admin import bodies, fact_bodies, handlers, people, rules
+from guard.gateway.api.admin.operations import Operation, read, write
+from guard.gateway.domain.alerts import RULE_NAME
+from guard.gateway.ledger import alerting, catalogue, directory, webhooks
+from guard.gateway.storage.port import Storage
 
-def operations(h: AdminHandlers, people: PeopleHandlers) -> list[Operation]:
-    """Return the table of admin operations."""
-    op, r, b = Operation, records, bodies
-    return [
-        op("GET", "/organisations", people.organisations, "List organisations",
-           list[r.Organisation], wide=True),
-        op("POST", "/organisations", people.create_organisation, "Create an organisation",
-           r.Organisation, body=b.NewOrganisation, status=201, wide=True, conflicts=True),
-        op("DELETE", "/organisations/{organisation_id}", people.remove_organisation,
-           "Remove an organisation, with its keys and operators", None, status=204, wide=True,
-           conflicts=True),
-        op("GET", "/organisations/settings", h.organisation, "Show an organisation's settings",
-           r.Organisation),
-        op("PUT", "/organisations/settings", h.settings, "Replace an organisation's settings",
-           r.Organisation, body=r.OrganisationSettings),
-        op("PATCH", "/organisations/settings", h.change_settings,
-           "Change some of an organisation's settings", r.Organisation, body=b.SettingChanges),
-        op("GET", "/keys", h.keys, "List keys", list[r.Key]),
-        op("POST", "/keys", h.create_key, "Create a key, shown once", b.CreatedKey,
-           body=b.NewKeyBody, status=201, conflicts=True),
-        op("POST", "/keys/{key_id}/rotate", h.rotate_key, "Give a key a new secret", b.CreatedKey,
-           body=b.RotateBody, status=201, conflicts=True),
-        op("DELETE", "/keys/{key_id}", h.revoke_key, "Revoke a key at once", r.Key),
-        op("GET", "/budgets", h.budgets, "List budgets", list[r.BudgetRule]),
-        op("PUT", "/budgets", h.put_budget, "Set a budget for a scope and window", r.BudgetRule,
-           body=b.BudgetBody, conflicts=True),
-        op("DELETE", "/budgets/{budget_id}", h.delete_budget, "Remove a budget", None, status=204),
-        op("POST", "/budgets/{budget_id}/raise", h.raise_budget, "Raise a budget's limit once",
-           r.Raised, body=b.RaiseBody, conflicts=True),
-        op("POST", "/budgets/{budget_id}/refuse", h.refuse_raise,
-           "Refuse calls that wait for a raise", list[r.BudgetAsk], body=b.RefusalBody,
-           conflicts=True),
-        op("GET", "/budgets/raises", h.budget_raises, "List raises of budgets, newest first",
-           list[r.BudgetRaise], query=b.RaisesQuery),
-        op("GET", "/budgets/asks", h.budget_asks, "List calls that wait for a budget to be raised",
-           list[r.BudgetAsk], query=b.LimitQuery),
-        op("GET", "/policies", h.policies, "List active policies", list[r.Policy]),
-        op("PUT", "/policies/{name}", h.put_policy, "Set a policy", r.Policy, body=b.PolicyBody,
-           conflicts=True),
-        op("DELETE", "/policies/{name}", h.delete_policy, "Deactivate a policy", None,
-           status=204),
-        op("GET", "/policies/{name}/versions", h.policy_versions, "List a policy's versions",
-           list[r.Policy]),
-        op("POST", "/policies/preview", h.preview, "Try a policy against recent calls", b.Preview,
-           body=b.PreviewBody),
-        op("GET", "/unmatched", h.unmatched,
-           "List what budgets, policies and prices are for that matches nothing yet",
-           list[RuleSubject]),
-        op("POST", "/apply", h.apply, "Activate a set of budgets, policies and prices",
-           b.Plan, body=b.ApplyBody, conflicts=True),
-        op("GET", "/prices", h.prices, "List the operator's prices", list[r.Price]),
-        op("PUT", "/prices", h.put_price, "Set a price", r.Price, body=b.PriceBody),
-        op("DELETE", "/prices/{price_id}", h.delete_price, "Remove a price", None, status=204),
-        op("POST", "/reconcile", h.reconcile, "Book what a vendor has billed",
-           list[r.Adjustment], body=b.ReconcileBody),
-        op("GET", "/workflows", h.workflows, "List workflows", list[r.Workflow], query=b.Page),
-        op("GET", "/workflows/{workflow_id:path}", h.workflow, "Show a workflow", r.Workflow),
-        op("PUT", "/workflows/{workflow_id:path}", h.announce_workflow,
-           "Make a workflow known before its first call", r.Workflow),
-        op("GET", "/runs", h.runs, "List runs", list[r.Run], query=b.RunsQuery),
-        op("POST", "/control", h.control, "Kill, pause, resume or revive", wire.ControlMessage,
-           body=b.ControlBody),
-        op("GET", "/control/known", h.known, "Tell whether a directive's target is known", r.Known,
-           query=b.KnownQuery),
-        op("GET", "/control/named", h.named, "Count what a directive's target names", r.Named,
-           query=b.NamedQuery),
-        op("GET", "/approvals", h.approvals, "List approvals", list[r.Approval],
-           query=b.ApprovalsQuery),
-        op("POST", "/approvals/{approval_id}", h.answer_approval, "Answer an approval",
-           r.Approval, body=b.ApprovalBody, conflicts=True),
-        op("GET", "/usage", h.usage, "Sum usage by group", list[r.UsageRow], query=b.UsageQuery),
-        op("GET", "/events", h.events, "List events", list[r.StoredEvent], query=b.EventsQuery),
-        op("GET", "/ledger", h.ledger, "List balances", list[r.BalanceView], query=b.LedgerQuery),
-        op("GET", "/ledger/verify", h.verify_ledger, "Check balances against entries",
-           r.LedgerReport, wide=True),
-        op("GET", "/audit", h.audit, "List audit entries, of the whole gateway to its keys alone",
-           list[r.AuditEntry], query=b.AuditQuery),
-        op("GET", "/audit/head", h.audit_head, "Show the audit log's newest entry", b.AuditHead,
-           wide=True),
-        op("GET", "/audit/verify", h.verify_audit, "Check the audit log's chain", b.AuditReport,
-           query=b.AuditCheck, wide=True),
-        op("GET", "/webhooks", h.webhooks, "List webhooks", list[r.Webhook]),
-        op("PUT", "/webhooks", h.put_webhook, "Set a webhook; its secret is shown once",
-           b.CreatedWebhook, body=b.WebhookBody, conflicts=True),
-        op("DELETE", "/webhooks/{webhook_id}", h.delete_webhook, "Remove a webhook", None,
-           status=204),
-        op("GET", "/webhooks/deliveries", h.deliveries, "List webhook deliveries",
-           list[r.Delivery], query=b.LimitQuery),
-        op("GET", "/operators", people.operators, "List operators of the dashboard",
-           list[Operator], wide=True),
-        op("PUT", "/operators/{name}", people.put_operator,
-           "Add a dashboard operator, or set the password or the role of one", Operator,
-           body=b.OperatorBody, wide=True, conflicts=True),
-        op("DELETE", "/operators/{name}", people.remove_operator,
-           "Remove an operator and end their sessions", None, status=204, wide=True),
-        op("POST", "/operators/{name}/sign-in-link", people.sign_in_link,
-           "Make a link for an operator's new device", b.SignInLink, wide=True),
-        op("DELETE", "/operators/{name}/sessions", people.end_sessions,
-           "End every session of an operator", None, status=204, wide=True),
-        op("GET", "/sessions", people.sessions, "List sessions of the dashboard",
-           list[SessionView], wide=True),
-        op("DELETE", "/sessions/{session_id}", people.end_session, "End a session", None,
-           status=204, wide=True),
-        *alert_operations(h.alerts),
-    ]  # fmt: skip
+# fmt: off
+
+# -- organisations, settings, keys -----------------------------------------------------------------
+
+list_organisations = Operation(
+    "GET", "/organisations", "viewer", "List organisations", people.organisations, wide=True)
+create_organisation = Operation(
+    "POST", "/organisations", "owner", "Create an organisation", people.create_organisation,
+    status=201, wide=True, conflicts=True)
+remove_organisation = Operation(
+    "DELETE", "/organisations/{organisation_id}", "owner",
+    "Remove an organisation, with its keys and operators", people.remove_organisation,
+    wide=True, conflicts=True)
+show_organisation = Operation(
+    "GET", "/organisations/settings", "viewer", "Show an organisation's settings",
+    handlers.organisation)
+replace_settings = Operation(
+    "PUT", "/organisations/settings", "operator", "Replace an organisation's settings",
+    handlers.replace_settings)
+change_settings = Operation(
+    "PATCH", "/organisations/settings", "operator", "Change some of an organisation's settings",
+    handlers.change_settings)
+list_keys = Operation("GET", "/keys", "viewer", "List keys", handlers.keys)
+create_key = Operation(
+    "POST", "/keys", "owner", "Create a key, shown once", handlers.create_key,
+    status=201, conflicts=True)
+rotate_key = Operation(
+    "POST", "/keys/{key_id}/rotate", "owner", "Give a key a new secret", handlers.rotate_key,
+    status=201, conflicts=True)
+update_key = write(
+    "PATCH", "/keys/{key_id}", "owner", "Change the name, the end or the attributes of a key",
+    directory.update_key)
+revoke_key = write(
+    "DELETE", "/keys/{key_id}", "owner", "Revoke a key at once", directory.revoke_key)
+revoke_secret = write(
+    "DELETE", "/keys/{key_id}/secrets/{prefix:path}", "owner",
+    "Revoke one secret of a key at once; the key and its others stay", directory.revoke_secret)
+
+# -- budgets, policies, prices ---------------------------------------------------------------------
+
+list_budgets = read("/budgets", "List budgets", Storage.budgets)
+put_budget = Operation(
+    "PUT", "/budgets", "operator", "Set a budget for a scope and window", rules.put_budget,
+    conflicts=True)
+delete_budget = write(
+    "DELETE", "/budgets/{budget_id}", "operator", "Remove a budget", catalogue.delete_budget)
+raise_budget = Operation(
+    "POST", "/budgets/{budget_id}/raise", "operator", "Raise a budget's limit once",
+    rules.raise_budget, conflicts=True)
+refuse_raise = Operation(
+    "POST", "/budgets/{budget_id}/refuse", "operator", "Refuse calls that wait for a raise",
+    rules.refuse_raise, conflicts=True)
+list_raises = read(
+    "/budgets/raises", "List raises of budgets, newest first", Storage.budget_raises,
+    bodies.RaisesQuery)
+list_asks = read(
+    "/budgets/asks", "List calls that wait for a budget to be raised", Storage.budget_asks,
+    bodies.LimitQuery)
+list_policies = read("/policies", "List active policies", Storage.policies)
+put_policy = Operation(
+    "PUT", "/policies/{name}", "operator", "Set a policy", rules.put_policy, conflicts=True)
+delete_policy = write(
+    "DELETE", "/policies/{name}", "operator", "Deactivate a policy", catalogue.delete_policy)
+list_policy_versions = read(
+    "/policies/{name}/versions", "List a policy's versions", Storage.policy_versions)
+preview_policy = Operation(
+    "POST", "/policies/preview", "viewer", "Try a policy against recent calls", rules.preview)
+list_unmatched = Operation(
+    "GET", "/unmatched", "viewer",
+    "List what budgets, policies and prices are for that matches nothing yet", rules.unmatched)
+apply = Operation(
+    "POST", "/apply", "operator", "Activate a set of budgets, policies and prices", rules.apply,
+    conflicts=True)
+list_prices = read("/prices", "List the operator's prices", Storage.prices)
+put_price = Operation("PUT", "/prices", "operator", "Set a price", rules.put_price)
+delete_price = write(
+    "DELETE", "/prices/{price_id}", "operator", "Remove a price", catalogue.delete_price)
+list_facts = read("/facts", "List what operators have judged of requests", Storage.facts)
+change_facts = Operation(
+    "PUT", "/facts", "operator", "Judge names of members, tools and blocks of requests",
+    fact_bodies.change)
+reconcile = Operation(
+    "POST", "/reconcile", "operator", "Book what a vendor has billed", handlers.reconcile)
+
+# -- control ---------------------------------------------------------------------------------------
+
+list_workflows = read("/workflows", "List workflows", Storage.workflows, bodies.Page)
+show_workflow = read("/workflows/{workflow_id:path}", "Show a workflow", Storage.workflow)
+announce_workflow = Operation(
+    "PUT", "/workflows/{workflow_id:path}", "operator",
+    "Make a workflow known before its first call", handlers.announce_workflow)
+list_runs = read("/runs", "List runs", Storage.runs, bodies.RunsQuery)
+issue_directive = Operation(
+    "POST", "/control", "operator", "Kill, pause, resume or revive", handlers.issue_directive)
+is_known = read(
+    "/control/known", "Tell whether a directive's target is known", Storage.known,
+    bodies.KnownQuery)
+count_named = read(
+    "/control/named", "Count what a directive's target names", Storage.named, bodies.NamedQuery)
+list_approvals = read("/approvals", "List approvals", Storage.approvals, bodies.ApprovalsQuery)
+answer_approval = Operation(
+    "POST", "/approvals/{approval_id}", "operator", "Answer an approval",
+    handlers.answer_approval, conflicts=True)
+
+# -- usage and audit -------------------------------------------------------------------------------
+
+sum_usage = read("/usage", "Sum usage by group", Storage.usage, bodies.UsageQuery)
+list_events = read("/events", "List events", Storage.events, bodies.EventsQuery)
+list_balances = Operation(
+    "GET", "/ledger", "viewer", "List balances", handlers.ledger, query=bodies.LedgerQuery)
+verify_ledger = Operation(
+    "GET", "/ledger/verify", "viewer", "Check balances against entries", handlers.verify_ledger,
+    wide=True)
+list_audit = Operation(
+    "GET", "/audit", "viewer", "List audit entries, of the whole gateway to its keys alone",
+    handlers.audit, query=bodies.AuditQuery)
+show_audit_head = Operation(
+    "GET", "/audit/head", "viewer", "Show the audit log's newest entry", handlers.audit_head,
+    wide=True)
+verify_audit = Operation(
+    "GET", "/audit/verify", "viewer", "Check the audit log's chain", handlers.verify_audit,
+    query=bodies.AuditCheck, wide=True)
+
+# -- webhooks and alerts ---------------------------------------------------------------------------
+
+list_webhooks = read("/webhooks", "List webhooks", Storage.webhooks)
+put_webhook = Operation(
+    "PUT", "/webhooks", "operator", "Set a webhook; its secret is shown once",
+    handlers.put_webhook, conflicts=True)
+delete_webhook = write(
+    "DELETE", "/webhooks/{webhook_id}", "operator", "Remove a webhook", webhooks.delete)
+list_deliveries = read(
+    "/webhooks/deliveries", "List webhook deliveries", Storage.deliveries, bodies.LimitQuery)
+list_rules = read("/alerts/rules", "List rules of alerts", Storage.alert_rules)
+put_rule = Operation(
+    "PUT", "/alerts/rules/{name}", "operator", "Set a rule of alerts", alerts.put_rule,
+    conflicts=True, named=RULE_NAME)
+delete_rule = write(
+    "DELETE", "/alerts/rules/{name}", "operator", "Remove a rule of alerts", alerting.delete_rule)
+list_channels = read(
+    "/alerts/channels", "List channels, without their secrets", Storage.channels)
+put_channel = Operation(
+    "PUT", "/alerts/channels/{name}", "operator", "Set a channel of alerts", alerts.put_channel,
+    conflicts=True, named=RULE_NAME)
+delete_channel = write(
+    "DELETE", "/alerts/channels/{name}", "operator", "Remove a channel", alerting.delete_channel,
+    conflicts=True)
+test_channel = Operation(
+    "POST", "/alerts/channels/{name}/test", "operator", "Send a test message",
+    alerts.test_channel, status=201)
+
+# -- operators and sessions ------------------------------------------------------------------------
+
+list_operators = Operation(
+    "GET", "/operators", "viewer", "List operators of the dashboard", people.operators, wide=True)
+put_operator = Operation(
+    "PUT", "/operators/{name}", "owner",
+    "Add a dashboard operator, or set the password or the role of one", people.put_operator,
+    wide=True, conflicts=True)
+remove_operator = Operation(
+    "DELETE", "/operators/{name}", "owner", "Remove an operator and end their sessions",
+    people.remove_operator, wide=True)
+sign_in_link = Operation(
+    "POST", "/operators/{name}/sign-in-link", "owner", "Make a link for an operator's new device",
+    people.sign_in_link, wide=True)
+end_sessions = Operation(
+    "DELETE", "/operators/{name}/sessions", "owner", "End every session of an operator",
+    people.end_sessions, wide=True)
+list_sessions = Operation(
+    "GET", "/sessions", "viewer", "List sessions of the dashboard", people.sessions, wide=True)
+end_session = Operation(
+    "DELETE", "/sessions/{session_id}", "owner", "End a session", people.end_session, wide=True)
+
+# fmt: on
+
+OPERATIONS: Final[tuple[Operation[..., Any], ...]] = tuple(
+    row for row in globals().copy().values() if isinstance(row, Operation)
+)
+"""Every row."""

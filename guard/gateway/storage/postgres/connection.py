@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, LiteralString
 from urllib.parse import unquote
 
 import psycopg
@@ -17,8 +17,8 @@ from psycopg.types.string import StrDumperUnknown as StrDumper
 
 from guard.gateway.storage.postgres.spelling import Spelled, spelled
 from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
-from guard.gateway.storage.sql.connection import Cursor
-from guard.gateway.storage.sql.record import RowChange
+from guard.gateway.unit.connection import Cursor
+from guard.gateway.unit.record import RowChange
 
 CLOCK: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 """The database's time, in Unix milliseconds."""
@@ -32,7 +32,7 @@ STATEMENT_TIMEOUT_MS: Final = 12_000
 """No statement of a writer may take longer."""
 
 ANSWER_WAIT_S: Final = 15.0
-"""If the server is silent for so long when a unit of work begins or ends, it counts as lost.
+"""If the server is silent for so long after a statement of a unit of work, it counts as lost.
 
 Longer than a statement may take, and than a unit may wait for a lock: those end with an error of
 their own, after which the connection can still be used.
@@ -170,7 +170,7 @@ class _Connection:
         reading: refuse to write.
     """
 
-    def __init__(self, dsn: str, name: str, watch: AnswerWatch, *, reading: bool) -> None:
+    def __init__(self, dsn: str, name: str, watch: AnswerWatch, *, reading: bool = False) -> None:
         # Used by one thread at a time. The watch's thread never touches it: libpq is not safe for
         # two threads, so the watch has a duplicate of the socket instead.
         self.psycopg = _opened(dsn, name)
@@ -240,19 +240,26 @@ def _run(cursor: psycopg.Cursor[Any], text: Spelled, arguments: Sequence[Any]) -
 
 
 class WriteConnection(_Connection):
-    """Implements :class:`guard.gateway.storage.sql.connection.Database`."""
+    """Implements :class:`guard.gateway.unit.connection.Database`."""
 
-    def __init__(self, dsn: str, name: str, watch: AnswerWatch) -> None:
-        super().__init__(dsn, name, watch, reading=False)
+    def ask(
+        self, query: LiteralString, arguments: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> psycopg.Cursor[Any]:
+        """Run a statement in PostgreSQL's own words."""
+        self.expect(ANSWER_WAIT_S)
+        return self.psycopg.execute(query, arguments or None)
 
     def execute(self, sql: str, arguments: Sequence[Any] = (), /) -> Cursor:
         """Run a statement of the shared SQL."""
+        # Anew for each statement: a unit may have thousands, all of them answered at once.
+        self.expect(ANSWER_WAIT_S)
         cursor = self.psycopg.cursor()
         _run(cursor, spelled(sql), arguments)
         return cursor
 
     def change(self, change: RowChange, rows: Iterable[tuple[Any, ...]], /) -> Cursor:
         """Run a change for many rows at once: each column is sent as one array."""
+        self.expect(ANSWER_WAIT_S)
         cursor = self.psycopg.cursor()
         found = list(rows)
         if found:
@@ -283,7 +290,7 @@ _ELEMENTS: Final[dict[str, Callable[[Any], str]]] = {
 
 
 class PostgresReadConnection(_Connection):
-    """Implements :class:`guard.gateway.storage.sql.connection.Connection`."""
+    """Implements :class:`guard.gateway.unit.connection.Connection`."""
 
     def __init__(self, dsn: str, name: str, watch: AnswerWatch) -> None:
         super().__init__(dsn, name, watch, reading=True)

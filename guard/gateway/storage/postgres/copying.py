@@ -19,10 +19,10 @@ from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import PostgresReadConnection, connect, reason_of
 from guard.gateway.storage.postgres.migrations import migrate, read_version, require_sessions
 from guard.gateway.storage.sql import verify
-from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sqlite import file_lock
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
+from guard.gateway.unit.connection import Connection
 
 _FIRST: Final = ("organisations", "operators", "budgets", "keys")
 """Others refer to these."""
@@ -36,8 +36,8 @@ _IDENTITIES: Final = (
 )
 _BALANCES: Final = (
     "SELECT balance_id, budget_id, scope_id, period_start_ms, ends_ms, opening, committed,"
-    " reserved, overspend, authorized_max, level, exhausted, leases, refused_nanousd"
-    " FROM balances"
+    " reserved, overspend, authorized_max, level, exhausted, leases, refused_nanousd,"
+    " zone FROM balances"
     " ORDER BY balance_id"
 )
 _SET_FACT: Final = (

@@ -20,7 +20,6 @@ import psycopg
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.domain.statistics import StoreStatistics
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.postgres.connection import (
     ANSWER_WAIT_S,
@@ -43,9 +42,10 @@ from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
 from guard.gateway.storage.postgres.watch import AnswerWatch
 from guard.gateway.storage.sql.engine import SAMPLE_WAIT_S, SqlEngine
 from guard.gateway.storage.sql.failures import store_error
-from guard.gateway.storage.sql.replay import Turn
 from guard.gateway.storage.sql.retention import Retention
-from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
+from guard.gateway.unit.replay import Turn
+from guard.gateway.unit.rows import monotonic_clock_ms, wall_clock_ms
+from guard.gateway.unit.state import NOTHING
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ replica writes the organisation; the unit of work then calls :meth:`PostgresMone
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from psycopg import Cursor
@@ -15,47 +15,20 @@ from psycopg import Cursor
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.ledger import Balance, Reservation, held_by_key
-from guard.gateway.ledger.state import LeaseHold, OrganisationState
 from guard.gateway.storage.postgres.cached_keys import CachedKeys
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
-from guard.gateway.storage.sql.alert_tables import WAITING_OWNERS
-from guard.gateway.storage.sql.money import SELECT_BALANCES, SELECT_RESERVATIONS, MoneyTables
-from guard.gateway.storage.sql.rows import (
+from guard.gateway.unit.money import SELECT_BALANCES, SELECT_RESERVATIONS, MoneyTables
+from guard.gateway.unit.rows import (
     APPROVALS,
     BALANCES,
     ESTIMATES,
     RESERVATIONS,
     approval_from_row,
 )
-from guard.gateway.storage.sql.tables import CACHE_MAX
+from guard.gateway.unit.state import LeaseHold, OrganisationState
+from guard.gateway.unit.tables import CACHE_MAX
 
-CLAIM_MS: Final = 60_000
-"""How long a webhook message belongs to the replica that sends it.
-
-If that replica dies, another one sends the message afterwards: it is sent at least once.
-"""
-
-_CLAIM_DELIVERIES: Final = (
-    f"WITH RECURSIVE {WAITING_OWNERS},"
-    " ranked AS (SELECT x.*, ROW_NUMBER() OVER"
-    "  (PARTITION BY organisation_id ORDER BY next_attempt_ms) AS place"
-    "  FROM owners CROSS JOIN LATERAL (SELECT delivery_id, organisation_id, next_attempt_ms"
-    "   FROM deliveries WHERE delivered_at_ms IS NULL AND failed = 0 AND organisation_id = owner"
-    "   AND next_attempt_ms <= %(now)s ORDER BY organisation_id, next_attempt_ms LIMIT %(each)s) x"
-    "  WHERE owner IS NOT NULL),"
-    " due AS (SELECT delivery_id, place FROM ranked LEFT JOIN"
-    "  unnest(%(owners)s::text[], %(counts)s::bigint[]) AS s(owner, count)"
-    "  ON organisation_id = s.owner WHERE place + coalesce(s.count, 0) <= %(each)s"
-    "  ORDER BY place, next_attempt_ms LIMIT %(limit)s),"
-    " mine AS (SELECT d.delivery_id, due.place FROM deliveries d JOIN due USING (delivery_id)"
-    "  WHERE d.delivered_at_ms IS NULL AND d.failed = 0 AND d.next_attempt_ms <= %(now)s"
-    "  FOR UPDATE OF d SKIP LOCKED)"
-    " UPDATE deliveries d SET next_attempt_ms = %(until)s FROM mine, webhooks w"
-    " WHERE d.delivery_id = mine.delivery_id AND w.webhook_id = d.webhook_id"
-    " RETURNING d.delivery_id, d.organisation_id, w.url, w.secret, d.type, d.body,"
-    " d.created_at_ms, d.attempts, d.webhook_id, w.channel_kind, w.channel_options, mine.place"
-)
 _LEASE_HOLDS: Final = (
     "SELECT r.held * (1 - r.closing), r.key_id, r.reservation_id FROM lease_balances b"
     " JOIN reservations r USING (reservation_id) WHERE b.balance_id = %s AND b.reservation_id > %s"
@@ -166,8 +139,8 @@ class PostgresMoney(MoneyTables):
             return
         found = {
             row[0]: BALANCES.read(row)
-            for row in self.connection.psycopg.execute(
-                f"{SELECT_BALANCES} WHERE balance_id = ANY(%s)", (list(known),)
+            for row in self.connection.ask(
+                f"{SELECT_BALANCES} WHERE balance_id = ANY(%s)", [[*known]]
             )
         }
         for balance_id in list(known):
@@ -188,7 +161,7 @@ class PostgresMoney(MoneyTables):
         if not 0 < len(known) <= READ_AGAIN_MAX:
             return
         cached = self.estimates.cached[own] = dict.fromkeys(known)
-        for row in self.connection.psycopg.execute(
+        for row in self.connection.ask(
             f"{ESTIMATES.select()} WHERE organisation_id = %s AND subject = ANY(%s)", (own, known)
         ):
             cached[row[-1]] = ESTIMATES.read(row)
@@ -226,7 +199,7 @@ class PostgresMoney(MoneyTables):
 
     def ended_exhausted(self) -> list[tuple[Balance, str]]:
         """Return exhausted balances whose period has ended, with their organisations."""
-        rows = self.connection.psycopg.execute(
+        rows = self.connection.ask(
             f"{_BALANCES} WHERE u.organisation_id = ANY(%s) AND b.exhausted = 1"
             " AND b.ends_ms <= %s", (self.locked, self.now_ms)
         ).fetchall()  # fmt: skip
@@ -245,7 +218,7 @@ class PostgresMoney(MoneyTables):
         if not unknown:
             return AskedReservations(unknown, None)
         sql = f"{SELECT_RESERVATIONS} WHERE reservation_id = ANY(%s) AND state = 'open'"
-        return AskedReservations(unknown, self.connection.psycopg.execute(sql, (unknown,)))
+        return AskedReservations(unknown, self.connection.ask(sql, (unknown,)))
 
     def take_named(self, asked: AskedReservations) -> None:
         """Cache the open reservations among those asked for."""
@@ -307,13 +280,13 @@ class PostgresMoney(MoneyTables):
 
     def _stored_holds(self, balance_id: int, limit: int) -> list[LeaseHold]:
         """Return the next leases of a balance from the database, beginning again at the end."""
-        rows = self.connection.psycopg.execute(
+        rows = self.connection.ask(
             _LEASE_HOLDS, (balance_id, self._looked_up_to.get(balance_id, ""), limit)
         ).fetchall()
         if len(rows) < limit and balance_id in self._looked_up_to:  # once around: from the start
             last = self._looked_up_to.pop(balance_id)
             again = (balance_id, "", limit - len(rows))
-            more = self.connection.psycopg.execute(_LEASE_HOLDS, again).fetchall()
+            more = self.connection.ask(_LEASE_HOLDS, again).fetchall()
             rows += [row for row in more if row[2] <= last]
         elif len(rows) == limit:
             if len(self._looked_up_to) >= CACHE_MAX:
@@ -328,7 +301,7 @@ class PostgresMoney(MoneyTables):
         there are more than the limit.
         """
         changed = {**self._dirty_reservations, **self._new_reservations}
-        rows = self.connection.psycopg.execute(
+        rows = self.connection.ask(
             "SELECT balance_ids, held FROM reservations WHERE organisation_id = %s"
             " AND split_part(key_id, '.', 1) = %s AND state = 'open' AND basis = 'lease'"
             " AND reservation_id <> ALL(%s) LIMIT %s",
@@ -344,7 +317,7 @@ class PostgresMoney(MoneyTables):
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""
-        rows = self.connection.psycopg.execute(
+        rows = self.connection.ask(
             f"{SELECT_RESERVATIONS} WHERE organisation_id = ANY(%s) AND state = 'open'"
             " AND (basis = 'lease' OR renewed = 1)", (self.locked,)
         ).fetchall()  # fmt: skip
@@ -354,7 +327,7 @@ class PostgresMoney(MoneyTables):
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
         """Return open reservations past their expiry, of the locked organisations."""
-        rows = self.connection.psycopg.execute(
+        rows = self.connection.ask(
             f"{SELECT_RESERVATIONS} WHERE organisation_id = ANY(%s) AND state = 'open'"
             " AND expires_at_ms <= %s ORDER BY expires_at_ms LIMIT %s",
             (self.locked, self.now_ms, limit),
@@ -398,30 +371,10 @@ class PostgresMoney(MoneyTables):
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
         """Return pending approvals past their deadline, or without a caller who renews them."""
         pending = f"{APPROVALS.select()} WHERE status = 'pending'"
-        rows = self.connection.psycopg.execute(
+        rows = self.connection.ask(
             f"SELECT * FROM (({pending} AND deadline_ms <= %s ORDER BY deadline_ms LIMIT %s) UNION"
             f" ({pending} AND present_until_ms <= %s ORDER BY present_until_ms LIMIT %s)) overdue"
             " WHERE organisation_id = ANY(%s)",
             (self.now_ms, limit, self.now_ms, limit, self.locked),
         ).fetchall()
         return [approval_from_row(row) for row in rows]
-
-    def due_deliveries(
-        self, limit: int, each: int, sending: Mapping[str, int]
-    ) -> list[records.DueDelivery]:
-        """Return due deliveries and claim them: no other replica gets them until the claim ends.
-
-        Deliveries that another replica is just claiming are skipped, so that no replica waits for
-        another one's lock.
-        """
-        rows = self.connection.psycopg.execute(
-            _CLAIM_DELIVERIES,
-            {
-                "now": self.now_ms, "until": self.now_ms + CLAIM_MS, "each": each,
-                "limit": max(0, limit - sum(sending.values())),
-                "owners": list(sending.keys()), "counts": list(sending.values()),
-            },
-        ).fetchall()  # fmt: skip
-        self.changed_rows += len(rows)
-        rows.sort(key=lambda row: row[-1])
-        return [records.DueDelivery(*row[:-1]) for row in rows]

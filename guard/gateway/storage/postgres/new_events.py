@@ -2,7 +2,7 @@
 
 The organisations of a unit are locked, so no other replica adds to their events meanwhile. An event
 is a repeat if its id is recorded, or if its vendor's answer is: see
-:mod:`guard.gateway.storage.sql.event_table` for the rules.
+:mod:`guard.gateway.unit.event_table` for the rules.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from psycopg import Cursor
 
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.storage.postgres.connection import WriteConnection
-from guard.gateway.storage.sql.event_table import (
+from guard.gateway.unit.event_table import (
     ADD_EVENT,
     COLUMNS,
     EVENTS,
     NAME_REQUEST,
     event_row,
 )
-from guard.gateway.storage.sql.tables import Tables
+from guard.gateway.unit.tables import Tables
 
 Response = tuple[str, str | None, str | None]
 """Organisation, provider, and the vendor's id of an answer."""
@@ -89,7 +89,7 @@ class NewEvents:
         connection = self._tables.connection
         assert isinstance(connection, WriteConnection)
         ids = [(own, priced.event.event_id) for own, priced in found]
-        same = connection.psycopg.execute(_IDS, tuple(map(list, zip(*ids, strict=True))))
+        same = connection.ask(_IDS, tuple(map(list, zip(*ids, strict=True))))
         answered = [(own, each) for own, each in found if each.response_id is not None]
         if not answered:
             return _Asked(ids, same, answered, None)
@@ -100,7 +100,7 @@ class NewEvents:
             [each.response_id for _, each in answered],
             [each.request_id for _, each in answered],
         )
-        return _Asked(ids, same, answered, connection.psycopg.execute(_RESPONSES, columns))
+        return _Asked(ids, same, answered, connection.ask(_RESPONSES, columns))
 
     def take(self, asked: _Asked | None) -> None:
         """Read which events are recorded already."""

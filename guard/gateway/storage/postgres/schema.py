@@ -1,6 +1,6 @@
 """Tables of the PostgreSQL store, as numbered migrations applied in order under a lock.
 
-The first one makes the tables of :mod:`guard.gateway.storage.sql.baseline`, which the embedded
+The first one makes the tables of :mod:`guard.gateway.unit.baseline`, which the embedded
 store has too, because both run the same queries.
 
 Replicas of the version before keep running while replicas are replaced one by one. So a change is
@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.gateway.storage.sql import baseline
+from guard.gateway.unit import baseline
 
 MIGRATE: Final = 0x6775_0001
 WRITE: Final = 0x6775_0002
@@ -50,7 +50,7 @@ class Migration(Struct, frozen=True):
     oldest: int = 1
 
 
-FIRST: Final = 26
+FIRST: Final = 28
 """The number of the first migration; those before it were never released."""
 
 _WORDS: Final = (
@@ -90,6 +90,7 @@ CREATE INDEX reservations_due ON reservations (expires_at_ms) WHERE state = 'ope
 CREATE INDEX leases_of_key ON reservations (organisation_id, split_part(key_id, '.', 1))
   WHERE state = 'open' AND basis = 'lease';
 CREATE INDEX balances_exhausted ON balances (ends_ms) WHERE exhausted = 1;
+CREATE STATISTICS usage_parts (mcv) ON organisation_id, scope_kind, size_ms FROM usage;
 CREATE INDEX directives_message ON directives USING hash (message);
 CREATE TABLE replicas (replica TEXT PRIMARY KEY, seen_ms BIGINT NOT NULL);
 CREATE TABLE lease_balances (
@@ -112,7 +113,8 @@ CREATE TRIGGER lease_changed AFTER UPDATE OF state ON reservations FOR EACH ROW
 INSERT INTO facts VALUES ('replay_period', '-2');
 """
 """The replica that wrote last, indexes of due rows and of a key's leases (by the key at the top of
-a lineage, ``domain/lineage.py``), replicas, and the open leases of each balance, which triggers
+a lineage, ``domain/lineage.py``), how many rows of usage each kind has (without that, a report on
+one of few reads the whole table), replicas, and the open leases of each balance, which triggers
 keep."""
 
 MIGRATIONS: tuple[Migration, ...] = (Migration("tables", _FUNCTIONS + _baseline() + _OWN),)

@@ -21,6 +21,12 @@ _PAIRS: Final = (
     ("INDEXED BY usage_doubt ", ""),
     ("INDEXED BY directives_runs ", ""),
     ("NOT INDEXED ", ""),
+    # It expects few times, and would join all scopes of each instead of looking up a few by name.
+    (
+        "named ON true CROSS JOIN usage u ON ",
+        "named ON true JOIN LATERAL (SELECT * FROM usage u WHERE ",
+    ),
+    ("= named.name GROUP BY", "= named.name OFFSET 0) u ON true GROUP BY"),
     ("CROSS JOIN ", "JOIN "),
     ("char(63)", "chr(63)"),
     ("GROUP BY +organisation_id, +", "GROUP BY organisation_id, "),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from guard.gateway.ledger import lapse, leases
-from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes
+from guard.gateway.ledger import leases
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.engine import PostgresEngine
 from guard.gateway.storage.postgres.unit_of_work import AWAY_MS, PostgresUnitOfWork
+from guard.gateway.unit.state import ANYTHING, NOTHING
 
 SWEEP_ORGANISATIONS: Final = 50
 """Organisations that one step of a sweep locks."""
@@ -46,9 +46,9 @@ class PostgresStorage(PostgresEngine, Storage):
         expired = 0
         for start in range(0, len(due), SWEEP_ORGANISATIONS):
             some = tuple(due[start : start + SWEEP_ORGANISATIONS])
-            expired += await self.write(Scopes(organisations=some, is_own=True), lapse.sweep)
+            expired += await self._lapse(some)
         if not due:
-            await self.write(Scopes(organisations=(), is_own=True), lapse.sweep)
+            await self._lapse(())
         return expired
 
     async def resume(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
-from guard.gateway.storage.sql.replay import TURN, Turn
+from guard.gateway.unit.replay import TURN, Turn
 
 LOCK_WAIT_MS: Final = 100
 """How long requests wait behind an attempt at most; units of work end sooner."""

@@ -23,16 +23,16 @@ from guard.gateway.domain import records
 from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
-from guard.gateway.ledger.state import ANYTHING, NOTHING, OrganisationState, Scopes
 from guard.gateway.storage.postgres import schema
-from guard.gateway.storage.postgres.connection import ANSWER_WAIT_S, CLOCK, WriteConnection
+from guard.gateway.storage.postgres.connection import CLOCK, WriteConnection
 from guard.gateway.storage.postgres.money import PostgresMoney
 from guard.gateway.storage.postgres.notices import notices_of
-from guard.gateway.storage.sql.record import RowChange
-from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
+from guard.gateway.storage.postgres.parts import ALONE, PostgresAlerts, PostgresDirectory
+from guard.gateway.unit.record import RowChange
+from guard.gateway.unit.state import ANYTHING, NOTHING, OrganisationState, Scopes
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 _SHARED: Final = "SELECT pg_advisory_xact_lock_shared(%s::int, hashtext(current_schema()))"
-_ALONE: Final = "SELECT pg_advisory_xact_lock(%s::int, hashtext(current_schema()))"
 _LOCK: Final = (
     "SELECT organisation_id, settings, control_seq, writer FROM organisations{}"
     " ORDER BY organisation_id FOR NO KEY UPDATE"
@@ -49,8 +49,8 @@ FORGET_MS: Final = 3_600_000
 """A replica that was not seen for so long is forgotten."""
 
 
-class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
-    """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`.
+class PostgresUnitOfWork(PostgresMoney, UnitOfWork):
+    """A unit of work over PostgreSQL.
 
     Args:
         connect: opens a connection.
@@ -76,6 +76,8 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
     ) -> None:
         self._connect = connect
         super().__init__(connect())
+        self.directory = PostgresDirectory(self)
+        self.alerts = PostgresAlerts(self)
         self._clock_ms = clock_ms
         self._monotonic_ms = monotonic_ms
         self._channel = channel
@@ -137,14 +139,12 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         lookup_keys = [s.lookup_key for s in scopes if s.lookup_key is not None]
         named = set[str]().union(*(each.reservation_ids() for each in scopes))
         events = [event for each in scopes for event in each.priced_events()]
-        self.connection.expect(ANSWER_WAIT_S)
-        found = self.connection.psycopg
         try:
-            with found.pipeline():
-                found.execute("BEGIN")
+            with self.connection.psycopg.pipeline():
+                self.connection.ask("BEGIN")
                 rows = self._lock(_organisations(scopes))
                 # After the locks: a unit that waited for them has a later time than the one before.
-                clock = found.execute(CLOCK)
+                clock = self.connection.ask(CLOCK)
                 answers = self.answers.ask(lookup_keys)
                 reservations = self.ask_named(named)
                 recorded = self.new_events.ask(events)
@@ -163,12 +163,12 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
 
     def _lock(self, wanted: list[str] | None) -> psycopg.Cursor[Any]:
         """Lock some organisations, or all of them for ``None``; return a cursor of their rows."""
-        found = self.connection.psycopg
+        ask = self.connection.ask
         if wanted is None:
-            found.execute(_ALONE, (schema.WRITE,))
-            return found.execute(_LOCK_ALL)
-        found.execute(_SHARED, (schema.WRITE,))
-        return found.execute(_LOCK_SOME, (wanted,))
+            ask(ALONE, (schema.WRITE,))
+            return ask(_LOCK_ALL)
+        ask(_SHARED, (schema.WRITE,))
+        return ask(_LOCK_SOME, (wanted,))
 
     def _read_clock(self, database_ms: int) -> None:
         wall_ms = database_ms if self._clock_ms is None else self._clock_ms()
@@ -191,7 +191,6 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
     def _take_over(self, rows: Iterable[tuple[str, str, int]]) -> None:
         """Read again rows that another replica may have changed."""
         for organisation_id, settings, control_seq in rows:
-            self.connection.expect(ANSWER_WAIT_S)  # anew for each: there may be thousands
             # The name is written with the commit. If the unit fails, the row still names the other
             # replica, and the next unit reads everything again.
             self._taken.append(organisation_id)
@@ -244,22 +243,21 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
 
     def commit(self) -> list[PostCommitEvent]:
         """Write back everything that changed, commit, and return the post-commit events."""
-        found = self.connection.psycopg
-        self.connection.expect(ANSWER_WAIT_S)
+        ask = self.connection.ask
         try:
             # One round trip. If a statement fails, the server skips the rest with the COMMIT, and
             # the error is raised at the end of the block.
-            with found.pipeline():
+            with self.connection.psycopg.pipeline():
                 self.flush()
                 if self._taken:
-                    found.execute(
+                    ask(
                         "UPDATE organisations SET writer = %s WHERE organisation_id = ANY(%s)",
                         (self.replica, self._taken),
                     )
                 # The server sends notifications when it commits, and none after a rollback.
                 for payload in self._payloads():
-                    found.execute("SELECT pg_notify(%s, %s)", (self._channel, payload))
-                found.execute("COMMIT")
+                    ask("SELECT pg_notify(%s, %s)", (self._channel, payload))
+                ask("COMMIT")
         except psycopg.Error as exc:
             self._lost(exc)
             raise
@@ -292,8 +290,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self.undo_all()
         self.earlier.clear()
         if not self.connection.is_broken():
-            self.connection.expect(ANSWER_WAIT_S)
-            self.connection.psycopg.execute("ROLLBACK")
+            self.connection.ask("ROLLBACK")
             self.connection.rest()
 
     def undo(self) -> None:
@@ -358,13 +355,12 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         """Return the state of an organisation that this unit has locked."""
         return self.orgs.get(organisation_id) if organisation_id in self.locked else None
 
-    def add_organisation(self, organisation: records.Organisation) -> None:
-        """Insert an organisation."""
-        super().add_organisation(organisation)
-        own = organisation.organisation_id
+    def adopt(self, org: OrganisationState) -> None:
+        """Cache an organisation that this unit has inserted."""
+        super().adopt(org)
         # No other replica can see the row before the commit, so it is as good as locked.
-        self.locked.append(own)
-        self._taken.append(own)
+        self.locked.append(org.organisation_id)
+        self._taken.append(org.organisation_id)
 
     def organisation_states(self) -> Iterable[OrganisationState]:
         """Return the state of every organisation that this unit has locked."""
@@ -388,24 +384,6 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         """Return whether any replica has served lately."""
         row = self.row("SELECT 1 FROM replicas WHERE seen_ms > ? LIMIT 1", self.now_ms - within_ms)
         return row is not None
-
-    def organisation_named(self, name: str) -> bool:
-        """Return whether the name is taken.
-
-        Replicas take turns, so that no two of them find it free and create it both.
-        """
-        # The lock of the audit chain, which the entry of the creation needs as well.
-        self.connection.psycopg.execute(_ALONE, (schema.AUDIT,))
-        return super().organisation_named(name)
-
-    def audit_head(self) -> tuple[int, str] | None:
-        """Return the number and the hash of the newest audit entry.
-
-        The chain is locked until the commit: a second entry with the same predecessor would break
-        it, and the entries of all organisations are in one chain.
-        """
-        self.connection.psycopg.execute(_ALONE, (schema.AUDIT,))
-        return super().audit_head()
 
     def housekeep(self) -> None:
         """Drop old nonces and rollups; store the clock."""

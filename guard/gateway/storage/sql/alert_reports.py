@@ -9,9 +9,9 @@ from guard.core import wire
 from guard.gateway.domain import alerts, records
 from guard.gateway.domain.usage import HOUR_MS, QUARTER_MS
 from guard.gateway.ledger.webhooks import WEBHOOKS_MAX
-from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import NAMED
 from guard.gateway.storage.sql.views import SELECT_BALANCE_VIEWS, balance_view_from_row
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.rows import NAMED
 
 FORECASTS_MAX: Final = 100
 UNSEEN_MAX: Final = 100

@@ -11,10 +11,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.ledger.audit import GENESIS
-from guard.gateway.storage.sql.connection import Connection, equals
-from guard.gateway.storage.sql.rows import APPROVALS, AUDIT, EVENTS, NAMED, approval_from_row
 from guard.gateway.storage.sql.spend_series import tag_names
-from guard.gateway.storage.sql.usage import place_of
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
@@ -23,6 +20,9 @@ from guard.gateway.storage.sql.views import (
     run_record,
     workflow_record,
 )
+from guard.gateway.unit.connection import Connection, equals
+from guard.gateway.unit.rows import APPROVALS, AUDIT, EVENTS, NAMED, approval_from_row
+from guard.gateway.unit.usage import place_of
 
 RUNS_WITHIN_MS: Final = 600_000
 """A run that was seen so lately counts as running: nothing records the end of a run."""

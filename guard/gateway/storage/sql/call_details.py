@@ -8,12 +8,12 @@ from typing import Any, Final
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import EVENTS, REFUSALS, RESERVATIONS
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     balance_view_from_row,
 )
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.rows import EVENTS, REFUSALS, RESERVATIONS
 
 REFUSALS_MAX: Final = 20
 """Refusals of one call that are shown."""

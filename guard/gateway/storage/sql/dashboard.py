@@ -11,8 +11,6 @@ from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
 from guard.gateway.storage.sql.analytics import directives_of
-from guard.gateway.storage.sql.connection import Connection, equals
-from guard.gateway.storage.sql.rows import AUDIT, EVENTS, REFUSALS
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
@@ -21,6 +19,8 @@ from guard.gateway.storage.sql.views import (
     run_record,
     workflow_record,
 )
+from guard.gateway.unit.connection import Connection, equals
+from guard.gateway.unit.rows import AUDIT, EVENTS, REFUSALS
 
 SCAN_MAX: Final = 20_000
 """How many of the newest rows a filter without an index scans."""
@@ -35,7 +35,7 @@ _SORTS: Final = {
 }
 _SCOPE_COLUMNS: Final = {"organisation": "''", "workflow": "workflow_id", "agent": "agent",
                          "chain": "chain_id", "user": "user_id", "key": "key_id",
-                         "model": "model"}  # fmt: skip
+                         "model": "model", "run": "key_id || '/' || run_id"}  # fmt: skip
 _SUMS: Final = (
     "CAST(sum(u.cost_nanousd) AS BIGINT) AS cost, CAST(sum(u.llm_calls) AS BIGINT),"
     " CAST(sum(u.tool_calls) AS BIGINT), CAST(sum(u.input_tokens) AS BIGINT),"

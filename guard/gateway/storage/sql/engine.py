@@ -12,20 +12,21 @@ import msgspec
 
 from guard.gateway.domain.errors import StoreError, StoreFullError
 from guard.gateway.domain.statistics import MoneySample, StoreStatistics
-from guard.gateway.ledger.state import NOTHING, Scopes
+from guard.gateway.ledger import lapse
 from guard.gateway.storage.group_writer import HEAVY_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sql import money_samples, samples
-from guard.gateway.storage.sql.connection import ReadingStore
 from guard.gateway.storage.sql.failures import store_error, summary
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
-from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
+from guard.gateway.unit.connection import ReadingStore
+from guard.gateway.unit.state import NOTHING, Scopes
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-UnitT = TypeVar("UnitT", bound=SqlUnitOfWork)
+UnitT = TypeVar("UnitT", bound=UnitOfWork)
 
 LOOKUP_WAIT_S: Final = 10.0
 """If a look-up takes longer, its server counts as lost."""
@@ -142,7 +143,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
             # The second value frees the room of the first.
             for value in ("x" * _ROOM_BYTES, ""):
                 try:
-                    await self.write(NOTHING, SqlUnitOfWork.save_fact, "room", value)
+                    await self.write(NOTHING, UnitOfWork.save_fact, "room", value)
                 except StoreFullError:
                     return False
             writer.is_full = False
@@ -170,6 +171,16 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
     @abc.abstractmethod
     async def _expire(self) -> int:
         """Expire what is due, ahead of what clients ask for; return how many reservations."""
+
+    async def _lapse(self, organisations: tuple[str, ...] | None) -> int:
+        """Expire what is due in some or all organisations, a part in each unit of work."""
+        # As heavy pieces, so that decisions have their turn between two parts.
+        own = Scopes(organisations, weight=HEAVY_WEIGHT_MAX, is_own=True)
+        expired = part = await self.write(own, lapse.sweep)
+        while part == lapse.PART_MAX:
+            part = await self.write(own, lapse.expire_reservations)
+            expired += part
+        return expired
 
     async def _tend(self) -> None:
         """Delete old rows, in short steps, and sample figures."""

@@ -9,9 +9,7 @@ from typing import Any, Final
 from guard.gateway.domain import records
 from guard.gateway.domain.found import Found, ScopeEvents, Use
 from guard.gateway.domain.spend_series import TAG
-from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.dashboard import LAST_ID, SCAN_MAX
-from guard.gateway.storage.sql.rows import EVENTS
 from guard.gateway.storage.sql.usage_report import COLUMNS
 from guard.gateway.storage.sql.views import (
     SELECT_BALANCE_VIEWS,
@@ -19,6 +17,8 @@ from guard.gateway.storage.sql.views import (
     SELECT_WORKFLOWS,
     balance_view_from_row,
 )
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.rows import EVENTS
 
 USES_MAX: Final = 5000
 """How many of a scope's newest events are summed by workflow and model."""

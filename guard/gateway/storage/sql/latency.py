@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from guard.gateway.domain.model_latency import LatencyReport, SeenEvent, by_model
-from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.unit.connection import Connection
 
 LOOKED_AT_MAX: Final = 10_000
 """How many events are read, with their data: models' latencies have no columns of their own."""

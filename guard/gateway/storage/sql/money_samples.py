@@ -11,10 +11,10 @@ from typing import Final
 from guard.gateway.domain.records import BalanceView
 from guard.gateway.domain.statistics import MoneySample, OrganisationSpend
 from guard.gateway.domain.waiting import LAPSE_MS
-from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
-from guard.gateway.storage.sql.usage import FOREVER
 from guard.gateway.storage.sql.views import OF_BALANCE, balance_view_from_row
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.rows import BALANCES, BUDGETS
+from guard.gateway.unit.usage import FOREVER
 
 BUDGETS_MAX: Final = 100
 """How many budgets are shown, the fullest first."""

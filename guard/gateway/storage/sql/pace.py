@@ -6,8 +6,8 @@ from typing import Final
 
 from guard.gateway.domain import usage
 from guard.gateway.domain.records import ScopeKind
-from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.usage import BY_EVENT, OF_ONE, TIMES, place_of
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.usage import BY_EVENT, OF_ONE, TIMES, place_of
 
 _LATELY_MS: Final = usage.DAY_MS
 _SUMS: Final = (

@@ -8,11 +8,12 @@ from typing import Any, Final, TypeVar
 from guard.core import wire
 from guard.gateway.domain import alerts, records, usage
 from guard.gateway.domain.control import end_of, is_timed
+from guard.gateway.domain.facts import OwnFact
 from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.domain.waiting import LAPSE_MS
-from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
-from guard.gateway.storage.sql.rows import (
+from guard.gateway.unit.connection import Connection, ReadingStore, equals
+from guard.gateway.unit.rows import (
     ALIASED,
     APPROVALS,
     BUDGETS,
@@ -123,7 +124,7 @@ class SqlQueries(ReadingStore):
 
     async def _keys(self, where: str, *arguments: Any) -> list[records.Key]:
         rows = await self._rows(f"{KEYS.select()} WHERE {where} ORDER BY key_id", *arguments)
-        keys = {row[0]: KEYS.read(row) for row in rows}
+        keys = {key.key_id: key for key in map(KEYS.read, rows)}
         secrets = await self._rows(
             "SELECT key_id, prefix, hmac_secret, made_ms, ends_ms, used_ms FROM secrets"
             f" WHERE key_id IN (SELECT key_id FROM keys WHERE {where})"
@@ -135,9 +136,10 @@ class SqlQueries(ReadingStore):
             key = keys.get(key_id)
             if key is None:  # made between the two reads
                 continue
-            if not key.prefix:
+            is_valid = key.revoked_at_ms is None and (ends_ms is None or ends_ms > now_ms)
+            if not key.prefix or (is_valid and not key.secrets):
                 key.prefix, key.signed = prefix, hmac_secret is not None
-            if key.revoked_at_ms is None and (ends_ms is None or ends_ms > now_ms):
+            if is_valid:
                 key.secrets.append(
                     records.Secret(
                         prefix=prefix,
@@ -273,6 +275,13 @@ class SqlQueries(ReadingStore):
             organisation_id,
         )
         return _decoded(rows, records.Price)
+
+    async def facts(self, organisation_id: str) -> list[OwnFact]:
+        """Return what the operators of an organisation have judged."""
+        rows = await self._rows(
+            "SELECT record FROM own_facts WHERE organisation_id = ?", organisation_id
+        )
+        return wire.decode(rows[0][0], list[OwnFact]) if rows else []
 
     async def webhooks(self, organisation_id: str) -> list[records.Webhook]:
         """Return the webhooks, without their secrets."""

@@ -11,7 +11,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.statistics import PoolUse
-from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.unit.connection import Connection
 
 T = TypeVar("T")
 TRUST_S: Final = 5.0

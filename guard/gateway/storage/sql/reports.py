@@ -6,6 +6,7 @@ they become the methods of a store.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -19,14 +20,14 @@ from guard.gateway.storage.sql import (
     finding,
     latency,
     pace,
-    repeat_tables,
     spend,
     spend_series,
     usage_report,
     verify,
 )
-from guard.gateway.storage.sql import usage as usage_table
-from guard.gateway.storage.sql.connection import Connection, ReadingStore
+from guard.gateway.unit import repeat_tables
+from guard.gateway.unit import usage as usage_table
+from guard.gateway.unit.connection import Connection, ReadingStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +35,7 @@ Method = Callable[Concatenate[ReadingStore, P], Coroutine[Any, Any, T]]
 
 
 def _report(query: Callable[Concatenate[Connection, P], T]) -> Method[P, T]:
+    @functools.wraps(query)
     async def run(self: ReadingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.report(lambda reading: query(reading, *args, **kwargs))
 
@@ -43,6 +45,7 @@ def _report(query: Callable[Concatenate[Connection, P], T]) -> Method[P, T]:
 def _report_at(query: Callable[Concatenate[Connection, int, P], T]) -> Method[P, T]:
     """The same for a query that takes the time, in Unix milliseconds."""
 
+    @functools.wraps(query)
     async def run(self: ReadingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         now_ms = self.clock_ms()
         return await self.report(lambda reading: query(reading, now_ms, *args, **kwargs))

@@ -14,11 +14,12 @@ from typing import Any, Final, LiteralString
 
 from msgspec import Struct
 
-from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS
+from guard.gateway.domain.windows import period_of
 from guard.gateway.ledger import audit
-from guard.gateway.storage.sql.record import Table
-from guard.gateway.storage.sql.rows import BALANCES, CHAINS, ESTIMATES, RAISES
-from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
+from guard.gateway.unit.record import Table
+from guard.gateway.unit.rows import BALANCES, CHAINS, ESTIMATES, RAISES
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 STEP_ROWS: Final = 500
 """Rows that one step changes, in all tables together. A step is one transaction."""
@@ -27,6 +28,7 @@ READS_PER_CHANGE: Final = 8
 """Rows that are only read, for the cost of one deleted row."""
 
 WORKFLOWS_KEPT_MS: Final = 400 * DAY_MS
+WEEK_MS: Final = 7 * DAY_MS
 STEPS_MAX: Final = 100
 """Steps of one sweep; waiting requests run between them."""
 
@@ -45,6 +47,7 @@ _USAGE: Final = Table("usage")
 _DELETE_USAGE: Final = _USAGE.delete()
 _UNSEE: Final = _USAGE.update(("calls", "first_ms", "last_ms"))
 _OPEN_WITH: Final = BALANCES.update((), add=("opening",))
+_END: Final = BALANCES.update(("ends_ms",))
 
 
 class _Part(Struct):
@@ -54,7 +57,7 @@ class _Part(Struct):
     walk.
     """
 
-    work: Callable[[SqlUnitOfWork, int, int, _Part], int]
+    work: Callable[[UnitOfWork, int, int, _Part], int]
     pace_ms: int
     cursor: tuple[Any, ...] = ()
     next_ms: int = 0
@@ -97,10 +100,10 @@ class Retention:
         """Return whether a step has anything to do."""
         return any(part.next_ms <= now_ms for part in self._parts)
 
-    def _audit(self, unit: SqlUnitOfWork, _: int, limit: int, __: _Part) -> int:
+    def _audit(self, unit: UnitOfWork, _: int, limit: int, __: _Part) -> int:
         return audit.prune(unit, unit.now_ms - self._keep_audit_ms, limit)
 
-    def step(self, unit: SqlUnitOfWork) -> None:
+    def step(self, unit: UnitOfWork) -> None:
         """Delete at most ``STEP_ROWS`` old rows."""
         # Earlier commands of the group have changed cached rows, and the queries below read the
         # tables. The savepoint after it: an undo of this step must not undo the flush.
@@ -126,18 +129,21 @@ class Retention:
 def cutoff_ms(now_ms: int, keep_ms: int) -> int:
     """Return the time before which rows may be deleted: never one of the current month or week.
 
-    >>> cutoff_ms(40 * DAY_MS, 1 * DAY_MS) // DAY_MS  # on the tenth of February: its first day
-    31
-    >>> cutoff_ms(31 * DAY_MS, 1 * DAY_MS) // DAY_MS  # on the first, a Sunday: that week's Monday
-    25
+    Both may have begun a day earlier in another zone, and a week on any day.
+
+    >>> cutoff_ms(40 * DAY_MS, 1 * DAY_MS) // DAY_MS  # tenth of February: the day before the first
+    30
+    >>> cutoff_ms(35 * DAY_MS, 1 * DAY_MS) // DAY_MS  # the fifth: more than a week before
+    26
     """
-    return min(now_ms - keep_ms, period_of("month", now_ms)[0], period_of("week", now_ms)[0])
+    month_ms, _ = period_of("month", now_ms - DAY_MS)
+    return min(now_ms - keep_ms, month_ms - DAY_MS, now_ms - WEEK_MS - 2 * DAY_MS)
 
 
 # -- tables in the order of time -------------------------------------------------------------------
 
 
-def _events(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
+def _events(unit: UnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     # The newest event stays, whatever its age, because the next number follows from it.
     rows = unit.connection.execute(_EVENT_SQL, (limit + 1,)).fetchall()[:-1]
     old = [row for row in rows if row[1] < cutoff]
@@ -157,7 +163,7 @@ def _events(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     return len(old)
 
 
-def _refusals(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
+def _refusals(unit: UnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     rows = unit.connection.execute(
         "SELECT refusal_seq, at_ms FROM refusals ORDER BY refusal_seq LIMIT ?", (limit + 1,)
     ).fetchall()[:-1]
@@ -166,7 +172,7 @@ def _refusals(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     return len(old)
 
 
-def _reservations(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _reservations(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
         unit, cutoff, limit, part,
         "SELECT reservation_id, state != 'open' AND expires_at_ms < ? FROM reservations"
@@ -175,7 +181,7 @@ def _reservations(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> 
     )  # fmt: skip
 
 
-def _approvals(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _approvals(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
         unit, cutoff, limit, part,
         "SELECT approval_id, status != 'pending' AND max(deadline_ms, answered_at_ms) < ?"
@@ -184,7 +190,7 @@ def _approvals(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int
     )  # fmt: skip
 
 
-def _deliveries(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _deliveries(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
         unit, cutoff, limit, part,
         "SELECT delivery_id, failed = 1 OR delivered_at_ms < ? FROM deliveries"
@@ -194,7 +200,7 @@ def _deliveries(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> in
 
 
 def _by_id(
-    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, select: str, table: LiteralString
+    unit: UnitOfWork, cutoff: int, limit: int, part: _Part, select: str, table: LiteralString
 ) -> int:
     """Walk a table whose ids begin with their creation time."""
     (after,) = part.cursor or ("",)
@@ -211,13 +217,13 @@ def _by_id(
 # -- tables without such an order, walked in rounds ------------------------------------------------
 
 
-def _runs(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _runs(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete runs that were not seen for long."""
     _forget_totals(unit, "run", _unseen(unit, cutoff, limit, part, "run"))
     return part.walked
 
 
-def _workflows(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _workflows(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Take workflows that were not seen for long from the lists; their totals stay."""
     old = _unseen(unit, cutoff, limit, part, "workflow")
     unit.usage.flush()
@@ -226,7 +232,7 @@ def _workflows(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int
 
 
 def _unseen(
-    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, kind: str
+    unit: UnitOfWork, cutoff: int, limit: int, part: _Part, kind: str
 ) -> list[tuple[str, str]]:
     """Walk the workflows or runs that are listed, and return those that were not seen for long."""
     rows = unit.connection.execute(
@@ -241,7 +247,7 @@ def _unseen(
     return [row[:2] for row in rows if row[2] < cutoff]
 
 
-def _chains(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _chains(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete chains that no stored event or reservation refers to any more."""
     rows = unit.connection.execute(
         f"SELECT organisation_id, chain_id, expires_at_ms < ? AND {_UNNAMED} FROM chains c"
@@ -258,7 +264,7 @@ def _chains(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return len(rows)
 
 
-def _estimates(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
+def _estimates(unit: UnitOfWork, _: int, limit: int, part: _Part) -> int:
     """Delete the estimates of workflows that have been deleted."""
     rows = unit.connection.execute(
         "SELECT organisation_id, subject FROM estimates"
@@ -278,7 +284,7 @@ def _estimates(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
     return len(rows)
 
 
-def _known_workflows(unit: SqlUnitOfWork, named: set[tuple[str, str]]) -> set[tuple[str, str]]:
+def _known_workflows(unit: UnitOfWork, named: set[tuple[str, str]]) -> set[tuple[str, str]]:
     """Return those of the named workflows that are stored."""
     if not named:
         return set()
@@ -292,7 +298,7 @@ def _known_workflows(unit: SqlUnitOfWork, named: set[tuple[str, str]]) -> set[tu
     return {(own, name) for own, name in rows}
 
 
-def _directives(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _directives(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete the directives of runs that have been deleted."""
     rows = unit.connection.execute(
         "SELECT organisation_id, run_id, slot, at_ms < ? AND NOT EXISTS"
@@ -312,7 +318,7 @@ def _directives(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> in
     return len(rows)
 
 
-def _totals(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
+def _totals(unit: UnitOfWork, _: int, limit: int, part: _Part) -> int:
     """Delete the totals of chains that nothing refers to any more."""
     rows = unit.connection.execute(
         "SELECT organisation_id, chain_id, chain_id > '' AND NOT EXISTS (SELECT 1 FROM chains n"
@@ -328,7 +334,7 @@ def _totals(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
     return len(rows)
 
 
-def _forget_totals(unit: SqlUnitOfWork, kind: str, scopes: Iterable[tuple[str, str]]) -> None:
+def _forget_totals(unit: UnitOfWork, kind: str, scopes: Iterable[tuple[str, str]]) -> None:
     unit.usage.flush()
     unit.write_many(_DELETE_USAGE, [_total_of(kind, *scope) for scope in scopes])
 
@@ -338,7 +344,7 @@ def _total_of(kind: str, organisation_id: str, scope_id: str) -> tuple[Any, ...]
     return organisation_id, kind, 0, 0, scope_id, "", "", ""
 
 
-def _quarters(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _quarters(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete the quarter hours of scopes whose events are deleted.
 
     Those of workflows are shown for longer, and an organisation's own stay.
@@ -364,7 +370,7 @@ def _quarters(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return len(rows)
 
 
-def _raises(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _raises(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete raises of long ago, and so the memory of their keys; the limits stay raised."""
     rows = unit.connection.execute(
         "SELECT organisation_id, raise_key, raised_at_ms FROM budget_raises"
@@ -378,8 +384,11 @@ def _raises(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return len(rows)
 
 
-def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    """Delete balances of ended windows without reservations and charges, and of deleted chains."""
+def _balances(unit: UnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    """Delete balances of ended windows without reservations and charges, and of deleted chains.
+
+    A window without an end ends here once its budget was removed, and leaves like the others.
+    """
     execute = unit.connection.execute
     floor = cutoff
     # No balance of a stored reservation or event has ended before that was made. So balances that
@@ -403,14 +412,20 @@ def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
         " THEN ends_ms <= ? AND exhausted = 0"
         " ELSE scope_kind = 'chain' AND NOT EXISTS (SELECT 1"
         " FROM chains n WHERE n.organisation_id = c.organisation_id AND n.chain_id = c.chain_id)"
-        f" AND {_UNNAMED} END FROM (SELECT {BALANCES.names('b')}, u.organisation_id,"
+        f" AND {_UNNAMED} END, ends_ms IS NULL AND organisation_id IS NULL AND reserved = 0"
+        f" AND leases = 0 FROM (SELECT {BALANCES.names('b')}, u.organisation_id,"
         " u.scope_kind, b.scope_id AS chain_id"
         " FROM balances b LEFT JOIN budgets u USING (budget_id)"
         " WHERE balance_id > ? AND balance_id < (SELECT max(balance_id) FROM balances)"
         " ORDER BY balance_id LIMIT ?) c",
         (floor, int(after), limit),
     ).fetchall()
-    over = [balance_id for balance_id, is_over in rows if is_over]
+    over = [balance_id for balance_id, is_over, _ in rows if is_over]
+    removed = [balance_id for balance_id, _, is_removed in rows if is_removed]
+    unit.write_many(_END, [(unit.now_ms, balance_id) for balance_id in removed])
+    for balance_id in unit.balances.keys() & removed:
+        unit.change_balances([unit.balances[balance_id]])
+        unit.balances[balance_id].ends_ms = unit.now_ms
     unit.write_many(BALANCES.delete(), [(balance_id,) for balance_id in over])
     for balance_id in over:
         unit.balances.pop(balance_id, None)

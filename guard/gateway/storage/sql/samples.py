@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.retention import cutoff_ms
+from guard.gateway.unit.connection import Connection
 
 INTERVAL_MS: Final = 5000
 BACKLOG_MAX: Final = 10_000

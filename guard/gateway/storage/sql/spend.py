@@ -5,17 +5,23 @@ from __future__ import annotations
 import msgspec
 
 from guard.core import wire
-from guard.gateway.domain import records, windows
+from guard.gateway.domain import records
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.ledger import Balance, BudgetAccount
+from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.domain.usage import DAY_MS, QUARTER_MS
-from guard.gateway.ledger.accounts import applying, index_of, metered_index
-from guard.gateway.ledger.state import ScopeKeys
+from guard.gateway.ledger.accounts import (
+    applying,
+    current,
+    index_of,
+    metered_index,
+    opens_with_usage,
+)
 from guard.gateway.ledger.winding import run_of
-from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
-from guard.gateway.storage.sql.usage import DOUBT, FOREVER, used
 from guard.gateway.storage.sql.views import SELECT_RUNS
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.rows import BALANCES, BUDGETS, ORGANISATIONS
+from guard.gateway.unit.state import ScopeKeys
+from guard.gateway.unit.usage import DOUBT, FOREVER, used
 
 
 def spend(
@@ -48,17 +54,19 @@ def spend(
         reply.run_spent_nanousd, reply.run_uncertain_nanousd = run or (0, 0)
     rows = reading.rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
     budgets = [*map(BUDGETS.read, rows)]
+    own = reading.rows(f"{ORGANISATIONS.select()} WHERE organisation_id = ?", organisation_id)
+    settings = ORGANISATIONS.read(own[0]).settings
     for index in metered_index(budgets).values():
         for budget, scope_id in applying(index, keys):
-            account = _account(reading, budget, scope_id, now_ms)
+            account = _account(reading, settings, budget, scope_id, now_ms)
             counted = account.counted()
-            counted.uncertain = _uncertain(reading, budget, scope_id, now_ms)
+            counted.uncertain = _uncertain(reading, account)
             counted.winding_down = _winds_down(reading, account, workflow_id, run_id)
             reply.counted.append(counted)
     for budget, scope_id in applying(index_of(b for b in budgets if b.unit == "usd"), keys):
-        account = _account(reading, budget, scope_id, now_ms)
+        account = _account(reading, settings, budget, scope_id, now_ms)
         shown = msgspec.structs.asdict(account.view())
-        uncertain = _uncertain(reading, budget, scope_id, now_ms)
+        uncertain = _uncertain(reading, account)
         spent = wire.SpentBudget(
             **shown,
             uncertain_nanousd=uncertain,
@@ -96,37 +104,40 @@ def _total(
     return (cost, doubt) if events else None
 
 
-def _uncertain(reading: Connection, budget: records.BudgetRule, scope_id: str, now_ms: int) -> int:
-    """Return what a budget's balance of now was charged in doubt."""
-    start_ms, end_ms = windows.period_of(budget.window, now_ms)
+def _uncertain(reading: Connection, account: BudgetAccount) -> int:
+    """Return what a balance was charged in doubt."""
+    budget, scope_id = account.rule, account.balance.scope_id
+    start_ms, end_ms = account.balance.period_start_ms, account.balance.ends_ms
+    # A budget for each key counts the keys below one for themselves.
+    also = "" if budget.scope_kind == "key" and budget.scope_id != scope_id else DOUBT
     rows = reading.rows(
         "SELECT coalesce(sum(doubt_nanousd), 0), coalesce(sum(doubt_tokens), 0) FROM usage"
         " INDEXED BY usage_doubt"
         " WHERE organisation_id = ? AND scope_kind IN (?, ?) AND scope_id = ? AND size_ms = ?"
         " AND start_ms >= ? AND start_ms < ? AND (doubt_nanousd <> 0 OR doubt_tokens <> 0)",
-        budget.organisation_id, budget.scope_kind, DOUBT + budget.scope_kind, scope_id,
-        0 if end_ms is None else QUARTER_MS, start_ms, FOREVER if end_ms is None else end_ms,
+        budget.organisation_id, budget.scope_kind, also + budget.scope_kind, scope_id,
+        QUARTER_MS if start_ms else 0, start_ms - start_ms % QUARTER_MS, end_ms or FOREVER,
     )  # fmt: skip
     money, tokens = rows[0]
     return int({"usd": money, "tokens": tokens}.get(budget.unit, 0))
 
 
 def _account(
-    reading: Connection, budget: records.BudgetRule, scope_id: str, now_ms: int
-) -> BudgetAccount:
+    reading: Connection, settings: records.OrganisationSettings, budget: records.BudgetRule,
+    scope_id: str, now_ms: int,
+) -> BudgetAccount:  # fmt: skip
     """Return a budget with its balance; one that no call has opened yet begins with its totals."""
-    start_ms, end_ms = windows.period_of(budget.window, now_ms)
     rows = reading.rows(
-        f"{BALANCES.select()} WHERE budget_id = ? AND scope_id = ? AND period_start_ms = ?",
-        budget.budget_id, scope_id, start_ms,
+        f"{BALANCES.select()} WHERE budget_id = ? AND scope_id = ? AND period_start_ms <= ?"
+        " ORDER BY period_start_ms DESC LIMIT 1",
+        budget.budget_id, scope_id, now_ms,
     )  # fmt: skip
-    if rows:
-        return BudgetAccount(budget, BALANCES.read(rows[0]))
-    spent = 0
-    if budget.unit == "usd" or budget.opens_with_tokens(start_ms):
+    last = BALANCES.read(rows[0]) if rows else None
+    balance = current(last, budget, scope_id, settings.calendar(budget.zone), now_ms)
+    if balance is not last and opens_with_usage(balance, budget):
+        start_ms, end_ms = balance.period_start_ms, balance.ends_ms
         until_ms = end_ms if end_ms is None else min(end_ms, now_ms + DAY_MS)
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
-        cost, tokens = used(reading.rows, *scope, start_ms, until_ms)
-        spent = cost if budget.unit == "usd" else tokens
-    balance = Balance(0, budget.budget_id, scope_id, start_ms, end_ms, spent, spent)
+        cost, tokens = used(reading.rows, *scope, start_ms, until_ms, budget.scope_id)
+        balance.opening = balance.committed = cost if budget.unit == "usd" else tokens
     return BudgetAccount(budget, balance)

@@ -1,4 +1,4 @@
-"""Spend over time by model, workflow, user, agent or tag: from quarter hours, never from events."""
+"""Spend over time by one of ``GROUPS`` or a tag: from quarter hours, never from events."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from guard.gateway.domain.spend_series import SpendOverTime, SpendSeries, rest
 from guard.gateway.domain.usage import QUARTER_MS
-from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.usage import TAG
+from guard.gateway.storage.sql.usage_report import OF_KEYS
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.usage import TAG
 
 STEPS_MAX: Final = 400
 _IN_TIME: Final = (
@@ -62,6 +63,7 @@ def spend_by(
     with reading.snapshot():
         total = steps.series(None, _cells(reading, organisation_id, steps))
         kind, column = _place(group_by)
+        column = column or "scope_id"
         dearest = reading.rows(
             f"SELECT {column} AS grp, sum(cost_nanousd) AS cost {_IN_TIME}"
             " GROUP BY grp HAVING sum(cost_nanousd) > 0 ORDER BY cost DESC, grp LIMIT ?",
@@ -82,8 +84,11 @@ def spend_of(
 
 
 def _place(group_by: str) -> tuple[str, str]:
-    """Return the kind of the rows of a group, and the column by which they are divided."""
-    return ("organisation", "model") if group_by == "model" else (group_by, "scope_id")
+    """Return the kind of the rows of a group, and what divides them if it is not their scope."""
+    if group_by in OF_KEYS:
+        column = OF_KEYS[group_by]
+        return "key", f"(SELECT k.{column} FROM keys k WHERE k.key_id = usage.scope_id)"
+    return ("organisation", "model") if group_by == "model" else (group_by, "")
 
 
 def _cells(reading: Connection, organisation_id: str, steps: _Steps) -> list[Any]:
@@ -110,13 +115,21 @@ def _cells_of(
 ) -> list[Any]:
     """Return the quarter hours of some scopes."""
     sums = "start_ms, sum(cost_nanousd), sum(llm_calls), sum(doubt_nanousd)"
-    if group_by == "model":
+    kind, column = _place(group_by)
+    if column:
         return reading.rows(
-            f"SELECT model, {sums} {_IN_TIME} AND model IN ({', '.join('?' * len(names))})"
-            " GROUP BY model, start_ms",
-            organisation_id, "organisation", steps.since_ms, steps.until_ms, *names,
+            f"SELECT {column} AS grp, {sums} {_IN_TIME}"
+            f" AND {column} IN ({', '.join('?' * len(names))}) GROUP BY grp, start_ms",
+            organisation_id, kind, steps.since_ms, steps.until_ms, *names,
         )  # fmt: skip
-    # Rows of a time hold all scopes, so those of a few are looked up one by one.
+    # Rows of a time hold all scopes, so those of a few are looked up one by one, from the
+    # organisation's first use in the range on.
+    ((first_ms,),) = reading.rows(
+        f"SELECT min(start_ms) {_IN_TIME}",
+        organisation_id, "organisation", steps.since_ms, steps.until_ms,
+    )  # fmt: skip
+    if first_ms is None:
+        return []
     named = f"named(name) AS (VALUES {', '.join(['(?)'] * len(names))})"
     return reading.rows(
         "WITH RECURSIVE times(at_ms) AS (SELECT CAST(? AS BIGINT) UNION ALL"
@@ -124,7 +137,7 @@ def _cells_of(
         f" SELECT u.scope_id, {sums} FROM times CROSS JOIN named ON true CROSS JOIN usage u"
         f" ON u.organisation_id = ? AND u.scope_kind = ? AND u.size_ms = {QUARTER_MS}"
         " AND u.start_ms = times.at_ms AND u.scope_id = named.name GROUP BY u.scope_id, start_ms",
-        steps.since_ms, steps.until_ms, *names, organisation_id, group_by,
+        first_ms, steps.until_ms, *names, organisation_id, group_by,
     )  # fmt: skip
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import operator
 from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, QUARTER_MS, pieces
-from guard.gateway.ledger.requests import IN_DOUBT
-from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.usage import BY_EVENT
+from guard.gateway.domain.windows import UTC, zone_of
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.rows import ORGANISATIONS
+from guard.gateway.unit.state import IN_DOUBT
+from guard.gateway.unit.usage import BY_EVENT
 
 COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
                   "user": "user_id", "key": "key_id", "model": "model",
@@ -23,11 +26,15 @@ _BY_TIME: Final = {
     "type": "type",
     "hour": f"at_ms - at_ms % {HOUR_MS}",
     "day": f"at_ms - at_ms % {DAY_MS}",
+    "quarter": f"at_ms - at_ms % {QUARTER_MS}",
     "total": "NULL",
 }
 """Groups by which an organisation's rows are divided, and the expression for each."""
 
-_TIMES: Final = {"hour": "%Y-%m-%dT%H:00Z", "day": "%Y-%m-%d"}
+OF_KEYS: Final = {"team": "team", "person": "person"}
+"""Groups by which an organisation's keys are divided, and the column of a key for each."""
+
+_TIMES: Final = {"hour": "%Y-%m-%dT%H:00Z", "day": "%Y-%m-%d", "quarter": ""}
 _NUMBERS: Final = (
     "events, llm_calls, tool_calls, input_tokens, output_tokens, cost_nanousd, unpriced,"
     " doubt_nanousd"
@@ -71,7 +78,10 @@ def usage(
     Runs and chains have no quarter hours, so those of a time are read from its events.
     """
     with reading.snapshot():  # all queries see the same rows and the same events
-        if group_by in _BY_TIME:
+        zone = _zone(reading, organisation_id) if group_by == "day" else UTC
+        if zone != UTC:
+            rows = _days(reading, organisation_id, zone, since_ms, until_ms, limit)
+        elif group_by in _BY_TIME:
             rows = _divided(reading, organisation_id, group_by, since_ms, until_ms, limit)
         else:
             rows = _scopes(reading, organisation_id, group_by, since_ms, until_ms, limit)
@@ -91,7 +101,7 @@ def _row(group_by: str, row: Any) -> records.UsageRow:
 
 def _shown(group_by: str, group: Any) -> Any:
     """Return a group as the report names it; times are numbers in the store."""
-    if group_by not in _TIMES or group is None:
+    if group_by not in _TIMES or not isinstance(group, int):
         return group
     return dt.datetime.fromtimestamp(group / 1000, dt.UTC).strftime(_TIMES[group_by])
 
@@ -123,6 +133,24 @@ def _source(
     return f"({' UNION ALL '.join(parts)}) parts", arguments
 
 
+def _zone(reading: Connection, organisation_id: str) -> str:
+    rows = reading.rows(f"{ORGANISATIONS.select()} WHERE organisation_id = ?", organisation_id)
+    return ORGANISATIONS.read(rows[0]).settings.zone if rows else UTC
+
+
+def _days(
+    reading: Connection, organisation_id: str, zone: str, since_ms: int, until_ms: int, limit: int
+) -> list[Any]:
+    """Return the dearest days of a zone, which are sums of quarter hours."""
+    found: dict[str, list[int]] = {}
+    quarters = _divided(reading, organisation_id, "quarter", since_ms, until_ms, 2**31)
+    for at_ms, *numbers in quarters:
+        day = dt.datetime.fromtimestamp(at_ms / 1000, zone_of(zone)).strftime(_TIMES["day"])
+        found[day] = [*map(operator.add, found.get(day, [0] * len(numbers)), numbers)]
+    dearest = sorted(found.items(), key=lambda each: (-each[1][_COST], each[0]))
+    return [(day, *numbers) for day, numbers in dearest[:limit]]
+
+
 def _divided(
     reading: Connection, organisation_id: str, group_by: str, since_ms: int, until_ms: int,
     limit: int,
@@ -150,6 +178,8 @@ def _scopes(
     """Return the dearest scopes of a kind; what belongs to none of them is a group as well."""
     if since_ms >= until_ms:
         return []
+    attribute = OF_KEYS.get(kind)
+    kind = "key" if attribute else kind
     nobody = f"nullif({COLUMNS[kind]}, '') AS scope_id"
     if _is_all(since_ms, until_ms):
         source = f"(SELECT nullif(scope_id, '') AS scope_id, {_NUMBERS} FROM {_WITHIN}) parts"
@@ -159,6 +189,11 @@ def _scopes(
         arguments = [organisation_id, since_ms, until_ms]
     else:
         source, arguments = _source(organisation_id, kind, "scope_id", nobody, since_ms, until_ms)
+    if attribute:
+        source = (
+            f"(SELECT nullif(k.{attribute}, '') AS scope_id, {_NUMBERS} FROM {source}"
+            " LEFT JOIN keys k ON k.key_id = parts.scope_id) parts"
+        )
     # One walk for both: the groups, and what they come to together.
     nobody_is = "NULL" if kind in BY_EVENT else "NOT NULL"
     rows = reading.rows(

@@ -11,9 +11,9 @@ import msgspec
 from guard.gateway.domain.ledger import MeteredHold
 from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger import audit
-from guard.gateway.ledger.state import AuditRow
-from guard.gateway.storage.sql.connection import Connection
-from guard.gateway.storage.sql.rows import AUDIT
+from guard.gateway.unit.connection import Connection
+from guard.gateway.unit.rows import AUDIT
+from guard.gateway.unit.state import AuditRow
 
 _CHARGED: Final = (
     "SELECT j.value, sum(e.cost_nanousd) FROM events e, json_each(e.balance_ids) j"

@@ -9,8 +9,8 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, TargetState
 from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.domain.usage import QUARTER_MS
-from guard.gateway.storage.sql.rows import BALANCES, BUDGETS
-from guard.gateway.storage.sql.usage import DOUBT, FOREVER
+from guard.gateway.unit.rows import BALANCES, BUDGETS
+from guard.gateway.unit.usage import DOUBT, FOREVER
 
 SELECT_WORKFLOWS: Final = (
     "SELECT scope_id, first_ms, last_ms, cost_nanousd, calls, events, doubt_nanousd FROM usage"
@@ -32,11 +32,13 @@ OF_BALANCE: Final = (
     " d.doubt_tokens ELSE 0 END), 0) AS BIGINT) FROM usage d INDEXED BY usage_doubt"
     " WHERE d.organisation_id = u.organisation_id AND (d.doubt_nanousd <> 0 OR d.doubt_tokens <> 0)"
     f" AND d.scope_kind IN (u.scope_kind, '{DOUBT}' || u.scope_kind) AND d.scope_id = b.scope_id"
-    f" AND d.size_ms = CASE WHEN b.ends_ms IS NULL THEN 0 ELSE {QUARTER_MS} END"
-    " AND d.start_ms >= CASE WHEN b.ends_ms IS NULL THEN 0 ELSE b.period_start_ms END"
+    " AND (u.scope_kind <> 'key' OR d.scope_kind = 'key' OR u.scope_id = b.scope_id)"
+    f" AND d.size_ms = CASE WHEN b.period_start_ms = 0 THEN 0 ELSE {QUARTER_MS} END"
+    f" AND d.start_ms >= b.period_start_ms - b.period_start_ms % {QUARTER_MS}"
     f" AND d.start_ms < coalesce(b.ends_ms, {FOREVER}))"
 )
-"""What a balance ``b`` of a budget ``u`` was charged in doubt, in the balance's period."""
+"""What a balance ``b`` of a budget ``u`` was charged in doubt, in the balance's period; one that
+begins at 0 is of all time. Windows of a length begin within a quarter hour, all of which counts."""
 
 SELECT_BALANCE_VIEWS: Final = (
     f"SELECT {BALANCES.names('b')}, {BUDGETS.names('u')}, {OF_BALANCE} FROM"
@@ -78,6 +80,7 @@ def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView
         uncertain_nanousd=uncertain,
         uncertain_cents=wire.cents(uncertain) if is_money else 0.0,
         kept_nanousd=rule.kept_nanousd,
+        zone=balance.zone,
     )
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guard.gateway.storage.sql.record import RowChange
+from guard.gateway.unit.record import RowChange
 
 
 class SqliteWriteConnection(sqlite3.Connection):
-    """Implements :class:`guard.gateway.storage.sql.connection.WritingConnection`."""
+    """Implements :class:`guard.gateway.unit.connection.WritingConnection`."""
 
     def change(self, change: RowChange, rows: Iterable[tuple[Any, ...]], /) -> sqlite3.Cursor:
         """Run a change for each of many rows."""

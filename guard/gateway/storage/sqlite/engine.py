@@ -13,17 +13,17 @@ from typing import Final
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.statistics import StoreStatistics
-from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.sql.engine import LOOKUP_WAIT_S, SqlEngine
 from guard.gateway.storage.sql.read_pool import ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
-from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection, SqliteWriteConnection
 from guard.gateway.storage.sqlite.file_lock import FileLock
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
+from guard.gateway.unit.rows import monotonic_clock_ms, wall_clock_ms
+from guard.gateway.unit.state import NOTHING
 
 logger = logging.getLogger("guard.gateway")
 

@@ -217,7 +217,7 @@ class Joined:
         run = connection.execute
         run(
             "INSERT INTO keys SELECT key_id, organisation_id, role, name, workflow_id,"
-            " created_at_ms, expires_at_ms, revoked_at_ms, '' FROM old.keys"
+            " created_at_ms, expires_at_ms, revoked_at_ms, '', '', '', '[]', 0 FROM old.keys"
         )
         run(
             "INSERT INTO secrets SELECT key_hash, key_of(key_id), prefix, hmac_secret,"

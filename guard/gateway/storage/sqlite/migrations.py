@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.storage.migrations import MigrationStep, SchemaStatus
-from guard.gateway.storage.sql.rows import wall_clock_ms
 from guard.gateway.storage.sqlite import file_lock, joined_keys, release_0_7, schema
+from guard.gateway.unit.rows import wall_clock_ms
 
 logger = logging.getLogger("guard.gateway.storage")
 

@@ -11,9 +11,9 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import models
 from guard.gateway.domain.commands import PricedEvent
-from guard.gateway.storage.sql.money import MoneyTables
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 from guard.gateway.storage.sqlite.joined_keys import Joined
+from guard.gateway.unit.money import MoneyTables
 
 BATCH_EVENTS: Final = 1000
 """Events whose sums are written together."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from guard.gateway.storage.sql import baseline
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
+from guard.gateway.unit import baseline
 
-BASELINE: Final = 32
+BASELINE: Final = 34
 """The version of the first schema below; those before it were never released, but for 0.7's."""
 
 RELEASE_0_7: Final = 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from guard.gateway.ledger import lapse, leases
-from guard.gateway.ledger.state import ANYTHING, OWN
+from guard.gateway.ledger import leases
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.engine import SqliteEngine
+from guard.gateway.unit.state import ANYTHING
 
 
 class SqliteStorage(SqliteEngine, Storage):
@@ -20,7 +20,7 @@ class SqliteStorage(SqliteEngine, Storage):
     """
 
     async def _expire(self) -> int:
-        return await self.write(OWN, lapse.sweep)
+        return await self._lapse(None)
 
     async def resume(self) -> int:
         """Renew what holders renew after a time without a gateway; return how many there are."""

@@ -10,14 +10,14 @@ from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreBusyError
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.ledger.state import Scopes
-from guard.gateway.storage.sql.record import RowChange
-from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
+from guard.gateway.unit.record import RowChange
+from guard.gateway.unit.state import Scopes
+from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
-class SqliteUnitOfWork(SqlUnitOfWork):
-    """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`.
+class SqliteUnitOfWork(UnitOfWork):
+    """A unit of work over SQLite.
 
     The caches are filled once, when the file is opened, and stay valid from one unit to the next,
     because one process owns the file.
