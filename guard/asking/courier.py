@@ -130,7 +130,7 @@ class Courier:
     def is_idle(self) -> bool:
         """Whether nothing is held and nobody waits, so that nothing can become due by the clock."""
         session = self._link.session
-        return self._desk.is_empty and not self._renewals and not (session and session.asks)
+        return self._desk.is_still and not self._renewals and not (session and session.asks)
 
     # -- callers ----------------------------------------------------------------------------------
 

@@ -29,29 +29,41 @@ async def fair_timeout(timeout_s: float) -> AsyncIterator[None]:
     Raises:
         TimeoutError: the time is over, after ``timeout_s + PATIENCE_S`` by the clock at the latest.
     """
-    loop, part_s = asyncio.get_running_loop(), timeout_s / _PARTS
-    timer: asyncio.TimerHandle
-
-    def begins(parts: int, patience_s: float) -> asyncio.TimerHandle:
-        due_s = loop.time() + part_s
-        return loop.call_at(due_s, ends, parts, patience_s, due_s)
-
-    def ends(parts: int, patience_s: float, due_s: float) -> None:
-        nonlocal timer
-        late_s = loop.time() - due_s
-        if late_s > _LATE_SHARE * part_s and patience_s > part_s + late_s:
-            timer = begins(parts, patience_s - part_s - late_s)
-        elif parts > 1:
-            timer = begins(parts - 1, patience_s)
-        else:
-            limit.reschedule(loop.time())
-
     async with asyncio.timeout(None) as limit:
-        timer = begins(_PARTS, PATIENCE_S)
+        parts = _Parts(limit, timeout_s / _PARTS)
+        parts.begin(_PARTS, PATIENCE_S)
         try:
             yield
         finally:
-            timer.cancel()
+            parts.timer.cancel()
+
+
+class _Parts:
+    """The parts of a deadline, one timer after the other.
+
+    Nothing here refers to itself once its timer is cancelled: the limit refers to its task, and the
+    task to what was answered, which would stay until the garbage collector comes by.
+    """
+
+    timer: asyncio.TimerHandle
+
+    def __init__(self, limit: asyncio.Timeout, part_s: float) -> None:
+        self._limit = limit
+        self._part_s = part_s
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, parts: int, patience_s: float) -> None:
+        due_s = self._loop.time() + self._part_s
+        self.timer = self._loop.call_at(due_s, self._end, parts, patience_s, due_s)
+
+    def _end(self, parts: int, patience_s: float, due_s: float) -> None:
+        late_s = self._loop.time() - due_s
+        if late_s > _LATE_SHARE * self._part_s and patience_s > self._part_s + late_s:
+            self.begin(parts, patience_s - self._part_s - late_s)
+        elif parts > 1:
+            self.begin(parts - 1, patience_s)
+        else:
+            self._limit.reschedule(self._loop.time())
 
 
 def catch_up(asked_s: float, most_s: float, done: Callable[[], object]) -> None:

@@ -169,29 +169,32 @@ def output(program: str, visited: tuple[str, list[str | None]]) -> str:
 
 
 IDLE = """
-import os, threading, time, guard
+import selectors, threading, time
+select, waits = selectors.DefaultSelector.select, []
+def counted(selector, timeout=None):
+    if timeout != 0 and threading.current_thread() is not threading.main_thread():
+        waits.append(timeout)
+    return select(selector, timeout)
+selectors.DefaultSelector.select = counted
+import guard
 guard.init()
 guard.protect(lambda: None)()
-time.sleep(1)
-thread = next(each for each in threading.enumerate() if each is not threading.main_thread())
-def woken():
-    with open(f"/proc/self/task/{thread.native_id}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("voluntary"))
-before = woken()
+time.sleep(4)  # a lease that covered the call is given back
+before = len(waits)
 time.sleep(8)
-print(woken() - before)
+print(len(waits) - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
-def test_an_idle_process_is_woken_about_once_a_second(tenant: Tenant) -> None:
+def test_an_idle_process_wakes_about_once_a_second(tenant: Tenant) -> None:
     variables = {"GUARD_API_KEY": tenant.key, "GUARD_API_URL": tenant.url}
     ended = subprocess.run(
         [sys.executable, "-c", IDLE], env=environment(variables),
         capture_output=True, text=True, timeout=2 * WAIT_S, check=True,
     )  # fmt: skip
-    # Eight times, and for the pings of its socket; it was woken 50 times.
-    assert int(ended.stdout) <= 24
+    # Waits of the loop, and not switches of the thread, of which a busy machine makes more. Eight,
+    # and some for the pings of its socket; it was woken 50 times.
+    assert 4 <= int(ended.stdout) <= 16
 
 
 class Own(KeyboardInterrupt): ...

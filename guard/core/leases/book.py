@@ -588,6 +588,11 @@ class LeaseBook:
         """How many lanes there are."""
         return len(self._lanes)
 
+    @property
+    def leases(self) -> int:
+        """How many leases there are."""
+        return len(self._leases)
+
     def set_aside_for(self, workflow_id: str) -> int:
         """Return the money in the leases of a workflow's lanes."""
         with self.lock:

@@ -242,6 +242,11 @@ class Desk:
         return not (self._book.lanes or self._parked)
 
     @property
+    def is_still(self) -> bool:
+        """Whether no lease is open and nobody waits in line: nothing is due before long."""
+        return not (self._book.leases or self._parked)
+
+    @property
     def in_line(self) -> int:
         """How many questions wait for money."""
         return len(self._parked)

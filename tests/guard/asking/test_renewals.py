@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,3 +91,70 @@ def test_after_an_outage_the_living_hold_what_they_did(
     settle(runtime, hold)
     until(lambda: balance(tenant)["committed_nanousd"] == COST)
     assert reserved(tenant) == 0
+
+
+def plain() -> None:
+    """Do nothing."""
+
+
+def raises() -> None:
+    raise LookupError("the call's own")
+
+
+async def awaited() -> None:
+    await asyncio.sleep(0)
+
+
+async def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+def generates() -> Iterator[int]:
+    yield 1
+
+
+async def generates_async() -> AsyncIterator[int]:
+    yield 1
+
+
+def use(body: Callable[[], Any]) -> None:
+    """Make a protected call and drop all of it."""
+
+    async def awaits(made: Any) -> None:
+        await made
+
+    async def reads(made: Any) -> None:
+        async for _ in made:
+            pass
+
+    with contextlib.suppress(LookupError, asyncio.CancelledError):
+        made = guard.protect(body)()
+        if inspect.isawaitable(made):
+            asyncio.run(awaits(made))
+        elif isinstance(made, AsyncIterator):
+            asyncio.run(reads(made))
+        else:
+            list(made or ())
+
+
+@pytest.mark.parametrize("mode", ["http", "socket"])
+@pytest.mark.parametrize(
+    "body",
+    [plain, raises, awaited, cancelled, generates, generates_async],
+    ids=lambda b: b.__name__,
+)
+def test_a_call_lets_go_at_its_end_and_not_when_garbage_is_collected(
+    mode: str, body: Callable[[], Any], start: Callable[..., GuardRuntime], tenant: Any
+) -> None:
+    tenant.admin.update_settings(lease_ttl_ms=600_000)  # else it would be over before the garbage
+    runtime = start(transport_mode="http" if mode == "http" else "auto")
+    until(lambda: runtime.link.session is not None)
+    use(body)  # so that all is imported that leaves cycles
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            use(body)
+        until(lambda: not runtime._keeper.renewing)
+    finally:
+        gc.enable()
