@@ -52,12 +52,14 @@ def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Any:
 def test_every_command_has_help_with_an_example(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(command, [*path, "--help"])
     assert result.exit_code == 0
-    summary, _, examples = result.output.partition("Example")
+    summary, _, rest = result.output.partition("Example")
+    examples, _, _ = rest.partition("Options:")
     assert summary.count("\n") > 2
-    shown = [line.split() for line in examples.splitlines() if " guard gateway " in line]
+    lines = [line.split() for line in examples.splitlines()]
+    shown = [words for words in lines if words[:2] == ["guard", "gateway"]]
     assert shown, "an example on a line of its own"
     for line in shown:
-        words = line[line.index("guard") + 2 :]
+        words = line[2:]
         assert tuple(words[: len(path)]) == path
         assert _names_a_command(words), line
 

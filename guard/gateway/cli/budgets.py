@@ -25,7 +25,7 @@ from guard.gateway.cli.output import (
     with_client,
     with_key_names,
 )
-from guard.gateway.domain.windows import length_ms
+from guard.gateway.domain.windows import length_ms, moment
 
 _UNITS: Final = {"usd": "dollars", "tokens": "tokens", "calls": "calls"}
 
@@ -60,18 +60,19 @@ def budgets_list(client: AdminClient) -> None:
                "reserved_nanousd", "left_nanousd"]  # fmt: skip
     counted = ["scope", "window", "mode", "counted", "limit", "used", "uncertain", "set_aside",
                "left"]  # fmt: skip
-    end = ["exhausted", "budget_id"]
+    end = ["ends", "exhausted", "budget_id"]
     rows, unmatched = client.ledger(), client.unmatched()
     known = {row["budget_id"] for row in rows}
     rows += [
         {**b, "committed_nanousd": 0, "uncertain_nanousd": 0, "reserved_nanousd": 0,
-         "remaining_nanousd": b["limit_nanousd"], "exhausted": False,
+         "ends_ms": None, "remaining_nanousd": b["limit_nanousd"], "exhausted": False,
          "kept_nanousd": b["limit_nanousd"] * b["wind_down_percent"] // 100}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
     if any(row["scope_kind"] == "key" for row in rows):
         rows = with_key_names(client, rows, "scope_id")
-    shown = [{**row, **_figures(row), "scope": scope_of(row, unmatched)} for row in rows]
+    shown = [{**row, **_figures(row), "scope": scope_of(row, unmatched), "ends": _ends(row)}
+             for row in rows]  # fmt: skip
     money = [row for row in shown if row["unit"] == "usd"]
     if wants_json() or len(money) == len(shown):
         show(shown, [*columns, *_kept(shown, "kept_nanousd"), *end])
@@ -85,6 +86,11 @@ def budgets_list(client: AdminClient) -> None:
 def _kept(rows: list[dict[str, Any]], column: str) -> list[str]:
     """Return the column of what is kept for winding down, of which ``left`` has its part."""
     return [column] if any(row["kept_nanousd"] for row in rows) else []
+
+
+def _ends(row: dict[str, Any]) -> str:
+    """Return when a balance's window ends, in the zone that it is a day, week or month of."""
+    return "" if row["ends_ms"] is None else moment(row["ends_ms"], row["zone"])
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
