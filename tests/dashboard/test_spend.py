@@ -201,6 +201,12 @@ def test_spend_is_divided_by_keys_and_their_teams(visitor: Any, tenant: Any) -> 
     assert [row[1] for row in by_key[1:]] == ["$3.00", "$3.00", "$1.00", "$7.00"]
     rows = visitor.get("/export/spend.json", by="team", range="24h").json()
     assert sum(row["cost_nanousd"] for row in rows if row["name"] == "search & ads") == 6 * 10**9
+    by_id = {each["key"]["key_id"]: each["key"]["name"] for each in (below, made)}
+    rows = visitor.get("/export/spend.json", by="key", range="24h").json()
+    assert {row["name"]: row["key_name"] for row in rows if row["name"] in by_id} == by_id
+    tenant.admin.set_budget(limit_nanousd=1, scope_kind="key", scope_id=made["key"]["key_id"])
+    (row,) = visitor.get("/export/budgets.json").json()
+    assert row["key_name"] == made["key"]["name"]
 
 
 def stacks_max() -> int:

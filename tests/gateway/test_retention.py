@@ -298,6 +298,30 @@ async def test_windows_that_have_ended_leave_with_their_last_entry(
 
 
 @pytest.mark.asyncio
+async def test_a_run_that_is_used_keeps_its_budget_and_one_that_is_not_leaves(
+    store: Store, tmp_path: Path
+) -> None:
+    await store.budget(100, scope_kind="run", scope_id="*")
+
+    async def use(run_id: str) -> list[int]:
+        held = await hold(store, 5, run_id=run_id)
+        await store.charge(f"{run_id} {store.clock.now}", 5, reservation_id=held, run_id=run_id)
+        await free(store, held)
+        return sorted(await committed(store))
+
+    assert await use("left") == [5]
+    for each in range(
+        8
+    ):  # it comes again within 30 days each time, for longer than events are kept
+        store.clock.now += 20 * DAY
+        assert (await use("resumed"))[-1] == 5 * (each + 1)
+        await prune(store)
+        await prune(store)
+    assert counts(tmp_path, "balances") == [1]
+    assert await use("left") == [5, 40], "it begins anew"
+
+
+@pytest.mark.asyncio
 async def test_a_removed_budget_without_a_window_leaves_with_its_last_entry(
     store: Store, tmp_path: Path
 ) -> None:

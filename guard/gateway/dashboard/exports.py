@@ -102,17 +102,19 @@ class Exports:
         ]  # fmt: skip
 
     def _spend(self, _: RequestContext) -> Export:
-        columns = ("starts_at_ms", "ends_at_ms", "starts", "by", "name", "is_rest", "llm_calls",
-                   "cost_nanousd")  # fmt: skip
+        columns = ("starts_at_ms", "ends_at_ms", "starts", "by", "name", "key_name", "is_rest",
+                   "llm_calls", "cost_nanousd")  # fmt: skip
         return Export(columns, self._spend_rows)
 
     async def _spend_rows(self, context: RequestContext) -> Batches:
         wanted = asked(context, self._site.parts.clock_ms())
         found = await wanted.spend(self._storage, context.org())
+        names = await self._key_names(context) if wanted.group_by == "key" else {}
         for at, step in enumerate(wanted.shown.steps):
             yield [
                 {"starts_at_ms": step.start_ms, "ends_at_ms": step.end_ms, "starts": step.begins,
-                 "by": wanted.group_by, "name": each.scope_id, "is_rest": each.scope_id is None,
+                 "by": wanted.group_by, "name": each.scope_id,
+                 "key_name": names.get(each.scope_id or ""), "is_rest": each.scope_id is None,
                  "llm_calls": each.llm_calls[at], "cost_nanousd": each.costs_nanousd[at]}
                 for each in found.series
             ]  # fmt: skip
@@ -173,9 +175,9 @@ class Exports:
 
     def _budgets(self, _: RequestContext) -> Export:
         columns = ("budget_id", "scope_kind", "scope_id", "window", "unit", "counts", "mode",
-                   "limit_nanousd", "of", "since_at_ms", "until_at_ms", "committed_nanousd",
-                   "reserved_nanousd", "remaining_nanousd", "uncertain_nanousd",
-                   "exhausted", "zone", "ends")  # fmt: skip
+                   "limit_nanousd", "of", "key_name", "since_at_ms", "until_at_ms",
+                   "committed_nanousd", "reserved_nanousd", "remaining_nanousd",
+                   "uncertain_nanousd", "exhausted", "zone", "ends")  # fmt: skip
         return Export(columns, self._budget_rows)
 
     async def _budget_rows(self, context: RequestContext) -> Batches:
@@ -185,7 +187,13 @@ class Exports:
         for budget in budgets:
             own = [each for each in balances if each.budget_id == budget.budget_id]
             rows += [_balance(budget, each) for each in own] or [_balance(budget, None)]
-        yield rows
+        is_named = any(row["scope_kind"] == "key" for row in rows)
+        names = await self._key_names(context) if is_named else {}
+        yield [{**row, "key_name": names.get(row["of"] or row["scope_id"])} for row in rows]
+
+    async def _key_names(self, context: RequestContext) -> dict[str, str]:
+        """Return the names of keys by their ids; whoever reads a file knows no ids."""
+        return {key.key_id: key.name for key in await self._storage.keys(context.org())}
 
     def _audit(self, _: RequestContext) -> Export:
         columns = ("seq", "done_at_ms", "actor", "action", "target", "details", "hash")
