@@ -27,7 +27,8 @@ _EVENTS: Final = (
     " CASE WHEN n % 11 = 0 THEN 'c' || (n / 110) END, 'a' || (n % 20), 'openai',"
     " 'm' || ((n * 7919) % 20), 100, 50, CASE WHEN n % 5 > 1 THEN 1000 + n % 977 ELSE 0 END,"
     " 'published', CASE WHEN n % 400 = 2 THEN 'unpriced' ELSE '' END, '[]',"
-    " '{{\"latency_ms\": ' || (n % 9000) || '}}', 'u' || ((n * 104729) % 5000), 'call' || (n / 3),"
+    ' \'{{"latency_ms": \' || (n % 9000) || CASE n % 5 WHEN 0 THEN \', "tool_name": "t\''
+    " || (n / 5 % 30) || '\"' ELSE '' END || '}}', 'u' || ((n * 104729) % 5000), 'call' || (n / 3),"
     ' \'{{"team": "t\' || (n % 12) || \'", "request": "q\' || (n % 5000) || \'"}}\''
     " FROM (SELECT n, {start} + n * {days} * 86400000 / {events} AS at_ms,"
     " (n / 1000) * 20 + n % 20 AS run FROM n) e"
@@ -68,7 +69,8 @@ _DERIVED: Final = (
            seen="0, min(charged_at_ms), max(charged_at_ms), min(workflow_id)"),
     _usage("chain", 0, "chain_id", "''"),
     *(_usage(kind, size, column, "model" if size and kind == "user" else "''")
-      for kind, column in (("agent", "agent"), ("user", "user_id"), ("key", "key_id"))
+      for kind, column in (("agent", "agent"), ("user", "user_id"), ("key", "key_id"),
+                           ("tool", "json_extract(data, '$.tool_name')"))
       for size in (0, _QUARTER)),
     *(sql for name in ("team", "request") for sql in (
         _usage(f"tag:{name}", size, f"json_extract(tags, '$.{name}')", "model" if size else "''")
@@ -91,7 +93,7 @@ _DERIVED: Final = (
 )  # fmt: skip
 
 
-_JSON: Final = re.compile(r"json_extract\(tags, '\$\.(\w+)'\)")
+_JSON: Final = re.compile(r"json_extract\((\w+), '\$\.(\w+)'\)")
 
 
 def fill(database: str, organisation_id: str, events: int, now_ms: int, days: int = 1) -> None:
@@ -110,7 +112,7 @@ async def _fill(database: str, organisation_id: str, events: int, now_ms: int, d
                  "days": days, "today": now_ms - now_ms % DAY}  # fmt: skip
         texts = [sql.format(**words) if "{" in sql else sql for sql in (_EVENTS, *_DERIVED)]
         if "://" in database:
-            texts = [_JSON.sub(r"(tags::jsonb ->> '\1')", sql) for sql in texts]
+            texts = [_JSON.sub(r"(\1::jsonb ->> '\2')", sql) for sql in texts]
             _execute(database, texts)
         else:
             await storage.write(_LONG, lambda unit: [unit.write(sql) for sql in texts])

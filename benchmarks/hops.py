@@ -1,11 +1,16 @@
 """How far a question travels: functions and files of guard that each flow passes.
 
+In the process that asks, and in the gateway's.
+
 Run: ``python -m benchmarks.hops [--list]``
 
 One process with a real gateway in a process of its own. A profile function notes each call of a
 function of guard's, on the caller's thread and on the background loop, while one protected call or
 one LLM request goes its way. ``functions`` and ``files`` count distinct ones, ``returns`` how often
 a step goes back to a file that the flow had left already. ``--list`` prints each flow step by step.
+
+Inside the gateway, in a process that holds one, the flows are a decision, three events, a budget
+that is set and the page of budgets, on SQLite; all threads but the one that asks are one row.
 """
 
 from __future__ import annotations
@@ -21,9 +26,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.covered import ASKED, MODEL, URL, _answer
+
+if TYPE_CHECKING:
+    from guard.gateway.embedded import Gateway
 
 STREAMED: Final = ASKED.replace(b"{", b'{"stream": true, ', 1)
 EVENT: Final = (
@@ -173,18 +181,99 @@ def _run(transport: str, *, lists: bool) -> None:
                 if thread not in best or len(set(found)) < len(set(best[thread])):
                     best[thread] = found
         for thread, found in best.items():
-            functions, files, returns = counted(found)
-            print(f"{name:18} {over:7} {thread:7} {functions:9} {files:6} {returns:8}")
-            for file, function in found if lists else ():
-                print(f"    {file}: {function}")
+            _show(name, over, thread, found, lists=lists)
     guard.shutdown()
+
+
+def _gateway_flows(gateway: Gateway) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """Yield flows inside the gateway: the name, how it is asked, and what asks."""
+    import httpx
+    import msgspec
+    from websockets.sync.client import connect
+
+    from benchmarks.operator_pages import PASSWORD, signed_in
+    from guard.core import wire
+
+    headers = {
+        wire.HEADER_API_KEY: gateway.api_key,
+        wire.HEADER_PROTOCOL: str(wire.PROTOCOL_VERSION),
+        "content-type": "application/json",
+    }
+    numbers = itertools.count()
+    with (
+        connect(gateway.base_url.replace("http", "ws") + wire.CONTROL_WS_PATH, proxy=None,
+                additional_headers=headers, subprotocols=[wire.CONTROL_SUBPROTOCOL]) as socket,
+        httpx.Client(base_url=gateway.base_url, headers=headers, trust_env=False) as http,
+    ):  # fmt: skip
+
+        def gate() -> None:
+            call_id = f"call-{next(numbers)}"
+            call = wire.GateRequest(
+                call_id=call_id, function="f", kind="tool", workflow_id="w", model="gpt-4o"
+            )
+            asked = wire.Ask(id=call_id, op="gate", body=msgspec.Raw(wire.encode(call)))
+            socket.send(wire.encode(wire.Asks([asked])), text=True)
+            while '"answers"' not in str(socket.recv(timeout=10)):
+                pass
+
+        def events() -> None:
+            made = [
+                wire.Event(
+                    f"e{next(numbers)}", "llm", round(time.time() * 1000), "w",
+                    data={"model": "gpt-4o", "input_tokens": 10, "output_tokens": 5},
+                )
+                for _ in range(3)
+            ]  # fmt: skip
+            batch = wire.EventBatch(f"b{next(numbers)}", made[0].at_ms, made)
+            http.post(wire.EVENTS_PATH, content=wire.encode(batch)).raise_for_status()
+
+        def budget() -> None:
+            cents = 700 + next(numbers)
+            gateway.admin.set_budget(cents, scope_kind="workflow", scope_id="w")
+
+        yield "a decision", "socket", gate
+        yield "three events", "HTTP", events
+        yield "a budget", "HTTP", budget
+        gateway.admin.put_operator("bench", password=PASSWORD)
+        with signed_in(gateway) as pages:
+            yield "/budgets", "HTTP", lambda: pages.get("/budgets").raise_for_status()
+
+
+def _run_gateway(*, lists: bool) -> None:
+    recorder = Recorder()
+    recorder.install()
+    from guard.gateway.embedded import run_gateway
+
+    with run_gateway(sweep_interval_ms=60_000) as gateway:
+        gateway.admin.set_budget(50_000)
+        for name, over, flow in _gateway_flows(gateway):
+            best: list[Step] = []
+            for _ in range(ROUNDS):
+                flow()
+                time.sleep(_SETTLE_S)
+                with recorder.recording() as steps:
+                    flow()
+                    time.sleep(_SETTLE_S)
+                if not best or len(set(steps["loop"])) < len(set(best)):
+                    best = steps["loop"]
+            _show(name, over, "gateway", best, lists=lists)
+
+
+def _show(name: str, over: str, thread: str, found: list[Step], *, lists: bool) -> None:
+    functions, files, returns = counted(found)
+    print(f"{name:18} {over:7} {thread:7} {functions:9} {files:6} {returns:8}", flush=True)
+    for file, function in found if lists else ():
+        print(f"    {file}: {function}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="print each step")
-    parser.add_argument("--transport", choices=("auto", "http"), help=argparse.SUPPRESS)
+    parser.add_argument("--transport", choices=("auto", "http", "inside"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.transport == "inside":
+        _run_gateway(lists=options.list)
+        return
     if options.transport is not None:
         _run(options.transport, lists=options.list)
         return
@@ -205,7 +294,7 @@ def main() -> None:
         flush=True,
     )
     try:
-        for transport in ("auto", "http"):
+        for transport in ("auto", "http", "inside"):
             command = [sys.executable, "-m", "benchmarks.hops", "--transport", transport]
             subprocess.run(command + ["--list"] * options.list, env=environment, check=True)
     finally:

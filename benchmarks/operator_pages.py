@@ -34,8 +34,8 @@ from guard.gateway.embedded import Gateway, run_gateway
 
 TARGET_MS: Final = 300
 HOUR: Final = 3_600_000
-_DIMENSIONS: Final = ("workflow", "run", "agent", "chain", "user", "key", "model", "provider",
-                      "type", "hour", "day", "total")  # fmt: skip
+_DIMENSIONS: Final = ("workflow", "run", "agent", "chain", "user", "key", "tool", "model",
+                      "provider", "type", "hour", "day", "total")  # fmt: skip
 
 
 def pages() -> dict[str, str]:

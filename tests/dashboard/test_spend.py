@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from guard.gateway.dashboard import stacks, tables, time_ranges
+from guard.gateway.dashboard import charts, tables, time_ranges
 from guard.gateway.dashboard.time_ranges import TimeRange, time_range
 from guard.gateway.domain import model_latency
 from guard.gateway.domain.spend_series import SpendOverTime, SpendSeries, rest
@@ -117,7 +117,7 @@ def test_the_parts_of_a_bar_are_inside_the_plot_and_make_up_its_sum(rows: list[l
     sums = [sum(costs) + 5 for costs in zip(*rows, strict=True)] or [5] * 24
     total = SpendSeries(scope_id=None, llm_calls=[9] * 24, costs_nanousd=sums)
     spend = SpendOverTime(series=[*series, rest(total, series)], total=total)
-    chart = stacks.stacked(spend, shown("UTC", "24h"), "others")
+    chart = charts.stacked(spend, shown("UTC", "24h"), "others")
     assert sum(layer.cost_nanousd for layer in chart.layers) == chart.total_nanousd
     assert [layer.colour for layer in chart.layers] == [*range(1, len(rows) + 1), 0]
     for stack in chart.stacks:

@@ -110,6 +110,10 @@ def test_the_sums_that_it_did_not_have_are_those_of_its_events(old: Path) -> Non
             assert found == expected(size_ms, own)
     own = [each for each in events if each[5] == "run-1"]
     assert used(0, scope_kind="run", scope_id="run-1") == expected(0, own)
+    own = [each for each in events if each[3] == "tool"]  # all of one tool
+    for size_ms in (0, 900_000):
+        found = used(size_ms, scope_kind="tool", scope_id="search")
+        assert found == expected(size_ms, own) != []
     listed = "scope_kind = '{}' AND size_ms = 0 AND first_ms IS NOT NULL"
     columns = "scope_id, calls, first_ms, last_ms"
     assert rows_of(old, f"SELECT {columns} FROM usage WHERE {listed.format('workflow')}") == seen

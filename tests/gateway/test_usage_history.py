@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from guard.core import wire
+from guard.gateway.domain.commands import IngestCommand, PricedEvent
 from guard.gateway.storage.port import Storage
 from tests.support import usage_history
-from tests.support.store import Store, opened_store
+from tests.support.store import Store, ingest, opened_store
 
 _EXPECTED = Path(__file__).parent / "data" / "usage_history.json.gz"
 
@@ -58,3 +60,39 @@ async def test_every_report_is_what_it_was(store: Store) -> None:
     assert found.keys() == expected.keys()
     for name, report in found.items():
         assert _comparable(name, report) == _comparable(name, expected[name]), name
+
+
+@pytest.mark.asyncio
+async def test_usage_by_tool_is_the_sum_of_its_events_in_any_time(store: Store) -> None:
+    charged = await usage_history.build(store)
+    ranges = usage_history.ranges(store.clock.now)
+    middle = charged[len(charged) // 2][0]
+    ranges["from and to a moment"] = (middle - 100 * usage_history.DAY, middle)
+    ranges["less than a quarter hour"] = (middle, middle + 1)
+    for name, (since_ms, until_ms) in ranges.items():
+        expected: dict[str, list[int]] = {}
+        for at_ms, event in charged:
+            if event.event.type == "tool" and since_ms <= at_ms < until_ms:
+                own = expected.setdefault(event.event.data["tool_name"], [0, 0])
+                own[0] += 1
+                own[1] += event.cost
+        rows = await store.storage.usage(store.org, "tool", since_ms, until_ms, 40)
+        found = {row.group: [row.events, row.cost_nanousd] for row in rows if row.group}
+        assert found == expected, name
+        assert all(row.tool_calls == row.events for row in rows if row.group)
+        total = await store.storage.usage(store.org, "total", since_ms, until_ms, 1)
+        for number in ("events", "llm_calls", "tool_calls", "input_tokens", "cost_nanousd"):
+            whole = sum(getattr(row, number) for row in rows)
+            assert whole == sum(getattr(row, number) for row in total), (name, number)
+
+
+@pytest.mark.asyncio
+async def test_of_what_costs_the_same_the_most_used_comes_first(store: Store) -> None:
+    """A limit leaves out the tools that are used least, not those late in the alphabet."""
+    events = [
+        PricedEvent(wire.Event(f"e{at}", "tool", 1, data={"tool_name": tool}), b"{}")
+        for at, tool in enumerate(["a", "b", "c", "b", "c", "c"])
+    ]
+    await ingest(store.storage, IngestCommand(request=store.request("i"), events=events))
+    rows = await store.storage.usage(store.org, "tool", 0, 2**53, 2)
+    assert [(row.group, row.events) for row in rows] == [("c", 3), ("b", 2)]

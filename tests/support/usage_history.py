@@ -25,6 +25,7 @@ MONTHS: Final = 13
 EVENTS: Final = 600
 KINDS: Final = ("workflow", "agent", "chain", "user", "key", "run")
 DIVISIONS: Final = ("model", "provider", "type", "day", "hour", "total", *KINDS)
+TOOLS: Final = ('"a\\', "é", "c")
 _TAGS: Final[list[dict[str, str]]] = [
     {}, {}, {"team": "search"}, {"team": "ads", "tier": "free"}, {"tier": "paid", 'a="b': "=é, \\"},
 ]  # fmt: skip
@@ -45,7 +46,10 @@ def _event(pick: random.Random, store: Store, number: int) -> PricedEvent:
         tags=pick.choice(_TAGS),
     )  # fmt: skip
     if kind != "llm":
-        return PricedEvent(event, b"{}", cost=pick.choice([0, 0, 17]))
+        cost = pick.choice([0, 0, 17])
+        if kind == "tool":
+            event.data = {"tool_name": f"tool {TOOLS[number % 3]}"}
+        return PricedEvent(event, wire.encode(event.data), cost=cost)
     in_doubt = pick.random() < 0.15
     flags = " ".join(
         flag for flag, is_set in (("in_doubt", in_doubt), ("unpriced", pick.random() < 0.1))
@@ -58,12 +62,17 @@ def _event(pick: random.Random, store: Store, number: int) -> PricedEvent:
     )  # fmt: skip
 
 
-async def build(store: Store, seed: int = 1, events: int = EVENTS) -> None:
-    """Charge the events, month by month, with budgets that are set in the middle of it."""
+async def build(store: Store, seed: int = 1, events: int = EVENTS) -> list[tuple[int, PricedEvent]]:
+    """Charge the events, month by month, with budgets that are set in the middle of it.
+
+    Returns:
+        When each was charged, and the event.
+    """
     pick = random.Random(seed)
     store.clock.now = BEGIN
     step = MONTHS * 30 * DAY // events
     batch: list[PricedEvent] = []
+    charged: list[tuple[int, PricedEvent]] = []
     for number in range(events):
         store.clock.now += pick.randrange(2 * step)
         batch.append(_event(pick, store, number))
@@ -73,6 +82,7 @@ async def build(store: Store, seed: int = 1, events: int = EVENTS) -> None:
                 events=batch,
             )
             await ingest(store.storage, command)
+            charged += [(store.clock.now, each) for each in batch]
             batch = []
         if number == events // 2:
             for kind, scope_id in (("workflow", "*"), ("user", "u3"), ("agent", "*"),
@@ -82,6 +92,7 @@ async def build(store: Store, seed: int = 1, events: int = EVENTS) -> None:
                     await store.budget(10**15, scope_kind=kind, scope_id=scope_id, window=window)
         if number and number % (events // 6) == 0:
             await _reconcile(store, pick)
+    return charged
 
 
 async def _reconcile(store: Store, pick: random.Random) -> None:
@@ -97,7 +108,7 @@ async def _reconcile(store: Store, pick: random.Random) -> None:
     )  # fmt: skip
 
 
-def _ranges(now_ms: int) -> dict[str, tuple[int, int]]:
+def ranges(now_ms: int) -> dict[str, tuple[int, int]]:
     hour = now_ms - now_ms % HOUR
     return {
         "all": (0, 2**53),
@@ -112,8 +123,7 @@ async def reports(store: Store) -> dict[str, Any]:
     """Return every report, as JSON has it."""
     storage, own = store.storage, store.org
     found: dict[str, Any] = {}
-    ranges = _ranges(store.clock.now)
-    for name, (since_ms, until_ms) in ranges.items():
+    for name, (since_ms, until_ms) in ranges(store.clock.now).items():
         for group_by in DIVISIONS:
             if group_by in ("hour", "day") and name == "all":
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Final, get_args
 
 import click
 
@@ -19,6 +19,7 @@ from guard.gateway.cli.output import (
     with_client,
     with_key_names,
 )
+from guard.gateway.domain.usage import UsageGroup
 from guard.gateway.domain.windows import zone_of
 
 
@@ -33,8 +34,7 @@ _MOMENT: Final = read_by(_is_time)
 @click.command()
 @click.option(
     "--by", "group_by", default="workflow", show_default=True,
-    type=click.Choice(["workflow", "run", "agent", "chain", "user", "key", "team", "person",
-                       "model", "provider", "type", "hour", "day", "total"]),
+    type=click.Choice(get_args(UsageGroup)),
 )  # fmt: skip
 @click.option("--since", metavar="TIME", callback=_MOMENT,
               help="Only what came since: 24h or 7d (ago), or a date or time in the "
@@ -50,8 +50,9 @@ def usage(
 ) -> None:  # fmt: skip
     """Sum usage by group, most expensive first.
 
-    Teams and persons are those of keys; the keys below a key are for its team and its person. Days
-    are those of the organisation's zone (`guard gateway settings set zone=Europe/Berlin`).
+    Teams and persons are those of keys; the keys below a key are for its team and its person. A
+    tool has the calls that were reported with its name. Days are those of the organisation's zone
+    (`guard gateway settings set zone=Europe/Berlin`).
 
     \b
     Examples:

@@ -94,15 +94,11 @@ class Actions:
 
     # -- settings ------------------------------------------------------------------------------
 
-    async def settings(self, context: RequestContext) -> Response:
+    async def settings(self, context: RequestContext, **values: Any) -> Response:
         """Show the form of an organisation's settings."""
-        return await self._settings_form(context)
-
-    async def _settings_form(self, context: RequestContext, **values: Any) -> Response:
         known = msgspec.to_builtins(context.organisation.settings)
-        values = {"error": ""} | values
         return await self._site.render(
-            context, "settings.html", table=SETTINGS, known=known, **values
+            context, "settings.html", table=SETTINGS, known=known, **{"error": ""} | values
         )
 
     async def save_settings(self, context: RequestContext) -> Response:
@@ -110,9 +106,7 @@ class Actions:
         try:
             changes = forms.settings(context.form)
         except ValueError as exc:
-            return await self._settings_form(
-                context, error=f"Nothing was saved: {exc}.", status=400
-            )
+            return await self.settings(context, error=f"Nothing was saved: {exc}.", status=400)
         if changes:
             await table.change_settings(context.call(), changes)
         return self._site.done(context, "settings", "/settings")
@@ -141,9 +135,8 @@ class Actions:
         return await self._shown(context, made)
 
     async def _shown(self, context: RequestContext, made: object) -> Response:
-        base_url = self._site.parts.settings.public_url or str(context.request.base_url)
         return await self._site.render(
-            context, "key_shown.html", made=made, base_url=base_url.rstrip("/")
+            context, "key_shown.html", made=made, base_url=self._site.base_url(context.request)
         )
 
     async def confirm_key(self, context: RequestContext) -> Response:

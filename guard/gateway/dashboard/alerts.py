@@ -43,11 +43,8 @@ class Alerts:
             Route("/alerts/delete", action(self.delete), methods=["POST"]),
         ]
 
-    async def show(self, context: RequestContext) -> Response:
+    async def show(self, context: RequestContext, **values: Any) -> Response:
         """Show channels, rules and the newest deliveries."""
-        return await self._shown(context)
-
-    async def _shown(self, context: RequestContext, **values: Any) -> Response:
         own = context.org()
         return await self._site.render(
             context, "alerts.html", channels=await self._storage.channels(own),
@@ -63,7 +60,7 @@ class Alerts:
             name = context.form.text("name") or body.on
             await table.put_rule(context.call(), body, name=name)
         except ValueError as exc:
-            return await self._shown(context, error=f"Nothing was saved: {exc}.", status=400)
+            return await self.show(context, error=f"Nothing was saved: {exc}.", status=400)
         return self._site.done(context, "alert", "/alerts")
 
     async def edit_channel(self, context: RequestContext) -> Response:
@@ -82,12 +79,8 @@ class Alerts:
     ) -> Response:
         return await self._site.render(
             context, "alert_channel.html", kind=kind, known=known,
-            base_url=self._base_url(context), **({"error": ""} | values),
+            base_url=self._site.base_url(context.request), **({"error": ""} | values),
         )  # fmt: skip
-
-    def _base_url(self, context: RequestContext) -> str:
-        base_url = self._site.parts.settings.public_url or str(context.request.base_url)
-        return base_url.rstrip("/")
 
     async def save_channel(self, context: RequestContext) -> Response:
         """Set a channel, and show the signing secret of a new webhook once."""

@@ -11,32 +11,17 @@ from typing import Final
 
 from msgspec import Struct
 
+from guard.core.visible import visible
 from guard.gateway.dashboard.formatting import count, in_doubt, money
-from guard.gateway.domain.usage import HOUR_MS, MINUTE_MS, QUARTER_MS, UsagePoint
+from guard.gateway.dashboard.time_ranges import Range, TimeRange
+from guard.gateway.domain.spend_series import SpendOverTime
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, QUARTER_MS, UsagePoint
 from guard.gateway.domain.windows import UTC, day_begins, length_ms, zone_of
 
-DAY_MS: Final = 24 * HOUR_MS
-
-
-class Range(Struct, frozen=True):
-    """A selectable span of time: read from rollups of ``size_ms``, drawn in bars of ``step_ms``."""
-
-    name: str
-    label: str
-    span_ms: int
-    step_ms: int
-    size_ms: int
-
-
-RANGES: Final = {
-    r.name: r
-    for r in (
-        Range("1h", "1 hour", HOUR_MS, MINUTE_MS, MINUTE_MS),
-        Range("24h", "24 hours", DAY_MS, HOUR_MS, HOUR_MS),
-        Range("7d", "7 days", 7 * DAY_MS, 6 * HOUR_MS, HOUR_MS),
-        Range("30d", "30 days", 30 * DAY_MS, DAY_MS, HOUR_MS),
-    )
-}
+TICKS_MAX: Final = 7
+_NAMED_MAX: Final = 4
+_LEAST: Final = 0.8
+"""The height of the smallest column that shows something."""
 
 
 class Tick(Struct):
@@ -89,18 +74,12 @@ def nice_ceiling(value: float) -> tuple[float, int]:
     return magnitude * 10, 4
 
 
-def steps(since_ms: int, until_ms: int, step_ms: int) -> list[int]:
-    """Return the starts of the steps that cover a span."""
-    first = since_ms - since_ms % step_ms
-    return list(range(first, until_ms, step_ms))
-
-
 def spend_bars(
     points: Sequence[UsagePoint], chosen: Range, now_ms: int, uncertain_nanousd: int = 0
 ) -> Chart:
     """Return spend per step over a range that ends now, and the part charged in doubt."""
     by_start: Mapping[int, UsagePoint] = {point.start_ms: point for point in points}
-    starts = steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
+    starts = chosen.starts(now_ms)
     top, parts = nice_ceiling(max((p.cost_nanousd for p in points), default=0) / 1e9)
     width = 100 / len(starts)
     bars = []
@@ -109,7 +88,7 @@ def spend_bars(
         cost = 0 if point is None else point.cost_nanousd
         height = 100 * cost / 1e9 / top
         if cost:
-            height = max(height, 0.8)
+            height = max(height, _LEAST)
         calls = 0 if point is None else point.llm_calls
         bars.append(
             Bar(round(at * width, 4), round(width, 4), round(100 - height, 3), round(height, 3),
@@ -233,3 +212,149 @@ def _time_ticks(starts: Sequence[int], step_ms: int, zone: str = UTC) -> list[Ti
         if wall_ms % every == 0 and at * width < 94:
             ticks.append(Tick(round(at * width, 3), shown.strftime(text), len(ticks) % 2 == 1))
     return ticks
+
+
+class Part(Struct):
+    """One part of a bar; ``colour`` is the number of its series, 0 for all others."""
+
+    y: float
+    height: float
+    colour: int
+
+
+class Stack(Struct):
+    """One step of time."""
+
+    x: float
+    width: float
+    top: float
+    parts: list[Part]
+    label: str
+    value: str
+    detail: str
+
+
+class Layer(Struct, kw_only=True):
+    """One series, as the legend and the table name it.
+
+    Attributes:
+        scope_id: ``None`` for all others.
+        name: to be shown.
+        colour: its number.
+        amounts: by step.
+        cost_nanousd: of all steps.
+        share: of the total, in percent.
+        llm_calls: of all steps.
+        uncertain_nanousd: the part of the cost that was charged in doubt.
+    """
+
+    scope_id: str | None
+    name: str
+    colour: int
+    amounts: list[int]
+    cost_nanousd: int
+    share: float
+    llm_calls: int
+    uncertain_nanousd: int
+
+
+class StackedChart(Struct, kw_only=True):
+    """Everything that is drawn, and the summary that is read out."""
+
+    stacks: list[Stack]
+    layers: list[Layer]
+    y_ticks: list[Tick]
+    x_ticks: list[Tick]
+    totals: list[int]
+    total_nanousd: int
+    llm_calls: int
+    summary: str
+
+    def first_spent(self) -> int:
+        """Return the number of the first step in which anything was spent."""
+        return next((at for at, total in enumerate(self.totals) if total), 0)
+
+
+def stacked(
+    spend: SpendOverTime, shown: TimeRange, others: str, only: str = "",
+    names: Mapping[str, str] | None = None,
+) -> StackedChart:  # fmt: skip
+    """Return bars of spend, each divided by the series.
+
+    Args:
+        spend: the spend, with the steps of ``shown``.
+        shown: the range.
+        others: how all that is not named is called.
+        only: the name of the single series, if it is not divided.
+        names: of scopes that are not shown by their ids.
+    """
+    totals = spend.total.costs_nanousd
+    total = spend.total.cost_nanousd
+    layers = [
+        Layer(
+            scope_id=each.scope_id,
+            name=visible(only or (others if each.scope_id is None
+                                  else (names or {}).get(each.scope_id, each.scope_id))),
+            colour=0 if each.scope_id is None else number,
+            amounts=each.costs_nanousd, cost_nanousd=each.cost_nanousd,
+            share=100 * each.cost_nanousd / total if total else 0.0,
+            llm_calls=sum(each.llm_calls), uncertain_nanousd=each.uncertain_nanousd,
+        )
+        for number, each in enumerate(spend.series, start=1)
+    ]  # fmt: skip
+    top, parts = nice_ceiling(max(totals, default=0) / 1e9)
+    width = 100 / len(shown.steps)
+    stacks = [
+        _stack(at, width, totals[at], layers, top, step.label)
+        for at, step in enumerate(shown.steps)
+    ]
+    doubt = in_doubt(min(spend.total.uncertain_nanousd, total))
+    return StackedChart(
+        stacks=stacks, layers=layers, y_ticks=money_ticks(top, parts), x_ticks=_ticks(shown),
+        totals=totals, total_nanousd=total, llm_calls=sum(spend.total.llm_calls),
+        summary=", ".join(filter(None, (f"{money(total)} in the {shown.label}"
+                                        if shown.preset else f"{money(total)}, {shown.label}",
+                                        doubt))),
+    )  # fmt: skip
+
+
+def _stack(
+    at: int, width: float, total: int, layers: Sequence[Layer], top: float, label: str
+) -> Stack:
+    parts: list[Part] = []
+    y = 100.0
+    least = _LEAST if total else 0.0
+    for layer in layers:
+        cost = layer.amounts[at]
+        if not cost:
+            continue
+        height = 100 * cost / 1e9 / top
+        y -= height
+        parts.append(Part(round(y, 3), round(height, 3), layer.colour))
+    if parts and 100 - y < least:  # too little to be visible
+        parts = [Part(100 - least, least, max(parts, key=lambda part: part.height).colour)]
+        y = 100 - least
+    dear = sorted((each for each in layers if each.amounts[at]), key=lambda e: -e.amounts[at])
+    named = [f"{_short(each.name)} {money(each.amounts[at])}" for each in dear[:_NAMED_MAX]]
+    if len(dear) > _NAMED_MAX:
+        named.append(f"{count(len(dear) - _NAMED_MAX)} more")
+    return Stack(
+        x=round(at * width, 4), width=round(width, 4), top=round(y, 3), parts=parts, label=label,
+        value=money(total), detail="\n".join(named) if len(layers) > 1 else "",
+    )  # fmt: skip
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 32 else f"{name[:31]}…"
+
+
+def _ticks(shown: TimeRange) -> list[Tick]:
+    """Label every so many steps, so that labels do not touch."""
+    steps = shown.steps
+    every = -(-len(steps) // TICKS_MAX)
+    width = 100 / len(steps)
+    return [
+        Tick(round(at * width, 3), steps[at].tick, (at // every) % 2 == 1)
+        for at in range(0, len(steps), every)
+        if at * width < 94
+    ]

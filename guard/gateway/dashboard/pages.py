@@ -15,9 +15,17 @@ from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.refusal_groups import grouped
 from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.time_ranges import RANGES, Range
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
-from guard.gateway.domain.usage import HOUR_MS, QUARTER_MS, Refused, UsagePoint, WorkflowSort
+from guard.gateway.domain.usage import (
+    DAY_MS,
+    HOUR_MS,
+    QUARTER_MS,
+    Refused,
+    UsagePoint,
+    WorkflowSort,
+)
 from guard.gateway.domain.windows import period_of
 from guard.gateway.storage.port import NEWEST
 
@@ -30,7 +38,7 @@ BALANCES_MAX: Final = 4
 COUNT_MAX: Final = 100
 RUN_EVENTS_MAX: Final = 500
 _TABS: Final = ("calls", "spans", "models", "decisions", "errors")
-_TOTAL_SHOWN_MS: Final = 30 * charts.DAY_MS
+_TOTAL_SHOWN_MS: Final = 30 * DAY_MS
 
 
 class Figure(Struct):
@@ -68,7 +76,7 @@ class Pages:
     async def overview(self, context: RequestContext) -> Response:
         """Show spend over time and against budgets, and running workflows."""
         now_ms, own = self._site.parts.clock_ms(), context.org()
-        chosen = charts.RANGES.get(context.query("range"), charts.RANGES["24h"])
+        chosen = RANGES.get(context.query("range"), RANGES["24h"])
         chart = await self._spend(own, chosen, now_ms, None)
         balances = await self._storage.fullest_balances(own, OVERVIEW_ROWS)
         workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
@@ -77,7 +85,7 @@ class Pages:
         calendar = context.organisation.settings.calendar()
         day_ms, _ = period_of("day", now_ms, calendar)
         today = await self._storage.spend_over_time(
-            own, QUARTER_MS, day_ms, now_ms + 1, charts.DAY_MS, None
+            own, QUARTER_MS, day_ms, now_ms + 1, DAY_MS, None
         )
         uncertain = await self._storage.uncertain_spend(own, day_ms, now_ms + 1, None)
         watched = _watched(balances, context.query("budget"))
@@ -85,7 +93,7 @@ class Pages:
             context,
             "overview.html",
             chosen=chosen,
-            ranges=charts.RANGES.values(),
+            ranges=RANGES.values(),
             chart=chart,
             figures=self._figures(context, today, uncertain, workflows, refused, now_ms),
             balances=balances,
@@ -104,9 +112,9 @@ class Pages:
         )
 
     async def _spend(
-        self, own: str, chosen: charts.Range, now_ms: int, workflow_id: str | None
+        self, own: str, chosen: Range, now_ms: int, workflow_id: str | None
     ) -> charts.Chart:
-        starts = charts.steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
+        starts = chosen.starts(now_ms)
         points = await self._storage.spend_over_time(
             own, chosen.size_ms, starts[0], now_ms + 1, chosen.step_ms, workflow_id
         )
@@ -129,7 +137,7 @@ class Pages:
             w.state == "active" and now_ms - (w.last_seen_ms or 0) < ACTIVE_MS for w in workflows
         )
         stopped = sum(w.state != "active" for w in workflows)
-        day = sum(now_ms - refusal.at_ms < charts.DAY_MS for refusal in refused)
+        day = sum(now_ms - refusal.at_ms < DAY_MS for refusal in refused)
         return [
             Figure("Spent today", money(spent), ", ".join(filter(None, note))),
             Figure("Active workflows", _capped(running, len(workflows)),
@@ -193,7 +201,7 @@ class Pages:
         found = await self._storage.workflow(own, workflow_id)
         tab = context.query("tab", "calls")
         tab = tab if tab in _TABS else "calls"
-        chosen = charts.RANGES.get(context.query("range"), charts.RANGES["24h"])
+        chosen = RANGES.get(context.query("range"), RANGES["24h"])
         chart = await self._spend(own, chosen, now_ms, workflow_id)
         runs = await self._storage.newest_runs(own, workflow_id, "", 20)
         shown = await self._tab(context, tab, workflow_id, [run.run_id for run in runs], now_ms)
@@ -207,7 +215,7 @@ class Pages:
             tab=tab,
             tabs=_TABS,
             chosen=chosen,
-            ranges=charts.RANGES.values(),
+            ranges=RANGES.values(),
             chart=chart,
             runs=runs,
             balances=balances,
@@ -232,7 +240,7 @@ class Pages:
                     "is_cut": len(events) == RUN_EVENTS_MAX}  # fmt: skip
         if tab == "models":
             models = await storage.usage_by_model(
-                own, HOUR_MS, now_ms - 30 * charts.DAY_MS, workflow_id, PAGE
+                own, HOUR_MS, now_ms - 30 * DAY_MS, workflow_id, PAGE
             )
             return {"models": models}
         if tab == "decisions":

@@ -7,10 +7,10 @@ from typing import Final
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.dashboard.spend import asked_range
-from guard.gateway.dashboard.stacks import stacked
 from guard.gateway.dashboard.time_ranges import PRESETS
 from guard.gateway.domain import models
 from guard.gateway.domain.errors import NotFoundError

@@ -149,8 +149,7 @@ class SignIn:
         return self._openid
 
     def _callback(self, request: Request) -> str:
-        base_url = self._site.parts.settings.public_url or str(request.base_url)
-        return base_url.rstrip("/") + CALLBACK_PATH
+        return self._site.base_url(request) + CALLBACK_PATH
 
     async def _show_linked(self, request: Request) -> Response:
         """Remember the browser that has opened a link, and remove the token from its address."""

@@ -289,6 +289,10 @@ class Site:
 
     # -- answers -------------------------------------------------------------------------------
 
+    def base_url(self, request: Request) -> str:
+        """Return the gateway's address as programs and other people reach it."""
+        return (self.parts.settings.public_url or str(request.base_url)).rstrip("/")
+
     def redirect(self, address: str) -> Response:
         """Send the browser to another page after a form."""
         return RedirectResponse(address, status_code=303, headers=security.PAGE_HEADERS)

@@ -8,8 +8,8 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.site import RequestContext, Site
-from guard.gateway.dashboard.stacks import stacked
 from guard.gateway.dashboard.time_ranges import COOKIE, PRESETS, TimeRange, time_range
 from guard.gateway.domain.spend_series import GROUPS, TAG, SpendOverTime
 from guard.gateway.domain.windows import UTC, zone_of

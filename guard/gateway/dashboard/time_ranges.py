@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.gateway.domain.usage import DAY_MS, HOUR_MS
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS
 from guard.gateway.domain.windows import UTC, day_begins
 
 KEPT_DAYS: Final = 400
@@ -23,6 +23,32 @@ COOKIE: Final = "guard_zone"
 PRESETS: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days"}
 _DAYS_MAX: Final = 100
 _WEEK: Final = 7
+
+
+class Range(Struct, frozen=True):
+    """A selectable span of time: read from rollups of ``size_ms``, drawn in bars of ``step_ms``."""
+
+    name: str
+    label: str
+    span_ms: int
+    step_ms: int
+    size_ms: int
+
+    def starts(self, now_ms: int) -> list[int]:
+        """Return the starts of the steps of which the last one has begun."""
+        first = now_ms - self.span_ms + self.step_ms
+        return list(range(first - first % self.step_ms, now_ms + 1, self.step_ms))
+
+
+RANGES: Final = {
+    r.name: r
+    for r in (
+        Range("1h", "1 hour", HOUR_MS, MINUTE_MS, MINUTE_MS),
+        Range("24h", "24 hours", DAY_MS, HOUR_MS, HOUR_MS),
+        Range("7d", "7 days", 7 * DAY_MS, 6 * HOUR_MS, HOUR_MS),
+        Range("30d", "30 days", 30 * DAY_MS, DAY_MS, HOUR_MS),
+    )
+}
 
 
 class Step(Struct):

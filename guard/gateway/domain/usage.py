@@ -15,6 +15,8 @@ QUARTER_MS: Final = 900_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 WorkflowSort = Literal["seen", "spend", "name"]
+UsageGroup = Literal["workflow", "run", "agent", "chain", "user", "key", "team", "person", "tool",
+                     "model", "provider", "type", "hour", "day", "total"]  # fmt: skip
 
 
 class UsagePoint(Struct, kw_only=True):

@@ -227,7 +227,7 @@ def _with_ratio(
     unit: UnitOfWork, org: OrganisationState, names: Sequence[str], rates: wire.ModelRates
 ) -> wire.ModelRates:
     """Return the rates with what was learned of the models' tokenisers from their answers."""
-    ratio, overhead = map(max, zip(*(_ratio(unit, org, each) for each in names), strict=True))
+    ratio, overhead = map(max, zip(*map(functools.partial(_ratio, unit, org), names), strict=True))
     if (ratio, overhead) == (PERMILLE, OVERHEAD):
         return rates
     return msgspec.structs.replace(rates, text_permille=ratio, text_overhead=overhead)

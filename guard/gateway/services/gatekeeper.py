@@ -8,6 +8,7 @@ dies in between, they are gone with it, and callers ask again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import attrs
@@ -146,9 +147,7 @@ class Gatekeeper:
             declared_nanousd=price.declared_nanousd,
             worst_case=price.is_worst_case,
             rates=price.rates,
-            input_max=max(
-                view.prices.largest_prompt(call.function, each) for each in call.any_model
-            ),
+            input_max=max(map(partial(view.prices.largest_prompt, call.function), call.any_model)),
             output_max=None if price.rates is None else price.rates.context_tokens,
             # From here to the write there is no await: recalls and the line are read as they are
             # when the command is queued.
@@ -309,13 +308,12 @@ def _price(request: RequestOrigin, call: wire.GateRequest, view: OrgView) -> _Ca
     strict = view.settings.strict
     if call.kind == "llm":
         strict = strict or policy.wants_prices(view.rules, call, request.key_id)
-        priced = [view.prices.tariff(call.function, each) for each in call.any_model]
-        rates = [
-            view.prices.model_rates(call.function, each, call.local) for each in call.any_model
-        ]
+        models = call.any_model
+        is_unknown = strict and None in map(partial(view.prices.tariff, call.function), models)
+        rates_of = partial(view.prices.model_rates, call.function, local=call.local)
         return _CallPrice(
-            refusal=_unknown_price(call) if strict and None in priced else None,
-            rates=dearest_of(rates),
+            refusal=_unknown_price(call) if is_unknown else None,
+            rates=dearest_of([*map(rates_of, models)]),
         )
     if call.model == wire.UNKNOWN_MODEL and not strict:
         return _CallPrice()

@@ -278,6 +278,8 @@ def _scopes(keys: ScopeKeys, priced: PricedEvent) -> Iterator[tuple[str, str]]:
         if scope_id or kind == "chain":
             yield kind, scope_id or ""
     yield "run", priced.event.run_id or ""
+    if priced.event.type == "tool" and (tool := priced.event.data.get("tool_name")):
+        yield "tool", tool
     for name, value in priced.event.tags.items():
         yield TAG + name, value
 

@@ -17,6 +17,7 @@ from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.repeats import RepeatPreview
 from guard.gateway.domain.rulesets import Change
 from guard.gateway.domain.setting_table import SETTINGS
+from guard.gateway.domain.usage import UsageGroup
 from guard.gateway.domain.usage_export import ROWS_MAX, BilledRow
 from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
@@ -325,8 +326,7 @@ class SignInLink(Struct, kw_only=True):
 class UsageQuery(Struct, kw_only=True):
     """How to group usage, and over which time (default: all of it)."""
 
-    group_by: Literal["workflow", "run", "agent", "chain", "user", "key", "team", "person",
-                      "model", "provider", "type", "hour", "day", "total"] = "workflow"  # fmt: skip
+    group_by: UsageGroup = "workflow"
     since_ms: Moment = 0
     until_ms: Moment = 2**53
     limit: Limit = 100

@@ -15,10 +15,11 @@ from guard.gateway.unit.rows import ORGANISATIONS
 from guard.gateway.unit.state import IN_DOUBT
 from guard.gateway.unit.usage import BY_EVENT
 
+TOOL_NAME: Final = "CASE type WHEN 'tool' THEN json_extract(data, '$.tool_name') END"
 COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
                   "user": "user_id", "key": "key_id", "model": "model",
-                  "run": "run_id"}  # fmt: skip
-"""The column of an event that names its scope, by kind."""
+                  "run": "run_id", "tool": TOOL_NAME}  # fmt: skip
+"""The column of an event that names its scope, by kind; a tool's name is in the event's data."""
 
 _BY_TIME: Final = {
     "model": "nullif(model, '')",
@@ -73,7 +74,7 @@ def usage(
     until_ms: int,
     limit: int,
 ) -> list[records.UsageRow]:
-    """Return usage summed by group, most expensive first.
+    """Return usage summed by group, most expensive first, and of what costs the same most used.
 
     Runs and chains have no quarter hours, so those of a time are read from its events.
     """
@@ -199,7 +200,7 @@ def _scopes(
     rows = reading.rows(
         f"WITH by_scope AS (SELECT scope_id AS grp, {_SUMS_AS} FROM {source} GROUP BY grp)"
         " SELECT * FROM (SELECT 0 AS is_sum, g.* FROM by_scope g WHERE grp IS NOT NULL"
-        " AND events > 0 ORDER BY cost_nanousd DESC, grp LIMIT ?) dearest UNION ALL"
+        " AND events > 0 ORDER BY cost_nanousd DESC, events DESC, grp LIMIT ?) dearest UNION ALL"
         f" SELECT 1, NULL, {SUMS} FROM by_scope WHERE grp IS {nobody_is}",
         *arguments, limit,
     )  # fmt: skip
@@ -213,7 +214,7 @@ def _scopes(
         rest = tuple(each - own for each, own in zip(of_all, rest, strict=True))
     if rest[0]:
         found.append((None, *rest))
-    found.sort(key=lambda row: (-row[_COST + 1], row[0] is not None, row[0] or ""))
+    found.sort(key=lambda row: (-row[_COST + 1], -row[1], row[0] is not None, row[0] or ""))
     return found[:limit]
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import models
 from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.storage.sql.usage_report import TOOL_NAME
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 from guard.gateway.storage.sqlite.joined_keys import Joined
 from guard.gateway.unit.money import MoneyTables
@@ -33,7 +34,8 @@ _OLD_TABLES: Final = (
 _EVENTS: Final = (
     "SELECT organisation_id, charged_at_ms, workflow_id, agent, chain_id, key_of(key_id),"
     " model, type,"
-    " run_id, provider, cost_nanousd, input_tokens, output_tokens, flags FROM old.events"
+    " run_id, provider, cost_nanousd, input_tokens, output_tokens, flags,"
+    f" {TOOL_NAME} FROM old.events"
 )
 _DERIVED: Final = """
 UPDATE events SET request_id = event_id WHERE response_id IS NOT NULL;
@@ -110,10 +112,11 @@ def _count(
     tables: MoneyTables, organisation_id: str, charged_at_ms: int, workflow_id: str | None,
     agent: str | None, chain_id: str | None, key_id: str, model: str | None, kind: str,
     run_id: str | None, provider: str | None, cost: int, input_tokens: int, output_tokens: int,
-    flags: str,
+    flags: str, tool: str | None,
 ) -> None:  # fmt: skip
+    event = wire.Event("", kind, charged_at_ms, workflow_id, run_id, data={"tool_name": tool})
     priced = PricedEvent(
-        wire.Event("", kind, charged_at_ms, workflow_id, run_id), b"", cost,
+        event, b"", cost,
         provider=provider, model=model, input_tokens=input_tokens, output_tokens=output_tokens,
         flags=flags,
     )  # fmt: skip
