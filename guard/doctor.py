@@ -293,7 +293,7 @@ def _seams(settings: Settings) -> Iterator[Check]:
             continue
         with contextlib.suppress(Exception):  # then it is not hooked, and reported as such
             importlib.import_module(module)
-        hooked[distribution] = patching.seams().get(module, False)
+        hooked[distribution] = patching.hooked().get(module, False)
         if hooked[distribution]:
             yield Check("seam", "ok", f"{distribution} {version}")
         else:
@@ -331,7 +331,7 @@ def _spool(settings: Settings) -> Check:
     owner = owner_of(settings.api_url, settings.api_key)
     spool = Spool(settings.spool_dir, owner, bytes_max=settings.spool_max_bytes)
     try:
-        waiting = spool.look()
+        waiting = spool.count()
     except SpoolError as exc:
         advice = "Make GUARD_SPOOL_DIR a directory that this user owns and can write."
         return Check("spool", "fail", f"{settings.spool_dir}: {exc}", advice)

@@ -15,7 +15,7 @@ from guard.messages import format_user_message
 from guard.runtime.active import active_account
 from guard.scope.callables import require_callable
 from guard.scope.scope import current_scope
-from guard.scope.wrapping import Edge, run_inside
+from guard.scope.wrapping import CallLifecycle, run_inside
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -91,7 +91,7 @@ def _guard_error_in(exc: BaseException) -> GuardError | None:
     return error if isinstance(error, GuardError) else None
 
 
-class _HandledCall(Edge):
+class _HandledCall(CallLifecycle):
     """The edge of one call of a guarded function."""
 
     def leave(

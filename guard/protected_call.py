@@ -18,9 +18,9 @@ from typing import Any, Final
 import attrs
 
 from guard.asking import decision_log, lease_clock
-from guard.asking.own_money import note_own_money
+from guard.asking.own_reservations import attach_own_reservations
 from guard.asking.repeats import Repeat, repeat_of
-from guard.asking.tool_calls import FUNCTION, ToolCall, Watcher
+from guard.asking.tool_calls import FUNCTION, Checkpoint, ToolCall
 from guard.asking.unchecked_tools import protected_names
 from guard.breaker.exceptions import (
     GuardBlockedException,
@@ -32,7 +32,7 @@ from guard.breaker.exceptions import (
 from guard.breaker.refusals import error_at_edge
 from guard.control.bodies import Body, TaskBody, require_task
 from guard.control.pools import carry_kills_out
-from guard.control.threads import ThreadBody, here
+from guard.control.threads import ThreadBody, local_thread
 from guard.core import arguments, wire
 from guard.core.leases import Grant, Question, Subject
 from guard.facade import ready_runtime, ready_runtime_async
@@ -41,7 +41,7 @@ from guard.runtime import active
 from guard.runtime.account import KeyAccount
 from guard.scope.scope import CallRecord, Entry, Scope, account_in, current_scope
 from guard.scope.span_ids import call_scope
-from guard.scope.wrapping import Edge
+from guard.scope.wrapping import CallLifecycle
 from guard.telemetry import conventions as names
 from guard.telemetry import metrics
 from guard.telemetry.spans import error_name
@@ -72,7 +72,7 @@ class Target:
     function: str
     tool_name: str
     sensitive: bool = False
-    watcher: Watcher = FUNCTION
+    watcher: Checkpoint = FUNCTION
     pays: bool = True
     callee: Any = attrs.field(default=None, repr=False)
     subject: Subject = attrs.field(init=False, repr=False)
@@ -92,14 +92,14 @@ class Target:
         dotted = f"{module}.{qualified}" if module else qualified
         protected_names.add(name)
         return cls(
-            wire.fitted(dotted, _FUNCTION_LENGTH_MAX, _FUNCTION_BYTES_MAX),
-            wire.fitted(name),
+            wire.truncated(dotted, _FUNCTION_LENGTH_MAX, _FUNCTION_BYTES_MAX),
+            wire.truncated(name),
             sensitive,
             callee=callee,
         )
 
 
-class ProtectedCall(Edge):
+class ProtectedCall(CallLifecycle):
     """The edge of one call of a protected function: local check, gate, body, closing event.
 
     Attributes:
@@ -259,7 +259,7 @@ class ProtectedCall(Edge):
         self._runtime = runtime
         self._began_s = began_s = time.monotonic()
         if began_s >= patching.next_look_s:  # the body's requests must be seen
-            patching.look()
+            patching.rehook()
         has_checks = runtime.enforcement.halts or runtime.tools.calls.open or target.sensitive
         repeat = hold = None
         if runtime.enforcement.counts:
@@ -385,7 +385,7 @@ class ProtectedCall(Edge):
         request.gates_requests = runtime.gates_requests
         if runtime.gates_requests and not target.pays:
             request.max_input_tokens = request.max_output_tokens = 0
-        note_own_money(request, scope, gates_requests=runtime.gates_requests)
+        attach_own_reservations(request, scope, gates_requests=runtime.gates_requests)
         # Without a lane no lease can cover it, or be granted for it.
         if target.sensitive or self._is_counted:
             return Question(request)
@@ -436,7 +436,7 @@ class ProtectedCall(Edge):
             grant = Grant(self._take_joined())
             record.call_id = record.call_id if grant.reply is None else grant.reply.call_id
         # Other watchers of this call must not ask a person, or count it, a second time.
-        elif grant.approved or (is_counted and not target.watcher.surrounds):
+        elif grant.approved or (is_counted and not target.watcher.runs_tool):
             self.tool_call = self._runtime.tools.calls.allowed(
                 self._call_scope, target.tool_name, target.watcher, approved=grant.approved,
                 counted=is_counted,
@@ -488,7 +488,7 @@ class ProtectedCall(Edge):
             what = f"call {self._target.tool_name}"
             decision_log.fell_back(what, self._call_scope.workflow_id)
         # 3. The tool call that it joined is over, too.
-        elif self.tool_call is not None and self._target.watcher.surrounds:
+        elif self.tool_call is not None and self._target.watcher.runs_tool:
             self._runtime.tools.calls.left(self.tool_call, self._target.watcher)
         return self._admitted
 
@@ -516,7 +516,7 @@ class ProtectedCall(Edge):
             task, self._task = self._task, None
             body: Body = TaskBody(scope, task)
         else:
-            body = ThreadBody(scope, sys._getframe(1), here.thread)
+            body = ThreadBody(scope, sys._getframe(1), local_thread.thread)
         self.body = body
         enforcement = self._runtime.enforcement
         enforcement.bodies.enter(body)
@@ -578,7 +578,7 @@ class ProtectedCall(Edge):
             return False
         self._admitted = False  # its end is recorded once
         self._reply = None  # the reservation is not renewed from here on; its event releases it
-        if self.tool_call is not None and self._target.watcher.surrounds:
+        if self.tool_call is not None and self._target.watcher.runs_tool:
             self._runtime.tools.calls.left(self.tool_call, self._target.watcher)
         # Before the event: the next call can use the money at once. If something was spent in the
         # call that no hold covers, the guess counts as spent until the gateway knows the cost.

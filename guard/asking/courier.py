@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from guard.asking import decision_log, lease_clock
-from guard.asking.errand import Errand, as_public
+from guard.asking.pending_question import PendingQuestion, as_public
 from guard.asking.renewals import Renewals
 from guard.asking.updates import LeaseUpdates
 from guard.breaker.exceptions import (
@@ -35,13 +35,13 @@ from guard.breaker.exceptions import (
 from guard.control.last_decision import Decisions
 from guard.core import wire
 from guard.core.leases import (
-    Asked,
     AskGateway,
     Complete,
     Desk,
     Effect,
     Fail,
     Grant,
+    LeaseRequest,
     NotGranted,
     Question,
     TopUp,
@@ -112,7 +112,7 @@ class Courier:
         self._is_carrying_out = False
         # Set when something was decided: from then on things may become due by the clock.
         self.begun = asyncio.Event()
-        self._standstill = decision_log.Standstill()
+        self._standstill = decision_log.BudgetWaitWarning()
 
     def after_fork(self) -> None:
         """Forget the parent's callers."""
@@ -278,36 +278,36 @@ class Courier:
         question, session = ask.question, self._link.session
         request = question.request
         request.lease = None if ask.asked is None else ask.asked.ask
-        errand = Errand(ask, [])
+        pending = PendingQuestion(ask, [])
         if session is None or not session.asks.is_open:
-            self._by_http(errand)
+            self._by_http(pending)
         else:
-            self._by_socket(session, errand)
+            self._by_socket(session, pending)
 
-    def _by_socket(self, session: Session, errand: Errand) -> None:
+    def _by_socket(self, session: Session, pending: PendingQuestion) -> None:
         """Ask over the socket."""
-        question = errand.ask.question
+        question = pending.ask.question
         request = question.request
         # The gateway has asked not to be called for a while: fail at once.
         silence = session.client.left_alone(wire.GATE_PATH)
         if silence is not None:
-            self._conclude(errand, silence)
+            self._conclude(pending, silence)
             return
-        # Once. A repeat has the body that was sent first, see `Errand.has_left`.
-        if not errand.has_left:
-            errand.records = session.flusher.attach(request)
+        # Once. A repeat has the body that was sent first, see `PendingQuestion.has_left`.
+        if not pending.has_left:
+            pending.records = session.flusher.attach(request)
         try:
             body = wire.encode(request)
         except wire.WireError as exc:
-            self._conclude(errand, exc)
+            self._conclude(pending, exc)
             return
-        errand.sets_out()
+        pending.sets_out()
         # From here on the gateway may decide it, even if the socket is lost in this moment.
-        errand.has_left = True
+        pending.has_left = True
         question.over = "the socket"
         if question.ticket is not None:
             question.ticket.started = True
-        answered = functools.partial(self._answered, session, errand)
+        answered = functools.partial(self._answered, session, pending)
         wait_s = _HEDGE_SHARE * _left_s(question.ends_s)
         session.asks.ask("gate", question.key, body, answered, wait_s)
 
@@ -328,7 +328,9 @@ class Courier:
 
     # -- answers over the socket ------------------------------------------------------------------
 
-    def _answered(self, session: Session, errand: Errand, told: wire.Told | None) -> None:
+    def _answered(
+        self, session: Session, pending: PendingQuestion, told: wire.SocketAnswer | None
+    ) -> None:
         """Take the answer to a question; None when the socket was lost, or no answer came.
 
         1. No answer: it may have been decided. The same body under the same key, over HTTP: if it
@@ -340,10 +342,10 @@ class Courier:
         """
         # 1.
         if told is None:
-            self._by_http(errand)
+            self._by_http(pending)
             return
         reply = Reply(wire.GATE_PATH, told.status, bytes(told.body), now_s=time.time())
-        request = errand.ask.question.request
+        request = pending.ask.question.request
         try:
             answer = session.client.read(reply, wire.GateReply)
             # The answer to another call would let this one run on that one's money.
@@ -356,11 +358,11 @@ class Courier:
                 )
         # 2.
         except BodyRefusedError as exc:
-            if errand.records:
-                errand.detach(session)
-                self._by_http(errand)
+            if pending.records:
+                pending.detach(session)
+                self._by_http(pending)
             else:
-                self._conclude(errand, exc)
+                self._conclude(pending, exc)
         except BaseException as exc:  # noqa: BLE001  # a refusal belongs to the caller
             # 3.
             if (
@@ -368,15 +370,17 @@ class Courier:
                 and exc.retryable
                 and not isinstance(exc, RateLimitError)
             ):
-                self._by_http(errand)
+                self._by_http(pending)
             # 4.
             else:
-                self._conclude(errand, exc)
+                self._conclude(pending, exc)
         # 5.
         else:
-            self._conclude(errand, answer)
+            self._conclude(pending, answer)
 
-    def _topped_up(self, session: Session, asked: Asked, told: wire.Told | None) -> None:
+    def _topped_up(
+        self, session: Session, asked: LeaseRequest, told: wire.SocketAnswer | None
+    ) -> None:
         """Take the answer to a top-up; None when the socket was lost, or no answer came.
 
         It is never repeated over HTTP: the next call that needs money asks for itself.
@@ -393,44 +397,44 @@ class Courier:
 
     # -- over HTTP --------------------------------------------------------------------------------
 
-    def _by_http(self, errand: Errand) -> None:
+    def _by_http(self, pending: PendingQuestion) -> None:
         """Ask over HTTP, at once or when the admission has room."""
         try:
-            turn = self._admission.submit(functools.partial(self._post, errand))
+            turn = self._admission.submit(functools.partial(self._post, pending))
         except (AdmissionError, LoopClosedError) as exc:
-            self._conclude(errand, exc)
+            self._conclude(pending, exc)
             return
-        turn.add_done_callback(functools.partial(self._posted, errand))
+        turn.add_done_callback(functools.partial(self._posted, pending))
 
-    def _posted(self, errand: Errand, turn: Future[wire.GateReply]) -> None:
+    def _posted(self, pending: PendingQuestion, turn: Future[wire.GateReply]) -> None:
         # 1. It has an outcome.
         if not turn.cancelled():
-            self._conclude(errand, turn.exception() or turn.result())
+            self._conclude(pending, turn.exception() or turn.result())
         # 2. The loop ends and cancels what its callers wait for. They are cancelled by it too, so
         #    only the events are put back; the desk is not served any more.
         elif self._link.background.is_closed:
-            self._noted(errand, was_shut_down())
+            self._noted(pending, was_shut_down())
         # 3. `leave_http` has taken it out of the line.
         else:
-            self._dismissed(errand)
+            self._dismissed(pending)
 
     def leave_http(self) -> None:
         """Send the questions in line for HTTP over the socket, which has opened."""
         self._admission.dismiss()  # calls `_dismissed` for each of them, which fills the inbox
         self._take_in()
 
-    def _dismissed(self, errand: Errand) -> None:
-        ask, session = errand.ask, self._link.session
-        if errand.has_left or ask.asked is not None or ask.question.attempt:
+    def _dismissed(self, pending: PendingQuestion) -> None:
+        ask, session = pending.ask, self._link.session
+        if pending.has_left or ask.asked is not None or ask.question.attempt:
             # The desk waits for the outcome of this question, or the gateway may have decided it.
             assert session is not None  # its socket has opened
-            self._by_socket(session, errand)
+            self._by_socket(session, pending)
         else:  # nothing was sent yet: one lease may cover it together with others
             self.inbox.append(ask.question)
 
-    async def _post(self, errand: Errand) -> wire.GateReply:
-        """Ask over HTTP; runs when the admission has given the errand its turn."""
-        question = errand.ask.question
+    async def _post(self, pending: PendingQuestion) -> wire.GateReply:
+        """Ask over HTTP; runs when the admission has given the question its turn."""
+        question = pending.ask.question
         request, key = question.request, question.key
         if question.ticket is not None:
             if question.ticket.cancelled():  # while it waited for its turn
@@ -441,18 +445,18 @@ class Courier:
             session = await self._link.open()
             # What was sent over the socket keeps its events: another body under the same key
             # would be refused, and without them the ledger could decide by less than is spent.
-            if not errand.has_left:
-                errand.records = session.flusher.attach(request)
-            errand.sets_out()
-            errand.has_left = True
+            if not pending.has_left:
+                pending.records = session.flusher.attach(request)
+            pending.sets_out()
+            pending.has_left = True
             deadline_s = _left_s(question.ends_s)
             try:
                 return await session.client.gate(request, key, deadline_s=deadline_s)
             except BodyRefusedError:
-                if not errand.records:
+                if not pending.records:
                     raise
-                errand.detach(session)
-                errand.sets_out()
+                pending.detach(session)
+                pending.sets_out()
                 deadline_s = _left_s(question.ends_s)
                 return await session.client.gate(request, key, deadline_s=deadline_s)
         finally:
@@ -460,26 +464,26 @@ class Courier:
 
     # -- the end of a question --------------------------------------------------------------------
 
-    def _conclude(self, errand: Errand, outcome: wire.GateReply | BaseException) -> None:
+    def _conclude(self, pending: PendingQuestion, outcome: wire.GateReply | BaseException) -> None:
         """Take the outcome of a question to the desk: an answer, or why there is none."""
-        answer = self._noted(errand, outcome)
+        answer = self._noted(pending, outcome)
         now_s = self._look()
-        self.carry_out(self._desk.answered(errand.ask, answer, now_s))
+        self.carry_out(self._desk.answered(pending.ask, answer, now_s))
 
     def _noted(
-        self, errand: Errand, outcome: wire.GateReply | BaseException
+        self, pending: PendingQuestion, outcome: wire.GateReply | BaseException
     ) -> wire.GateReply | NotGranted:
         """Settle the events that went along, and take in what the outcome says besides.
 
         An answer means that the gateway has the events. After an error it may have them or not:
         they go back into the buffer, and the ledger charges a repeated event once.
         """
-        session, request = self._link.session, errand.ask.question.request
+        session, request = self._link.session, pending.ask.question.request
         if isinstance(outcome, wire.GateReply):
             assert session is not None
             self._events.health.gate_unavailable = False
             self._decisions.learned(request.workflow_id, outcome.budget, outcome.warnings)
-            session.flusher.delivered(errand.records, outcome.events)
+            session.flusher.delivered(pending.records, outcome.events)
             request.events = []
             # Before the caller learns of it: a person's answer may arrive before the caller waits.
             if outcome.approval_id is not None:
@@ -488,7 +492,7 @@ class Courier:
         error = as_public(outcome)
         self._events.health.gate_ended(error)
         if session is not None:
-            session.flusher.requeue(errand.records)
+            session.flusher.requeue(pending.records)
         request.events = []
         return NotGranted(
             error,

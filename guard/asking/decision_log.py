@@ -64,7 +64,7 @@ def waits(request: wire.GateRequest, place: int) -> None:
     _LOGGER.debug("wait %s in %s: %s", asked(request), _named(request.workflow_id), where)
 
 
-class Standstill:
+class BudgetWaitWarning:
     """Warns that the program stands still until an operator raises a budget."""
 
     def __init__(self) -> None:

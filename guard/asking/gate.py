@@ -23,7 +23,7 @@ from msgspec import structs
 
 from guard.asking import decision_log, lease_clock
 from guard.asking.courier import Courier
-from guard.asking.errand import as_public
+from guard.asking.pending_question import as_public
 from guard.breaker.exceptions import (
     GuardBlockedException,
     GuardToolBlockedError,

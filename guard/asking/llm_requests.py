@@ -11,7 +11,7 @@ from msgspec import structs
 
 from guard.asking import decision_log, lease_clock
 from guard.asking.gate import Gate
-from guard.asking.own_money import note_own_money
+from guard.asking.own_reservations import attach_own_reservations
 from guard.asking.reports import Reports
 from guard.asking.request_hold import RequestHold, granted_nanousd, over_ceiling
 from guard.asking.wind_downs import WindDowns
@@ -332,7 +332,7 @@ class LlmRequests:
             digest=bound.digest if bound.is_counted and not grows else None,
         )
         if not grows:
-            note_own_money(request, scope, gates_requests=True)
+            attach_own_reservations(request, scope, gates_requests=True)
         if bound.models or (
             bound.is_counted and not grows
         ):  # for itself: no lease, and no place behind another one

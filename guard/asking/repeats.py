@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from guard.asking.tool_calls import Watcher
+from guard.asking.tool_calls import Checkpoint
 from guard.asking.tool_policy import ToolPolicy
 from guard.core import wire
 from guard.core.arguments import digest, key_of
@@ -32,7 +32,7 @@ def repeat_of(
     tools: ToolPolicy,
     outer: Scope,
     tool_name: str,
-    watcher: Watcher,
+    watcher: Checkpoint,
     arguments: Callable[[], Mapping[str, Any] | None],
     api_key: str,
 ) -> Repeat | None:
@@ -51,7 +51,7 @@ def repeat_of(
     counting = tools.counts_call(outer, tool_name)
     # Only a watcher around the tool records an event for it; behind another one follows the tool's
     # function, which may.
-    if not counting or (counting == "note" and not watcher.surrounds):
+    if not counting or (counting == "note" and not watcher.runs_tool):
         return None
     counted = None if outer.call is None else outer.call.counted
     if counted is not None and counted[0] == tool_name and counted[1] != watcher.kind:

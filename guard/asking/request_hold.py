@@ -16,7 +16,7 @@ from guard.core.call_options import Ceiling
 from guard.core.leases import Grant, cost_of, worst_case
 from guard.core.model_names import is_release_of
 from guard.core.request_bound import RequestBound
-from guard.delivery.unwritten import BegunRequest
+from guard.delivery.unjournaled import BegunRequest
 from guard.scope.scope import Scope
 
 if TYPE_CHECKING:  # pulls in every vendor's format

@@ -34,26 +34,26 @@ _KEPT: Final = 1000
 """Maximum tool calls that are remembered."""
 
 
-class Watcher(Struct, frozen=True):
+class Checkpoint(Struct, frozen=True):
     """A place in the program that a tool call passes, and that asks about it.
 
     Attributes:
         kind: the kind of place; each kind sees a tool call once.
         call_id: the framework's id of the call, if it has one.
-        surrounds: whether the tool runs inside of it, so that the call is over when it ends.
+        runs_tool: whether the tool runs inside of it, so that the call is over when it ends.
     """
 
     kind: str
     call_id: str | None = None
-    surrounds: bool = True
+    runs_tool: bool = True
 
 
-FUNCTION: Final = Watcher("function")
+FUNCTION: Final = Checkpoint("function")
 """``@protect`` on the tool's own function."""
 
 _CLIENT: Final = "client"
 
-Place = tuple[str | None, str | None, str]
+ToolCallKey = tuple[str | None, str | None, str]
 """Where an allowed call was asked about: run or trace, user, tool."""
 
 
@@ -72,7 +72,7 @@ class ToolCall(Struct, eq=False):
         ids: the ids that frameworks have given it.
     """
 
-    place: Place
+    place: ToolCallKey
     reply: wire.GateReply | None
     approved: bool
     until_s: float
@@ -80,15 +80,15 @@ class ToolCall(Struct, eq=False):
     ids: set[str] = field(default_factory=set)
     counted: bool = False
 
-    def is_seen_by(self, watcher: Watcher) -> None:
+    def is_seen_by(self, watcher: Checkpoint) -> None:
         """Note a watcher."""
         self.seen_by.add(watcher.kind)
         if watcher.call_id is not None:
             self.ids.add(watcher.call_id)
-        if watcher.surrounds:
+        if watcher.runs_tool:
             self.until_s = float("inf")  # the watcher's own end ends this call
 
-    def is_for(self, watcher: Watcher) -> bool:
+    def is_for(self, watcher: Checkpoint) -> bool:
         """Return whether a watcher sees this call, and not another call of the same tool."""
         # Ids decide if both have one; else a kind that has seen the call sees another one.
         if watcher.call_id is not None and self.ids:
@@ -140,7 +140,7 @@ class ToolCalls:
         self._background.call_soon(self._give_back_later, call)
 
     def allowed(
-        self, scope: Scope, tool_name: str, watcher: Watcher, *, approved: bool, counted: bool
+        self, scope: Scope, tool_name: str, watcher: Checkpoint, *, approved: bool, counted: bool
     ) -> ToolCall:
         """Keep a call that a watcher has asked about, for the other watchers of the call."""
         call = self._keep(scope, tool_name, None, approved, set())
@@ -149,7 +149,7 @@ class ToolCalls:
         return call
 
     def take(
-        self, scope: Scope, tool_name: str, watcher: Watcher, *, needs_person: bool
+        self, scope: Scope, tool_name: str, watcher: Checkpoint, *, needs_person: bool
     ) -> tuple[ToolCall, wire.GateReply | None] | None:
         """Return the call that a watcher sees, if the gateway has allowed it already.
 
@@ -161,7 +161,7 @@ class ToolCalls:
             watcher: the watcher.
             needs_person: whether only a person's approval counts.
         """
-        place = _place(scope, tool_name)
+        place = _tool_call_key(scope, tool_name)
         with self._lock:
             call = self._find(place, watcher, needs_person)
             if call is None:
@@ -170,7 +170,7 @@ class ToolCalls:
             reply, call.reply = call.reply, None
         return call, reply
 
-    def _find(self, place: Place, watcher: Watcher, needs_person: bool) -> ToolCall | None:
+    def _find(self, place: ToolCallKey, watcher: Checkpoint, needs_person: bool) -> ToolCall | None:
         now_s = time.monotonic()
         candidates = [call for call in self.open.values() if call.place == place]
         # The call in whose adapter this code runs comes first, even if the run is another one.
@@ -187,7 +187,9 @@ class ToolCalls:
         seen_by: set[str],
     ) -> ToolCall:  # fmt: skip
         now_s = time.monotonic()
-        call = ToolCall(_place(scope, tool_name), reply, approved, now_s + _VALID_S, seen_by)
+        call = ToolCall(
+            _tool_call_key(scope, tool_name), reply, approved, now_s + _VALID_S, seen_by
+        )
         with self._lock:
             for key in [k for k, known in self.open.items() if known.until_s <= now_s]:
                 del self.open[key]
@@ -210,7 +212,7 @@ class ToolCalls:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def left(self, call: ToolCall, watcher: Watcher) -> None:
+    def left(self, call: ToolCall, watcher: Checkpoint) -> None:
         """Note the end of a watcher around the tool: it ends the call, if no adapter will."""
         if not call.ids or watcher.call_id in call.ids:
             self._end(call)
@@ -244,7 +246,7 @@ class ToolCalls:
     # -- at the same time -------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def turn(self, watcher: Watcher) -> AsyncIterator[None]:
+    async def turn(self, watcher: Checkpoint) -> AsyncIterator[None]:
         """Let watchers of one call ask one after the other, and share a refusal.
 
         After an allowed question the next watcher finds the call in :meth:`take`. Without turns,
@@ -278,6 +280,6 @@ class ToolCalls:
             del refused  # its traceback refers to this frame
 
 
-def _place(scope: Scope, tool_name: str) -> Place:
+def _tool_call_key(scope: Scope, tool_name: str) -> ToolCallKey:
     """Return where an allowed call is looked for: the run, outside of one the trace; its user."""
     return scope.run_id or scope.trace_id, scope.user, tool_name

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from guard.asking.gate import Gate
 from guard.asking.reports import Reports
-from guard.asking.tool_calls import ToolCall, ToolCalls, Watcher
+from guard.asking.tool_calls import Checkpoint, ToolCall, ToolCalls
 from guard.asking.unchecked_tools import UncheckedTools
 from guard.breaker.exceptions import GuardError, GuardToolBlockedError, WorkflowKilledInterrupt
 from guard.control.bodies import require_task
@@ -111,7 +111,7 @@ class ToolPolicy:
             if verdict.kind == "ask":
                 questions.append(name)
                 continue
-            self._block(scope, verdict, wire.fitted(name))
+            self._block(scope, verdict, wire.truncated(name))
         return questions
 
     def unreadable(self, scope: Scope) -> None:
@@ -170,7 +170,7 @@ class ToolPolicy:
         self._reports.observed(exc, scope, name)
 
     def _request(self, scope: Scope, name: str) -> wire.GateRequest:
-        name = wire.fitted(name)
+        name = wire.truncated(name)
         return scope.question(
             self._ids.uuid7(time.time_ns() // 1_000_000),
             "tool",
@@ -184,7 +184,7 @@ class ToolPolicy:
     # -- once -------------------------------------------------------------------------------------
 
     def take(
-        self, scope: Scope, tool_name: str, watcher: Watcher, *, sensitive: bool
+        self, scope: Scope, tool_name: str, watcher: Checkpoint, *, sensitive: bool
     ) -> tuple[ToolCall, wire.GateReply | None] | None:
         """Return the tool call that a watcher sees, if the gateway has allowed it already.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from guard.contexts.boundary import Boundary
+from guard.contexts.boundary import ContextScope
 from guard.core.notes import note_of
 from guard.core.tags import check_tags, merged
 from guard.scope.scope import Scope
 
 
-class user(Boundary):  # noqa: N801  # used like a function: `with guard.context.user("x"):`
+class user(ContextScope):  # noqa: N801  # used like a function: `with guard.context.user("x"):`
     """Set the user of the application for whose sake the work is done.
 
     Budgets of users count the work for each of them, in every workflow and process; usage is
@@ -48,7 +48,7 @@ class user(Boundary):  # noqa: N801  # used like a function: `with guard.context
         return {"user": self.user_id}
 
 
-class tags(Boundary):  # noqa: N801  # used like a function: `with guard.context.tags(team="x"):`
+class tags(ContextScope):  # noqa: N801  # used like a function: `with guard.context.tags(team="x"):`
     """Tag the work: names and values that are stored with its events.
 
     Inner tags add to outer ones; the same name takes the inner value. At most 16 hold at once.
@@ -81,7 +81,7 @@ class tags(Boundary):  # noqa: N801  # used like a function: `with guard.context
         return {"tags": merged(outer.tags, self.tags)}
 
 
-class ask(Boundary):  # noqa: N801  # used like a function: `with guard.context.ask("Pay?"):`
+class ask(ContextScope):  # noqa: N801  # used like a function: `with guard.context.ask("Pay?"):`
     """Show something to the person who is asked to approve a call that is made inside.
 
     It goes to the gateway with each gated call, is stored with the approval if one is needed, and

@@ -20,7 +20,7 @@ from guard.runtime.active import active_account
 from guard.scope.callables import require_callable
 from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
-from guard.scope.wrapping import Edge, run_inside
+from guard.scope.wrapping import CallLifecycle, run_inside
 from guard.telemetry import conventions as names
 from guard.telemetry.spans import are_on, open_span, scope_attributes
 
@@ -36,7 +36,7 @@ _OPERATIONS: Final = {"workflow": "invoke_workflow", "agent": "invoke_agent", "s
 _ids = IdFactory()
 
 
-class Boundary:
+class ContextScope:
     """Base of the context managers. An instance is entered once at a time, by one thread or task.
 
     As a decorator it is a template: each call enters an instance of its own, made by ``_again``.
@@ -228,10 +228,10 @@ class Boundary:
             account.events.record("span", data, scope)
 
 
-class DecoratedCall(Edge):
+class DecoratedCall(CallLifecycle):
     """The edge of one call of a function that a context manager decorates."""
 
-    def __init__(self, boundary: Boundary) -> None:
+    def __init__(self, boundary: ContextScope) -> None:
         super().__init__()
         self._boundary = boundary
         # Set from admission to the end: with it `finish` runs once.

@@ -7,7 +7,7 @@ from typing import Any, Self
 from guard.breaker.exceptions import GuardConfigError
 from guard.breaker.refusals import unwrap
 from guard.breaker.rejection import CallerRejectedError
-from guard.contexts.boundary import Boundary, span_below
+from guard.contexts.boundary import ContextScope, span_below
 from guard.core.wire import require_name
 from guard.facade import enforcing_runtime_async
 from guard.runtime.callers import CallerAccount as Caller
@@ -38,7 +38,7 @@ async def introduce(api_key: str) -> Caller:
     return await runtime.callers.introduce(api_key)
 
 
-class caller(Boundary):  # noqa: N801  # used like a function: `with caller(who):`
+class caller(ContextScope):  # noqa: N801  # used like a function: `with caller(who):`
     """Do everything inside for a caller: with its money, its policies and its kills.
 
     Nothing of the code around it applies inside: no workflow, call, chain, user, tag or option. A

@@ -14,7 +14,7 @@ from guard.control.threads import ThreadBody, this_thread
 from guard.runtime.account import KeyAccount
 from guard.runtime.active import active_account
 from guard.scope.scope import Entry, Scope, current_scope
-from guard.scope.wrapping import Edge, wrap_function
+from guard.scope.wrapping import CallLifecycle, wrap_function
 
 carry_kills_out()
 
@@ -42,7 +42,7 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
     return carried
 
 
-class _CarriedCall(Edge):
+class _CarriedCall(CallLifecycle):
     """The edge of one call of a function that :func:`carry` has bound to a scope."""
 
     def __init__(self, scope: Scope) -> None:

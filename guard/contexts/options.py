@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from guard.contexts.boundary import Boundary
+from guard.contexts.boundary import ContextScope
 from guard.core.call_options import CallOptions, Ceiling
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT, NANOUSD_PER_DOLLAR, cents
 from guard.core.written_numbers import read_dollars
@@ -16,7 +16,7 @@ from guard.runtime import active
 from guard.scope.scope import Scope
 
 
-class options(Boundary):  # noqa: N801  # used like a function: `with options(limit="$0.05"):`
+class options(ContextScope):  # noqa: N801  # used like a function: `with options(limit="$0.05"):`
     """Set options of the calls inside: of one protected call, or of a block.
 
     Args:
@@ -112,7 +112,7 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
         return {"options": inner, "model": given["model"] or outer.model}
 
 
-class winding_down(Boundary):  # noqa: N801  # used like a function: `with winding_down():`
+class winding_down(ContextScope):  # noqa: N801  # used like a function: `with winding_down():`
     """Let the calls and LLM requests inside use what budgets keep for winding down.
 
     A hard budget with ``wind_down_percent`` keeps that share of its limit for code that finishes a

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, Final, Literal, Self
 
-from guard.contexts.boundary import Boundary, new_id, span_below
+from guard.contexts.boundary import ContextScope, new_id, span_below
 from guard.runtime.active import active_account
 from guard.scope.scope import Scope
 
@@ -21,7 +21,7 @@ Bounded, since some are never closed."""
 _chains_lock = threading.Lock()
 
 
-class workflow(Boundary):  # noqa: N801  # used like a function: `with guard.workflow("x"):`
+class workflow(ContextScope):  # noqa: N801  # used like a function: `with guard.workflow("x"):`
     """Set the workflow that protected calls and events belong to.
 
     A workflow's state (killed, paused) belongs to its name and applies in every process; each entry
@@ -63,7 +63,7 @@ class workflow(Boundary):  # noqa: N801  # used like a function: `with guard.wor
         self._emit_span(scope, error, scope.workflow_id or "")
 
 
-class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain("x"):`
+class chain(ContextScope):  # noqa: N801  # used like a function: `with guard.chain("x"):`
     """Give a series of calls one soft budget.
 
     Args:
@@ -126,7 +126,7 @@ class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain(
             account.events.record("chain", {"op": op, "id": scope.chain_id}, scope)
 
 
-class span(Boundary):  # noqa: N801  # used like a function: `with guard.span("x"):`
+class span(ContextScope):  # noqa: N801  # used like a function: `with guard.span("x"):`
     """Open a nested trace span; a running OpenTelemetry span becomes its parent.
 
     Args:
@@ -152,7 +152,7 @@ class span(Boundary):  # noqa: N801  # used like a function: `with guard.span("x
         self._emit_span(scope, error, self.name or "span")
 
 
-class agent(Boundary):  # noqa: N801  # used like a function: `with guard.agent("x"):`
+class agent(ContextScope):  # noqa: N801  # used like a function: `with guard.agent("x"):`
     """Set the identity of the agent that acts.
 
     Args:

@@ -23,7 +23,7 @@ from guard.core.signing import sign_asks, verify_frame
 logger = logging.getLogger("guard.control")
 
 Op = Literal["gate", "gate/release", "gate/lease"]
-Answered = Callable[[wire.Told | None], object]
+Answered = Callable[[wire.SocketAnswer | None], object]
 """Called with the answer; with None if none came in time or the socket was lost: try HTTP then."""
 
 IN_FLIGHT_MAX: Final = 2048
@@ -164,7 +164,7 @@ class AskChannel:
 
     async def request(
         self, op: Op, request_id: str, body: bytes, wait_s: float
-    ) -> wire.Told | None:
+    ) -> wire.SocketAnswer | None:
         """Send a request and return its answer; None when it has to be asked over HTTP.
 
         Args:
@@ -172,7 +172,7 @@ class AskChannel:
         """
         if not self.is_open:
             return None
-        told: asyncio.Future[wire.Told | None] = asyncio.get_running_loop().create_future()
+        told: asyncio.Future[wire.SocketAnswer | None] = asyncio.get_running_loop().create_future()
         self.ask(op, request_id, body, functools.partial(_set, told), wait_s)
         return await told
 
@@ -240,7 +240,7 @@ class AskChannel:
             return
         self.answers(answers.answers)
 
-    def answers(self, told: list[wire.Told]) -> None:
+    def answers(self, told: list[wire.SocketAnswer]) -> None:
         """Pass the answers of one frame to their requests; drop those that were given up."""
         self._scheduled = True  # what the callers ask next goes into one frame, sent below
         for each in told:
@@ -272,13 +272,13 @@ class AskChannel:
         if self._waiting:
             self.flush()
 
-    def _tell(self, request: _Request, told: wire.Told | None) -> None:
+    def _tell(self, request: _Request, told: wire.SocketAnswer | None) -> None:
         try:
             request.answered(told)
         except Exception:
             logger.exception("an answer over the control socket")
 
 
-def _set(future: asyncio.Future[wire.Told | None], told: wire.Told | None) -> None:
+def _set(future: asyncio.Future[wire.SocketAnswer | None], told: wire.SocketAnswer | None) -> None:
     if not future.done():  # its task may have been cancelled
         future.set_result(told)

@@ -69,7 +69,7 @@ class Body(Protocol):
         Called from the background loop's thread, and again until the body ends.
         """
 
-    def told(self) -> None:
+    def begin_grace(self) -> None:
         """Begin the body's time to clean up: the kill has reached it."""
 
     def end(self, exc: BaseException | None) -> BaseException | None:
@@ -127,10 +127,10 @@ class TaskBody:
             self._kill.deliver(self.carrier.get_loop())
         return True
 
-    def told(self) -> None:
+    def begin_grace(self) -> None:
         """Begin the body's time to clean up: the kill has reached it."""
         if self._kill is not None:
-            self._kill.told()
+            self._kill.begin_grace()
 
     def _surrounds(self, frame: FrameType) -> bool:
         return is_inside(frame, self)
@@ -214,7 +214,7 @@ class GateWait:
         self._cancel()
         return True
 
-    def told(self) -> None:
+    def begin_grace(self) -> None:
         """Do nothing: a wait has no clean-up."""
 
     def end(self, exc: BaseException | None) -> BaseException | None:
@@ -311,7 +311,7 @@ class ActiveBodies:
         # the background thread finds the end of the inner one: that may see `ended` before
         # `stopped`, and would interrupt the clean-up.
         if body.stopped and outer is not None:
-            outer.told()
+            outer.begin_grace()
         if self._innermost.get(carrier) is not body:
             return
         if outer is None:

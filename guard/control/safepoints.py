@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.control.sockets import HTTP_CLIENTS, blocking_socket
-from guard.scope.wrapping import INTERRUPTIBLE, Edge
+from guard.scope.wrapping import INTERRUPTIBLE, CallLifecycle
 
 Kind = Literal["interruptible", "unsafe", "loop", "gone"]
 
@@ -50,7 +50,7 @@ _CONTEXTS_MAX: Final = 100
 """How many links of a chain of exceptions are followed; a program can make a circular one."""
 
 
-class Point(Struct, frozen=True):
+class Safepoint(Struct, frozen=True):
     """The point that a thread has reached.
 
     Attributes:
@@ -67,12 +67,12 @@ class Point(Struct, frozen=True):
     task: Any = None
 
 
-UNSAFE: Final = Point("unsafe")
-GONE: Final = Point("gone")
-SAFE: Final = Point("interruptible")
+UNSAFE: Final = Safepoint("unsafe")
+GONE: Final = Safepoint("gone")
+SAFE: Final = Safepoint("interruptible")
 
 
-def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
+def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Safepoint:
     """Return the point that a thread has reached inside the body that the frame ``body`` called.
 
     Args:
@@ -99,7 +99,7 @@ def frames_inside(frame: FrameType | None, body: FrameType) -> list[FrameType]:
     return [] if frame is None else frames
 
 
-def point_at(innermost: FrameType | None, body: FrameType, *, patient: bool) -> Point:
+def point_at(innermost: FrameType | None, body: FrameType, *, patient: bool) -> Safepoint:
     """Return the point that a thread has reached, as :func:`inspect`, by its innermost frame."""
     # 1. The body's frame is not among them: the thread has left it.
     frames = frames_inside(innermost, body)
@@ -122,7 +122,7 @@ def point_at(innermost: FrameType | None, body: FrameType, *, patient: bool) -> 
     return point
 
 
-def _by_module(frames: list[FrameType], *, patient: bool) -> Point:
+def _by_module(frames: list[FrameType], *, patient: bool) -> Safepoint:
     innermost = frames[0]
     if innermost.f_code is _WAIT and "saved_state" in innermost.f_locals:
         return SAFE  # it waits inside its `try`
@@ -134,7 +134,7 @@ def _by_module(frames: list[FrameType], *, patient: bool) -> Point:
             # Only while it blocks: its pool is consistent then, and the shutdown of the socket
             # leads it through its own clean-up.
             sock = blocking_socket(innermost)
-            return UNSAFE if sock is None else Point("interruptible", socket=sock)
+            return UNSAFE if sock is None else Safepoint("interruptible", socket=sock)
         if module in _UNSAFE_MODULES or (patient and module in _HOLDING_MODULES):
             return UNSAFE
         if module == "guard":
@@ -163,7 +163,7 @@ def is_inside(frame: FrameType, body: object) -> bool:
     while outer is not None:
         if outer.f_code in INTERRUPTIBLE:
             edge = outer.f_locals.get("edge")
-            if isinstance(edge, Edge) and edge.body is body:
+            if isinstance(edge, CallLifecycle) and edge.body is body:
                 return True
         outer = outer.f_back
     return False
@@ -249,19 +249,19 @@ def _root(frame: FrameType) -> str:
     return name.partition(".")[0] if isinstance(name, str) else ""
 
 
-def _running_loop(frame: FrameType) -> Point | None:
+def _running_loop(frame: FrameType) -> Safepoint | None:
     """Return the event loop that a frame runs (``asyncio.run`` in a plain function), or None."""
     code = frame.f_code
     if code.co_name == "run_until_complete" and frame.f_globals.get("__name__") == (
         "asyncio.base_events"
     ):
         variables = frame.f_locals
-        return Point("loop", loop=variables["self"], task=variables.get("future"))
+        return Safepoint("loop", loop=variables["self"], task=variables.get("future"))
     if code.co_name == "run" and frame.f_globals.get("__name__") == "asyncio.runners":
         variables = frame.f_locals  # a loop that is not written in Python has no frame of its own
         runner, task = variables.get("self"), variables.get("task")
         if runner is not None and task is not None:
-            return Point("loop", loop=runner.get_loop(), task=task)
+            return Safepoint("loop", loop=runner.get_loop(), task=task)
     return None
 
 

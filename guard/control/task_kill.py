@@ -51,7 +51,7 @@ class TaskKill:
         self._trap: LineTrap | None = None
         self.cancelled = 0
 
-    def told(self) -> None:
+    def begin_grace(self) -> None:
         """Begin the time to clean up: the kill has reached the body."""
         self._grace.begin()
 
@@ -61,7 +61,7 @@ class TaskKill:
             return
         # Now, and not when the loop gets to it: a busy loop would collect one cancellation for each
         # call of this, and take them all for swallowed ones.
-        self.told()
+        self.begin_grace()
         with contextlib.suppress(RuntimeError):  # that loop has closed, so the body has ended
             loop.call_soon_threadsafe(self._cancel)
 

@@ -32,7 +32,7 @@ from guard.control.line_trap import LineTrap, unwatch, watch
 from guard.control.safepoints import (
     SAFE,
     UNSAFE,
-    Point,
+    Safepoint,
     frames_inside,
     handles_kill,
     has_safe_points,
@@ -75,12 +75,12 @@ class Thread:
         self.pending: ThreadBody | None = None
 
 
-class _Here(threading.local):
+class _LocalThread(threading.local):
     def __init__(self) -> None:  # runs in each thread at its first access
         self.thread = Thread()
 
 
-here: Final = _Here()
+local_thread: Final = _LocalThread()
 """Holds the calling thread's record, for callers that cannot afford :func:`this_thread`."""
 
 _call: Final[Any] = operator.call
@@ -95,7 +95,7 @@ atomic: raising and withdrawing both pop, and only one of them gets the body.
 
 def this_thread() -> Thread:
     """Return the calling thread's record, the same one every time."""
-    return here.thread
+    return local_thread.thread
 
 
 class _Posted(WorkflowKilledInterrupt):
@@ -239,7 +239,7 @@ class ThreadBody(Struct, eq=False):
             shut_down(then.socket)
         return True
 
-    def _look_often(self) -> Point:
+    def _look_often(self) -> Safepoint:
         """Look until the thread is at a safe point, some times, and return the last point.
 
         Looks that only come when the thread waits for something find it in the same places each
@@ -321,7 +321,7 @@ class ThreadBody(Struct, eq=False):
         self.carrier.pending = None
         return _pending.pop(self.carrier.ident, None) is not None
 
-    def told(self) -> None:
+    def begin_grace(self) -> None:
         """Begin the time to clean up: the kill has reached the body."""
         if self._kill is not None:
             self._kill.grace.begin()
@@ -351,7 +351,7 @@ class ThreadBody(Struct, eq=False):
     def interrupt(self) -> BaseException:
         """Return the exception to raise in the body, and begin its time to clean up."""
         assert self.killed_by is not None, "it is killed"
-        self.told()
+        self.begin_grace()
         return interrupt_for(self.killed_by, self.scope.workflow_id)
 
     def end(self, exc: BaseException | None) -> BaseException | None:
@@ -431,7 +431,7 @@ class ThreadRequest:
         if self.killed_by is None:
             self.killed_by = killed_by
 
-    def told(self) -> None:
+    def begin_grace(self) -> None:
         """Do nothing: the client cleans up without a time limit."""
 
     def deliver(self) -> bool:

@@ -149,7 +149,7 @@ class ScopeToolRules:
         >>> rules.verdict("RM").kind, rules.verdict("pay_out").kind, rules.verdict("search")
         ('block', 'ask', None)
         """
-        name = wire.fitted(tool)
+        name = wire.truncated(tool)
         return _cached(self._verdicts, name, self._judge, NAMES_KEPT)
 
     def _judge(self, tool: str) -> ToolVerdict | None:
@@ -162,11 +162,11 @@ class ScopeToolRules:
 
     def counts_tool(self, tool: str) -> Counting:
         """Return how repeats of a tool's calls are counted; "" if they are not."""
-        return _cached(self._counted_tools, wire.fitted(tool), self._count_tool, NAMES_KEPT)
+        return _cached(self._counted_tools, wire.truncated(tool), self._count_tool, NAMES_KEPT)
 
     def counts_model(self, model: str) -> Counting:
         """Return how repeats of a model's prompts are counted; "" if they are not."""
-        return _cached(self._counted_models, wire.fitted(model), self._count_model, NAMES_KEPT)
+        return _cached(self._counted_models, wire.truncated(model), self._count_model, NAMES_KEPT)
 
     def _count_tool(self, tool: str) -> Counting:
         return max((each.counting(tool, None) for each in self._rules), key=_STRICTER.index)

@@ -328,7 +328,7 @@ class Spool:
 
         self._with_file(free)
 
-    def look(self) -> int:
+    def count(self) -> int:
         """Count the events of this owner and its account, whichever process wrote them."""
         return self._with_file(self._count)
 

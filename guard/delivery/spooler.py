@@ -107,7 +107,7 @@ class Spooler:
         try:
             # First: what dead processes left in their journals becomes events to claim.
             await in_thread(spool.take_over, finish=True)
-            found = await in_thread(spool.look, finish=True)
+            found = await in_thread(spool.count, finish=True)
             self._look_at_s = time.monotonic() + _LOOK_S
             # Events that cannot be claimed are being delivered by another process.
             return await in_thread(spool.claim, most, finish=True) if found else []

@@ -136,7 +136,7 @@ def _name_unhooked(request: Any) -> None:
     endpoint = find_endpoint(request.method.upper(), host, path)
     if own_proxy.is_at(host, url.port):
         return
-    if endpoint is not None and endpoint.asks and patching.look():
+    if endpoint is not None and endpoint.asks and patching.rehook():
         observer.unmetered(host, path, patching.TAKEN_OUT)
 
 
@@ -220,7 +220,7 @@ def _ask_for_usage(call: ObservedCall, session: Any, options: dict[str, Any]) ->
 
 def _change_back(call: ObservedCall, session: Any, options: dict[str, Any], answer: bytes) -> bool:
     """Undo the change that was refused; return whether to send the request once more."""
-    body = call.changed_back(answer)
+    body = call.unchanged(answer)
     return body is not None and _replace(session, options, body)
 
 

@@ -17,8 +17,8 @@ from guard.core.usage.cut_short import is_cut_short
 from guard.core.usage.framing import Recorded
 from guard.core.usage.reading import is_stream
 from guard.core.usage.response_format import replaced
-from guard.instrumentation.answered_tiers import AnsweredTiers
-from guard.instrumentation.charging import EndedRequest, charged
+from guard.instrumentation.charging import EndedRequest, usage_to_charge
+from guard.instrumentation.observed_tiers import ObservedTiers
 
 _CACHE_HEADERS: Final = ("x-cache", "cf-cache-status", "helicone-cache", "x-portkey-cache-status")
 
@@ -36,13 +36,13 @@ class AnsweredCall(EndedRequest, Protocol):
         """Return a header of the answer by its lower-case name."""
 
 
-class Lessons(Protocol):
+class Learned(Protocol):
     """Takes what answers show about the requests to come."""
 
     ratios: InputRatios
     """Tokens for the size of a prompt, by model: the most that answers have shown."""
 
-    tiers: AnsweredTiers
+    tiers: ObservedTiers
     """Remembers dearer service tiers that answers name."""
 
     def ratio_rose(self, model: str | None) -> None:
@@ -59,7 +59,7 @@ Call = TypeVar("Call", bound=AnsweredCall)
 _Reported = TypeVar("_Reported", bound=AnsweredCall, contravariant=True)
 
 
-class AnswerReports(Lessons, Protocol[_Reported]):
+class AnswerReports(Learned, Protocol[_Reported]):
     """Takes what answers show."""
 
     def reported(self, call: _Reported, usage: Usage | None, *, again: bool) -> Usage | None:
@@ -71,11 +71,11 @@ class AnswerReports(Lessons, Protocol[_Reported]):
             again: whether it may repeat what another response has reported.
         """
 
-    def goes_on(self, call: _Reported, event: InstrumentedCall, at_most: Usage) -> None:
+    def hold_until_polled(self, call: _Reported, event: InstrumentedCall, at_most: Usage) -> None:
         """Keep the hold of unfinished work until a poll names its response."""
 
 
-def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) -> None:
+def record_answer(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) -> None:
     """Set in its event what a call used, and end its hold by that.
 
     Runs once for a call, with ``reports.reading`` held.
@@ -87,7 +87,7 @@ def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) ->
     """
     usage, event.streamed = _usage(call)
     bound, hold = call.bound, call.hold
-    # Set here too, for work that is not finished: `goes_on` copies the event.
+    # Set here too, for work that is not finished: `hold_until_polled` copies the event.
     event.requested_model = None if bound is None else bound.model
     if usage is not None and usage.strangers:
         usage = replaced(usage, strangers=_judged(call, usage, reports))
@@ -111,9 +111,9 @@ def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) ->
     # 2. It says nothing, too little, or that its work is not finished: `charged` decides, and ends
     #    the hold unless the work is polled later.
     elif usage is None or usage.later or event.usage is not None:
-        event.usage = charged(call, usage, event.streamed, _has_begun(call.content))
+        event.usage = usage_to_charge(call, usage, event.streamed, _has_begun(call.content))
         if event.usage is not None and event.usage.later:
-            reports.goes_on(call, event, event.usage)
+            reports.hold_until_polled(call, event, event.usage)
     # 3. It repeats an answer that was recorded before: this request cost nothing.
     elif hold is not None:
         hold.give_back()
@@ -175,7 +175,7 @@ def _with_fees(call: AnsweredCall, usage: Usage) -> Usage:
     return replaced(usage, fees=fees) if fees else usage
 
 
-def _learn(host: str, bound: RequestBound, usage: Usage, lessons: Lessons) -> None:
+def _learn(host: str, bound: RequestBound, usage: Usage, lessons: Learned) -> None:
     """Remember the prompt's tokens and the service tier, where they are dearer than held."""
     if usage.service_tier is not None:
         lessons.tiers.learn(host, bound, usage)
@@ -190,7 +190,7 @@ def _prompt(usage: Usage) -> int:
     return usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
 
 
-def _seen_to_its_end(call: AnsweredCall, usage: Usage, lessons: Lessons) -> Usage:
+def _seen_to_its_end(call: AnsweredCall, usage: Usage, lessons: Learned) -> Usage:
     """Return the usage of a limited answer, marked and counted if the limit has ended it."""
     content, bound = call.content, call.bound
     if content is None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Call, Endpoint, Usage
-from guard.core.usage.ends import ChargeBy, Ending, Known, Seen, charge_of, output_by_time
+from guard.core.usage.ends import ChargeBy, Ending, Evidence, UsageKind, charge_of, output_by_time
 from guard.core.usage.hidden_output import may_hide_output, top_speed
 from guard.core.usage.response_format import replaced
 from guard.core.usage.vendors import provider_of
@@ -35,7 +35,7 @@ class EndedRequest(Protocol):
         """The request's path and body."""
 
 
-def charged(
+def usage_to_charge(
     ended: EndedRequest, counted: Usage | None, streamed: bool, began: bool
 ) -> Usage | None:
     """Return the usage to record for a request without exact usage, and end its hold by that.
@@ -51,7 +51,7 @@ def charged(
     hold, bound, asked = ended.hold, ended.bound, ended.request
     is_held = hold is not None and hold.reservation_id is not None
     model = (None if bound is None else bound.model) or asked.model()
-    seen = Seen(
+    seen = Evidence(
         ended.ending,
         ended.status,
         _known(counted),
@@ -87,7 +87,7 @@ def charged(
     return usage
 
 
-def _known(counted: Usage | None) -> Known:
+def _known(counted: Usage | None) -> UsageKind:
     """Return what an answer without exact usage says; work without an id cannot be polled."""
     if counted is None or (counted.later and counted.response_id is None):
         return "none"

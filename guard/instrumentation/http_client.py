@@ -43,7 +43,7 @@ def _putrequest(original: Any) -> Any:
                 observer.unknown_path(host, path)
             elif endpoint is not None and endpoint.asks and (endpoint.certain or provider_of(host)):
                 # A client that has lost its hook, such as requests, sends through this class too.
-                observer.unmetered(host, path, patching.TAKEN_OUT if patching.look() else _WHY)
+                observer.unmetered(host, path, patching.TAKEN_OUT if patching.rehook() else _WHY)
         return original(self, method, url, *args, **options)
 
     return putrequest

@@ -245,12 +245,12 @@ def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
         if call is None:
             if _is_covered(request):
                 return original(self, request)
-            patching.look()  # puts the upper hook back, for the next request
+            patching.rehook()  # puts the upper hook back, for the next request
             return guarded(self, request, stream=True)
         # 2. Another try, or a redirect: the last one may be billed, this one needs its own cover.
         if call.tried is not None:
             if call.has_lost_a_try:
-                call.again()
+                call.retry()
             outgoing.tries_again(call, request)
         if not outgoing.watches(request):
             call.leaves()
@@ -277,11 +277,11 @@ def _handle_async(original: Any, tee: Any, outgoing: Outgoing) -> Any:
         if call is None:
             if _is_covered(request):
                 return await original(self, request)
-            patching.look()
+            patching.rehook()
             return await guarded(self, request, stream=True)
         if call.tried is not None:
             if call.has_lost_a_try:
-                await call.again_async()
+                await call.retry_async()
             outgoing.tries_again(call, request)
         if not outgoing.watches(request):
             await call.leaves_async()
@@ -341,7 +341,7 @@ def _change_back(
     call: ObservedCall, client: Any, request: Any, answer: bytes, outgoing: Outgoing
 ) -> bool:
     """Undo the change that was refused; return whether to send the request once more."""
-    body = call.changed_back(answer)
+    body = call.unchanged(answer)
     if body is None:
         return False
     outgoing.replace(request, body)

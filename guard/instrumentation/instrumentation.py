@@ -25,14 +25,14 @@ from guard.core.usage.ends import Ending
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.usage.vendors import names_llm, names_unpriced
-from guard.core.wire import RESPONSE_ID_BYTES_MAX, RESPONSE_ID_LENGTH_MAX, fitted
+from guard.core.wire import RESPONSE_ID_BYTES_MAX, RESPONSE_ID_LENGTH_MAX, truncated
 from guard.instrumentation import patching
 from guard.instrumentation.account import Account
-from guard.instrumentation.answered_tiers import AnsweredTiers
+from guard.instrumentation.background_jobs import BackgroundJobs, Work
 from guard.instrumentation.include_usage import StreamUsage
-from guard.instrumentation.later_work import LaterWork, Work
 from guard.instrumentation.local_hosts import LocalHosts
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent
+from guard.instrumentation.observed_tiers import ObservedTiers
 from guard.instrumentation.output_limits import OutputLimits
 from guard.instrumentation.realtime import RealtimeSession
 from guard.instrumentation.request_gate import RequestGate
@@ -89,7 +89,7 @@ class Instrumentation:
         self._max_output_tokens = max_output_tokens
         self.ratios = InputRatios()
         self.limits = OutputLimits()
-        self.tiers = AnsweredTiers()
+        self.tiers = ObservedTiers()
         self._local = LocalHosts(price_local)
         self.trusted = trusted
         # A module that is slow to load, since it knows every vendor's request format. Loaded by a
@@ -102,7 +102,7 @@ class Instrumentation:
         self.failures = 0
         # Answers that wait to be parsed, and work that waits to be polled. Both hold money.
         self._unread = unread or UnreadAnswers()
-        self.later = self._unread.later = LaterWork(self._ended_later)
+        self.later = self._unread.later = BackgroundJobs(self._ended_later)
         # Calls that are not over. Any thread adds and removes; each is one atomic operation. The
         # removal decides who ends a call: in a forked child, which has a set of its own, none of
         # the parent's calls is in it.
@@ -145,9 +145,9 @@ class Instrumentation:
         """Instrument the supported transports, now or when they are imported. Idempotent."""
         patching.install(self)
 
-    def look(self) -> None:
+    def rehook(self) -> None:
         """Put back the hooks that other code has taken out; cheap if there are none."""
-        patching.look()
+        patching.rehook()
         for package in self.unhooked_tools():
             self.unseen.note_framework(package)
 
@@ -174,7 +174,7 @@ class Instrumentation:
         In this order: no call begins after :meth:`uninstall`, an abandoned call adds an unread
         answer, and an answer that is read may add later work.
         """
-        self.look()  # a last time, so that the status names what was taken out
+        self.rehook()  # a last time, so that the status names what was taken out
         self.uninstall()
         for call in list(self._open):
             call.abandon()
@@ -293,7 +293,7 @@ class Instrumentation:
         # Here and not only on the background loop: between two of its looks, a client that was
         # just patched over could send any number of requests unseen.
         if call.started_s >= patching.next_look_s:
-            patching.look()
+            patching.rehook()
         if call.endpoint.asks:
             gate, tools = account.request_gate, account.tools
             if gate is not None and not observed:
@@ -521,7 +521,7 @@ class Instrumentation:
             return False
         return True
 
-    def tried(self, lost: ObservedCall) -> None:
+    def record_attempt(self, lost: ObservedCall) -> None:
         """Register the copy of a call that stands for an earlier try; the copy ends at once."""
         self._open.add(lost)
 
@@ -572,7 +572,9 @@ class Instrumentation:
         # An estimate is no reason to charge again: the request itself is charged, or still held.
         return True
 
-    def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
+    def hold_until_polled(
+        self, call: ObservedCall, event: InstrumentedCall, at_most: Usage
+    ) -> None:
         """Keep the hold of unfinished work until a poll names its response."""
         at_most, hold = _as_taken(replaced(at_most, later=False)), call.hold
         assert hold is not None
@@ -636,10 +638,12 @@ def _key_of(provider: str, response_id: str, scope: Scope) -> tuple[str, str]:
 
 def _as_taken(usage: Usage) -> Usage:
     """Return usage whose texts fit the protocol: the gateway would refuse the event otherwise."""
-    model, tier = usage.model and fitted(usage.model), usage.service_tier
-    tier = tier and fitted(tier)
+    model, tier = usage.model and truncated(usage.model), usage.service_tier
+    tier = tier and truncated(tier)
     response_id = usage.response_id
-    response_id = response_id and fitted(response_id, RESPONSE_ID_LENGTH_MAX, RESPONSE_ID_BYTES_MAX)
+    response_id = response_id and truncated(
+        response_id, RESPONSE_ID_LENGTH_MAX, RESPONSE_ID_BYTES_MAX
+    )
     if (model, tier, response_id) == (usage.model, usage.service_tier, usage.response_id):
         return usage
     return replaced(usage, model=model, service_tier=tier, response_id=response_id)

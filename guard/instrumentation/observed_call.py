@@ -23,7 +23,7 @@ from guard.core.usage.ends import Ending, may_be_billed
 from guard.core.usage.tool_scan import ToolScanner
 from guard.instrumentation import open_streams
 from guard.instrumentation.account import Account
-from guard.instrumentation.answer import Lessons, settle
+from guard.instrumentation.answer import Learned, record_answer
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
 from guard.instrumentation.request_gate import RequestCover, RequestGate
@@ -50,7 +50,7 @@ _REFUSALS: Final = (400, 422)
 """Statuses by which vendors refuse a parameter of the request."""
 
 
-class CallReports(Lessons, Protocol):
+class CallReports(Learned, Protocol):
     """What an observed call reports to. Also an ``AnswerReports`` of such calls."""
 
     reading: threading.RLock
@@ -71,13 +71,15 @@ class CallReports(Lessons, Protocol):
     def forget(self, call: ObservedCall) -> bool:
         """Forget a call that ends without anything to record; False if it is another process's."""
 
-    def tried(self, lost: ObservedCall) -> None:
+    def record_attempt(self, lost: ObservedCall) -> None:
         """Register the copy of a call that stands for an earlier try; the copy ends at once."""
 
     def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
         """Return the usage to record; None if there is none or it was recorded before."""
 
-    def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
+    def hold_until_polled(
+        self, call: ObservedCall, event: InstrumentedCall, at_most: Usage
+    ) -> None:
         """Keep the hold of unfinished work until a poll names its response."""
 
     def failed(self, exc: Exception) -> None:
@@ -128,7 +130,7 @@ class ObservedCall:
         tool_watch: checks the tools that the answer asks for; None where no rule applies.
     """
 
-    # Slots: a program may hold thousands of open calls. `_lose` relies on `copy.copy` of them.
+    # Slots: a program may hold thousands of open calls. `_charge_lost` copies them (`copy.copy`).
     __slots__ = (
         "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_is_read", "_path",
         "_plain", "_replace", "_reports", "_span", "bound", "ended_s", "ending", "endpoint",
@@ -283,10 +285,10 @@ class ObservedCall:
         changed = self.filter is not None or self.limited_body is not None
         return changed and status in _REFUSALS
 
-    def changed_back(self, answer: bytes) -> bytes | None:
+    def unchanged(self, answer: bytes) -> bytes | None:
         """Return the body to send once more after such a refusal; None to accept the refusal.
 
-        The loop in the transport ends: the filter is taken out once, and ``LimitedBody.again``
+        The loop in the transport ends: the filter is taken out once, and ``LimitedBody.retry``
         returns a finite number of bodies.
 
         Args:
@@ -301,10 +303,10 @@ class ObservedCall:
         #    not read, both changes are suspects, and the option is removed first (case 2): more
         #    endpoints refuse that.
         if limited is not None and (answer or usage is None):
-            changed = limited.again(answer)
+            changed = limited.retry(answer)
             if changed is not None:
                 self.limited_body = changed
-                self._if_taken = (*(self._if_taken if answer else ()), changed.is_taken)
+                self._if_taken = (*(self._if_taken if answer else ()), changed.accepted)
                 self._note_limit(changed.tokens)
                 return changed.body
         # 2. The option that asks for usage is removed.
@@ -398,30 +400,31 @@ class ObservedCall:
         tried = self.tried
         return tried is not None and not self.unsent and (not tried or may_be_billed(tried))
 
-    def again(self) -> None:
+    def retry(self) -> None:
         """Begin another try of the client's own: the last try is lost, this one gets its own hold.
 
         Raises:
             Refusal: it may not go out.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        self._lose()
+        self._charge_lost()
         if self.uncovered:
             self.ask()
 
-    async def again_async(self) -> None:
+    async def retry_async(self) -> None:
         """Like :meth:`again`, without blocking the caller's loop."""
-        self._lose()
+        self._charge_lost()
         if self.uncovered:
             await self.ask_async()
 
-    def _lose(self) -> None:
+    def _charge_lost(self) -> None:
         """Charge the last try by a copy of this call, and cover the next one."""
         # The copy takes the hold along, so that the lost try is charged by it. This object stays:
         # the transports, the response and `nested_call` refer to it.
         lost = copy.copy(self)
         lost._span = None  # one span for all tries
-        self._reports.tried(lost)  # before its end: `ended` records only calls that are open
+        # Before its end: `ended` records only calls that are open.
+        self._reports.record_attempt(lost)
         lost._end(Ending.LOST)
         self.unsent = self.hold = None
         if self._gate is not None and self.bound is not None:
@@ -618,7 +621,7 @@ class ObservedCall:
             if call.answer is None:
                 return
             try:
-                settle(self, call, reports)
+                record_answer(self, call, reports)
             except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
                 reports.failed(exc)
                 if self.hold is not None:

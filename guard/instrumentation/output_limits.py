@@ -49,7 +49,7 @@ class LimitedBody(Struct, frozen=True):
     _is_renamed: bool = False
     _lowered: int = 0
 
-    def again(self, answer: bytes) -> LimitedBody | None:
+    def retry(self, answer: bytes) -> LimitedBody | None:
         """Return what to send after a refusal: a smaller limit, or the other name.
 
         None where the refusal was about something else; the request's own limit keeps its name.
@@ -76,7 +76,7 @@ class LimitedBody(Struct, frozen=True):
             return None
         return replace(self, body=body, _known=known, _is_renamed=True)
 
-    def is_taken(self) -> None:
+    def accepted(self) -> None:
         """Remember that the vendor has accepted it, for later requests of the same model."""
         self._remember(self._known)
 

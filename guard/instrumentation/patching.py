@@ -26,8 +26,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from guard.instrumentation import tool_table
+from guard.instrumentation.method_hook import MethodHook
 from guard.instrumentation.observer import Observer
-from guard.instrumentation.seam import Seam
 
 logger = logging.getLogger("guard.instrumentation")
 
@@ -62,7 +62,7 @@ _half_imported: set[str] = set()
 # `sys.modules`, even if its import has not ended.
 _registering: str | None = None
 # By class and method; changed under `_lock`. Deleted only when no wrapper of guard's is left.
-_patches: dict[tuple[type[Any], str], Seam] = {}
+_patches: dict[tuple[type[Any], str], MethodHook] = {}
 # By client: whether it could be hooked, and the module that was; changed under `_lock`. They stay
 # after `uninstall`, for the status.
 _seams: dict[str, bool] = {}
@@ -85,7 +85,7 @@ def active() -> Observer | None:
     return _active
 
 
-def seams() -> dict[str, bool]:
+def hooked() -> dict[str, bool]:
     """Return the modules that were hooked; False for those whose version could not be."""
     return dict(_seams)
 
@@ -104,7 +104,7 @@ def restored() -> tuple[str, ...]:
 def unhooked() -> tuple[str, ...]:
     """Return the clients whose version could not be hooked: their requests pass unseen."""
     return tuple(
-        name for name, is_hooked in seams().items()
+        name for name, is_hooked in hooked().items()
         if not is_hooked and name not in tool_table.PACKAGES
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def replace(owner: type[Any], name: str, wrap: Callable[[Any], Any]) -> None:
         return  # inherited from a hooked class
     seam = _patches.get((owner, name))
     if seam is None:
-        seam = _patches[owner, name] = Seam(owner, name, wrap)
+        seam = _patches[owner, name] = MethodHook(owner, name, wrap)
     elif seam.is_in_place():  # perhaps below another's wrapper
         return
     else:
@@ -219,7 +219,7 @@ def is_hooked(owner: type[Any], name: str) -> bool:
     return False
 
 
-def look() -> bool:
+def rehook() -> bool:
     """Look whether each hook is still called, and put back those that others have taken out.
 
     Each method that was put back is logged once. Never raises.
@@ -253,7 +253,7 @@ def look() -> bool:
     return gone
 
 
-def _tell_restored(seam: Seam) -> None:
+def _tell_restored(seam: MethodHook) -> None:
     if str(seam) not in _restored:
         _restored[str(seam)] = None
         logger.warning(

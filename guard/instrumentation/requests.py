@@ -35,7 +35,7 @@ def _send(original: Any) -> Any:
             _ask_for_usage(call, request)
             response = llm_request(original, self, request, *args, **options)
             while call.is_doubted(response.status_code):
-                body = call.changed_back(response.content)  # read whole: its connection is free
+                body = call.unchanged(response.content)  # read whole: its connection is free
                 if body is None:
                     break
                 _replace(request, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from guard.core.events import InstrumentedCall, usage_of
-from guard.instrumentation.later_work import LaterWork
+from guard.instrumentation.background_jobs import BackgroundJobs
 
 
 class UnreadAnswers:
@@ -22,7 +22,7 @@ class UnreadAnswers:
 
     def __init__(self) -> None:
         self.calls: deque[InstrumentedCall] = deque()
-        self.later: LaterWork | None = None
+        self.later: BackgroundJobs | None = None
 
     def after_fork(self) -> None:
         """Forget the parent's answers: the parent reads them."""

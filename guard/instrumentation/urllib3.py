@@ -43,7 +43,7 @@ def _urlopen(original: Any) -> Any:
             history = getattr(options.get("retries"), "history", ())
             status = history[-1].status if history else None
             if status is None or may_be_billed(status):
-                call.again()
+                call.retry()
         return original(self, *args, **options)
 
     return urlopen

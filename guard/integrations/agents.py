@@ -23,7 +23,7 @@ from agents import (
     ToolInputGuardrailData,
 )
 
-from guard.asking.tool_calls import Watcher
+from guard.asking.tool_calls import Checkpoint
 from guard.integrations import tools
 
 
@@ -46,7 +46,7 @@ class GuardRunHooks(RunHooks[Any]):
         """Ask the gateway for the tool."""
         call_id = getattr(context, "tool_call_id", None)
         await tools.gate_tool_async(
-            tool.name, Watcher("hooks", call_id, surrounds=False),
+            tool.name, Checkpoint("hooks", call_id, runs_tool=False),
             getattr(context, "tool_arguments", None),
         )  # fmt: skip
         self._started_s[id(context)] = time.monotonic()
@@ -60,7 +60,7 @@ class GuardRunHooks(RunHooks[Any]):
 
 
 async def _ask(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
-    watcher = Watcher("guardrail", data.context.tool_call_id, surrounds=False)
+    watcher = Checkpoint("guardrail", data.context.tool_call_id, runs_tool=False)
     await tools.gate_tool_async(data.context.tool_name, watcher, data.context.tool_arguments)
     return ToolGuardrailFunctionOutput.allow()
 

@@ -27,9 +27,9 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 
-from guard.asking.tool_calls import Watcher
+from guard.asking.tool_calls import Checkpoint
 from guard.context import chain, span
-from guard.core.wire import fitted
+from guard.core.wire import truncated
 from guard.integrations import tools
 
 logger = logging.getLogger("guard.integrations")
@@ -76,7 +76,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
         name = _tool_name(serialized, options)
         if not tools.is_running(name):  # else a wrapper or the tool's seam has asked
             call_id = _call_id(run_id, options)
-            tools.gate_tool(name, Watcher("callback", call_id, surrounds=False), input_str)
+            tools.gate_tool(name, Checkpoint("callback", call_id, runs_tool=False), input_str)
             self._tools[run_id] = (name, time.monotonic(), call_id)
 
     async def _tool_start_async(
@@ -86,7 +86,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
         if not tools.is_running(name):  # else a wrapper or the tool's seam has asked
             call_id = _call_id(run_id, options)
             await tools.gate_tool_async(
-                name, Watcher("callback", call_id, surrounds=False), input_str
+                name, Checkpoint("callback", call_id, runs_tool=False), input_str
             )
             self._tools[run_id] = (name, time.monotonic(), call_id)
 
@@ -137,12 +137,12 @@ class GuardCallbackHandler(BaseCallbackHandler):
         scopes = contextlib.ExitStack()
         try:
             if thread is not None:
-                identity = fitted(str(thread))
+                identity = truncated(str(thread))
                 op = "continue" if identity in self._threads else "start"
                 scopes.enter_context(chain(identity, op=op))  # type: ignore[arg-type]  # one of both
                 if len(self._threads) < _THREADS_KEPT:
                     self._threads[identity] = None
-            scopes.enter_context(span(fitted(str(name or node or "graph"))))
+            scopes.enter_context(span(truncated(str(name or node or "graph"))))
         except Exception:  # a missing span must not fail the run
             logger.debug("no span for this run", exc_info=True)
         self._scopes[run_id] = scopes
@@ -204,8 +204,8 @@ def _given(request: Any) -> Any:
     return request.tool_call.get("args")
 
 
-def _wrapper_of(request: Any) -> Watcher:
-    return Watcher("wrapper", request.tool_call.get("id"))
+def _wrapper_of(request: Any) -> Checkpoint:
+    return Checkpoint("wrapper", request.tool_call.get("id"))
 
 
 def _call_id(run_id: UUID, options: dict[str, Any]) -> str:

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from mcp import ClientSession
 
-from guard.asking.tool_calls import Watcher
+from guard.asking.tool_calls import Checkpoint
 from guard.integrations import tools
 
-_SESSION: Final = Watcher("mcp adapter")  # the seam of the sessions is another watcher
+_SESSION: Final = Checkpoint("mcp adapter")  # the seam of the sessions is another watcher
 
 _original: Any = None
 

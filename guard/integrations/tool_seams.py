@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
-from guard.asking.tool_calls import Watcher
+from guard.asking.tool_calls import Checkpoint
 from guard.instrumentation import patching
 from guard.instrumentation.tool_table import (
     ASSISTANT,
@@ -108,9 +108,9 @@ def _name(
     return None if patching.active() is None else caller.name_of(tool, args, options)
 
 
-def _watcher(caller: ToolCaller, options: dict[str, Any]) -> Watcher:
+def _watcher(caller: ToolCaller, options: dict[str, Any]) -> Checkpoint:
     call_id = options.get("tool_call_id") or options.get("call_id")
-    return Watcher(caller.package, call_id if isinstance(call_id, str) else None)
+    return Checkpoint(caller.package, call_id if isinstance(call_id, str) else None)
 
 
 def _end_stream(original: Any) -> Any:

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from guard.asking.tool_calls import Watcher, current
+from guard.asking.tool_calls import Checkpoint, current
 from guard.breaker.exceptions import GuardError
 from guard.control.enforcement import refusal_in
-from guard.core.wire import fitted
+from guard.core.wire import truncated
 from guard.facade import track_tool
 from guard.protected_call import ProtectedCall, Target
 from guard.runtime.active import active_account
@@ -57,7 +57,7 @@ running: Final[ContextVar[RunningTool | None]] = ContextVar("guard_running_tool"
 """The tool call around the code, so that other watchers of it do not ask again."""
 
 
-def call_tool(name: str, run: Callable[[], T], watcher: Watcher, given: Any = None) -> T:
+def call_tool(name: str, run: Callable[[], T], watcher: Checkpoint, given: Any = None) -> T:
     """Run a tool as a protected call under its name, and report it.
 
     Args:
@@ -96,7 +96,7 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher, given: Any = No
 
 
 async def call_tool_async(
-    name: str, run: Callable[[], Awaitable[T]], watcher: Watcher, given: Any = None
+    name: str, run: Callable[[], Awaitable[T]], watcher: Checkpoint, given: Any = None
 ) -> T:
     """Like :func:`call_tool`, for tools that are awaited."""
     if _is_checked(name, watcher):
@@ -120,7 +120,7 @@ async def call_tool_async(
 
 
 async def stream_tool(
-    name: str, run: Callable[[], AsyncIterator[T]], watcher: Watcher, given: Any = None
+    name: str, run: Callable[[], AsyncIterator[T]], watcher: Checkpoint, given: Any = None
 ) -> AsyncIterator[T]:
     """Like :func:`call_tool`, for tools whose result is a stream."""
     if _is_checked(name, watcher):
@@ -146,7 +146,7 @@ async def stream_tool(
     report_tool(name, started_s)
 
 
-def gate_tool(name: str, watcher: Watcher, given: Any = None) -> None:
+def gate_tool(name: str, watcher: Checkpoint, given: Any = None) -> None:
     """Ask whether a tool may run, where the framework runs it itself.
 
     Args:
@@ -164,7 +164,7 @@ def gate_tool(name: str, watcher: Watcher, given: Any = None) -> None:
     current.set(edge.tool_call)
 
 
-async def gate_tool_async(name: str, watcher: Watcher, given: Any = None) -> None:
+async def gate_tool_async(name: str, watcher: Checkpoint, given: Any = None) -> None:
     """Like :func:`gate_tool`, without blocking the loop.
 
     Some frameworks run their hooks for one call concurrently. Those wait for their turn, so that
@@ -178,7 +178,7 @@ async def gate_tool_async(name: str, watcher: Watcher, given: Any = None) -> Non
         await _gate_async(name, watcher, given)
 
 
-async def _gate_async(name: str, watcher: Watcher, given: Any) -> None:
+async def _gate_async(name: str, watcher: Checkpoint, given: Any) -> None:
     edge = _edge(name, watcher, given)
     try:
         await run_inside(_nothing_async, lambda: edge)()
@@ -204,7 +204,7 @@ def check_llm_request() -> None:
 
 def report_tool(name: str, started_s: float) -> None:
     """Report a tool call that has ended; ``started_s`` is from the monotonic clock."""
-    track_tool(fitted(name) or "tool", (time.monotonic() - started_s) * 1000)
+    track_tool(truncated(name) or "tool", (time.monotonic() - started_s) * 1000)
 
 
 def carried(error: GuardError) -> BaseException:
@@ -212,8 +212,8 @@ def carried(error: GuardError) -> BaseException:
     return refusal_in(current_scope.get(), error)
 
 
-def _edge(name: str, watcher: Watcher, given: Any) -> ProtectedCall:
-    name = fitted(name or "tool")
+def _edge(name: str, watcher: Checkpoint, given: Any) -> ProtectedCall:
+    name = truncated(name or "tool")
     if (account := active_account(current_scope.get())) is not None:
         account.tools.unchecked.checked((name,))
     edge = ProtectedCall(Target(f"tools.{name}", name, watcher=watcher, pays=False))
@@ -227,7 +227,7 @@ def is_running(name: str) -> bool:
     return around is not None and not around.is_over and around.name == name
 
 
-def _is_checked(name: str, watcher: Watcher) -> bool:
+def _is_checked(name: str, watcher: Checkpoint) -> bool:
     around = running.get()
     return around is not None and around.is_seen_by(name, watcher.kind)
 
@@ -239,7 +239,7 @@ class _Inside:
     than the one in which it began.
     """
 
-    def __init__(self, name: str, watcher: Watcher, edge: ProtectedCall) -> None:
+    def __init__(self, name: str, watcher: Checkpoint, edge: ProtectedCall) -> None:
         self._running = RunningTool(name, {watcher.kind})
         self._around = running.get(), current.get()
         running.set(self._running)

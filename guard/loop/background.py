@@ -84,11 +84,6 @@ class BackgroundLoop:
         thread = self._thread  # once it has ended, another thread can have its identifier
         return thread is not None and thread.ident == threading.get_ident() and thread.is_alive()
 
-    @property
-    def thread_ident(self) -> int | None:
-        """Identifier of the loop's thread, None before the start."""
-        return None if self._thread is None else self._thread.ident
-
     def start(self) -> asyncio.AbstractEventLoop:
         """Start the thread if it is not running and return its loop.
 

@@ -91,11 +91,11 @@ class Leftovers:
         spool = Spool(place, owner, bytes_max=settings.spool_max_bytes)
         try:
             spool.take_over(also_living=also_living, of_all=of_all)
-            if spool.look():
+            if spool.count():
                 import asyncio
 
                 asyncio.run(_deliver(settings, spool))
-            return spool.look()
+            return spool.count()
         except SpoolError:
             return 1  # not 0: how many there are is unknown
         finally:

@@ -62,10 +62,10 @@ class RunLook:
         self._shown = RunSpend()
 
     def __call__(self) -> None:
-        self._proxy.look()
+        self._proxy.poll()
         if self._raising is not None:
             with contextlib.suppress(AdminError):  # the next call asks again
-                self._raising.look()
+                self._raising.poll()
         now_s = time.monotonic()
         if now_s < self._next_s:
             return

@@ -37,7 +37,7 @@ _LAUNCHERS: Final[dict[str, frozenset[str]]] = {
 
 
 @attrs.frozen
-class Pointed:
+class Redirect:
     """The changes that one program needs beside the common variables.
 
     Texts have ``PROXY`` in place of the proxy's address.
@@ -57,18 +57,18 @@ class Pointed:
     unroutable: str | None = None
 
 
-def unroutable(why: str) -> Pointed:
+def unroutable(why: str) -> Redirect:
     """Return the result for a program that cannot be led to the proxy."""
-    return Pointed(unroutable=why)
+    return Redirect(unroutable=why)
 
 
-Row = Callable[[StartPlace, Sequence[str], UpstreamNames], Pointed]
+Row = Callable[[StartPlace, Sequence[str], UpstreamNames], Redirect]
 """Called with the place where a program is started, the words after its name, and the upstreams."""
 
 
 def point(
     command: Sequence[str], place: StartPlace, upstreams: UpstreamNames
-) -> tuple[list[str], Pointed]:
+) -> tuple[list[str], Redirect]:
     """Return the command with the arguments that point its program at the proxy, and all changes.
 
     Args:
@@ -84,7 +84,7 @@ def point(
         return list(command), unroutable(why)
     if row is None:  # it may start OpenCode, whose settings can be in the environment
         found = _opencode(place, (), upstreams)
-        return list(command), Pointed(variables=found.variables)
+        return list(command), Redirect(variables=found.variables)
     found = row(place, command[at + 1 :], upstreams)
     return [*command[: at + 1], *found.arguments, *command[at + 1 :]], found
 
@@ -132,7 +132,7 @@ _CLAUDE_CLOUDS: Final = {
 }
 
 
-def _claude(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
+def _claude(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Redirect:
     for variable, cloud in _CLAUDE_CLOUDS.items():
         if _is_on(place.environ.get(variable)):
             return unroutable(f"{variable} is set: it talks to {cloud}")
@@ -150,7 +150,7 @@ def _claude(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
                 variable in said if variable == "ANTHROPIC_BASE_URL" else _is_on(said.get(variable))
             ):
                 return unroutable(_overrides(path, variable))
-    return Pointed()
+    return Redirect()
 
 
 def _is_on(value: object) -> bool:
@@ -168,13 +168,13 @@ def _unreadable(vendor: str) -> str:
     return f"the environment sets the address of {vendor} to no plain URL, such as https://host/v1"
 
 
-def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) -> Pointed:
+def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) -> Redirect:
     """Point Codex, which reads addresses from its settings and arguments, not the environment."""
     given = [word.removeprefix("--config=").replace(" ", "") for word in words]
     if any(word.startswith(("model_provider=", "openai_base_url=")) for word in given):
         return unroutable("an argument names its provider, or an address of it")
     if "--oss" in words:
-        return Pointed()  # a model on this machine
+        return Redirect()  # a model on this machine
     own = place.path("CODEX_HOME", place.home / ".codex")
     address = None
     searches = "--search" in words or any(word.startswith("web_search=") for word in given)
@@ -201,7 +201,7 @@ def _codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) ->
     arguments = ["-c", f'openai_base_url="{url}"']
     if not searches:  # it offers searches without a number, which no limit can bound
         arguments += ["-c", 'web_search="disabled"']
-    return Pointed(arguments=tuple(arguments))
+    return Redirect(arguments=tuple(arguments))
 
 
 def _is_signed_in(place: StartPlace, own: Path) -> bool:
@@ -219,7 +219,7 @@ def _is_signed_in(place: StartPlace, own: Path) -> bool:
 _GEMINI_WITH_KEY: Final = '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'
 
 
-def _gemini(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
+def _gemini(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Redirect:
     """Point the Gemini CLI, for which variables are enough.
 
     With a key alone the address hides how it signs in. So the way of signing in, if no setting has
@@ -230,10 +230,10 @@ def _gemini(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
     if not place.environ.get("GEMINI_API_KEY") or any(
         place.environ.get(name) == "true" for name in clouds
     ):
-        return Pointed()
+        return Redirect()
     if place.environ.get(defaults):
-        return Pointed()
-    return Pointed(written={defaults: _GEMINI_WITH_KEY})
+        return Redirect()
+    return Redirect(written={defaults: _GEMINI_WITH_KEY})
 
 
 # -- OpenCode, pi ----------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ _OPENCODE: Final = {
 """Providers of OpenCode: the vendor, the path of its base URL, and the variables of its keys."""
 
 
-def _opencode(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Pointed:
+def _opencode(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Redirect:
     """Point OpenCode, which merges settings from several places, the environment last."""
     data = place.path("XDG_DATA_HOME", place.home / ".local/share") / "opencode"
     accounts = next((stored for _, stored in place.json(data / "auth.json")), {})
@@ -276,7 +276,7 @@ def _opencode(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> 
                 return unroutable(_unreadable(vendor))
         providers[name] = {"options": {"baseURL": upstreams.lead(vendor, address)}}
     content = merged(object_in(given), {"provider": providers})
-    return Pointed(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(content)} if providers else {})
+    return Redirect(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(content)} if providers else {})
 
 
 def _opencode_settings(place: StartPlace) -> Iterator[dict[str, Any]]:
@@ -299,7 +299,7 @@ _PI: Final = {
 }
 
 
-def _pi(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Pointed:
+def _pi(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Redirect:
     """Point pi, with a copy of its settings without credentials: keys must be in variables."""
     own = place.path("PI_CODING_AGENT_DIR", place.home / ".pi/agent")
     keyed = [n for n, (_, _, keys) in _PI.items() if any(map(place.environ.get, keys))]
@@ -327,13 +327,13 @@ def _pi(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Pointe
         text = place.read(own / name)
         if text is not None:
             files[name] = text
-    return Pointed(copied={"PI_CODING_AGENT_DIR": files})
+    return Redirect(copied={"PI_CODING_AGENT_DIR": files})
 
 
 # -- the others ------------------------------------------------------------------------------------
 
 
-def _qwen(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Pointed:
+def _qwen(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Redirect:
     for path, settings in place.json(
         place.home / ".qwen/settings.json", place.cwd / ".qwen/settings.json"
     ):
@@ -344,43 +344,43 @@ def _qwen(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Pointed:
     if not place.environ.get("OPENAI_API_KEY"):
         return unroutable("without OPENAI_API_KEY it uses an account, whose address cannot be set")
     has_kind = any(word.startswith("--auth-type") for word in words)
-    return Pointed(arguments=() if has_kind else ("--auth-type", "openai"))
+    return Redirect(arguments=() if has_kind else ("--auth-type", "openai"))
 
 
-def _copilot(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
+def _copilot(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Redirect:
     if Address.of(place.environ.get("COPILOT_PROVIDER_BASE_URL")) is not None:
-        return Pointed()
+        return Redirect()
     return unroutable(
         "its subscription has no address that can be set; with a key of your own set "
         "COPILOT_PROVIDER_BASE_URL, COPILOT_PROVIDER_TYPE, COPILOT_PROVIDER_API_KEY, COPILOT_MODEL"
     )
 
 
-def _aider(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Pointed:
+def _aider(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Redirect:
     if any(word.startswith(("--openai-api-base", "--set-env")) for word in words):
         return unroutable("an argument names its address")
     for path in (place.home / ".aider.conf.yml", place.cwd / ".aider.conf.yml"):
         if re.search(r"(?m)^\s*(openai-api-base|set-env)\s*:", place.read(path) or ""):
             return unroutable(_overrides(path, "openai-api-base"))
-    return Pointed()
+    return Redirect()
 
 
-def _goose(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Pointed:
+def _goose(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Redirect:
     own = place.path("XDG_CONFIG_HOME", place.home / ".config") / "goose/config.yaml"
     found = re.search(r"(?m)^GOOSE_PROVIDER:\s*[\"']?(\w+)", place.read(own) or "")
     provider = place.environ.get("GOOSE_PROVIDER") or (found[1] if found else None)
     if provider not in (None, "openai", "anthropic"):
         return unroutable(f"its provider {provider} has no address that is set by a variable")
-    return Pointed()
+    return Redirect()
 
 
-def _aws(_: StartPlace, words: Sequence[str], __: UpstreamNames) -> Pointed:
+def _aws(_: StartPlace, words: Sequence[str], __: UpstreamNames) -> Redirect:
     if any(word.startswith("bedrock") for word in words):
         return unroutable("it talks to Bedrock, whose signatures cover the host")
-    return Pointed()
+    return Redirect()
 
 
-def _account_only(_: StartPlace, __: Sequence[str], ___: UpstreamNames) -> Pointed:
+def _account_only(_: StartPlace, __: Sequence[str], ___: UpstreamNames) -> Redirect:
     return unroutable("it uses an account of its maker's, whose address cannot be set")
 
 

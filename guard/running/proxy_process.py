@@ -105,7 +105,7 @@ class ProxyProcess:
         parts = urlsplit(self.url)
         return (parts.hostname, parts.port) if parts.hostname and parts.port else None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start the proxy if a connection waits for one; end the run if that fails.
 
         Blocks until the proxy serves.

@@ -78,7 +78,7 @@ class RunRaising:
         # Descriptor of the terminal, opened when it is first needed.
         self._device: int | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read an answer, if there is one; show the request that waits.
 
         Raises:

@@ -201,7 +201,7 @@ def proxied(directory: Path) -> int:
 
 def say_routed(directory: Path, changed: Mapping[str, Changed]) -> None:
     """Record the variables that lead the programs of a run to its proxy, and their old values."""
-    write_json(directory / _ROUTED, routes.told(changed))
+    write_json(directory / _ROUTED, routes.to_json(changed))
 
 
 def routed(directory: Path) -> dict[str, Changed]:

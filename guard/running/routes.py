@@ -277,7 +277,7 @@ def put_back(environ: MutableMapping[str, str], changed: Mapping[str, Changed]) 
             environ[name] = change.before
 
 
-def told(changed: Mapping[str, Changed]) -> dict[str, Any]:
+def to_json(changed: Mapping[str, Changed]) -> dict[str, Any]:
     """Return changes as values for JSON."""
     return {name: [change.routed, change.before] for name, change in changed.items()}
 

@@ -90,12 +90,12 @@ class TreeWatch:
             return
         processes.adopt_orphans()
         try:
-            with repeating(self.look, _LOOK_S, "guard-watch"):
+            with repeating(self.poll, _LOOK_S, "guard-watch"):
                 yield
         finally:
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look once."""
         now_s = time.monotonic()
         guarded = reports.announced(self._directory)

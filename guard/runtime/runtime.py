@@ -271,7 +271,7 @@ class GuardRuntime(KeyAccount):
             return self
         if self.opened:
             self._exits.install()  # another thread than the main one may have opened it
-            self.instrumentation.look()
+            self.instrumentation.rehook()
             return self
         if self._open_error is not None:
             raise self._opening_error()
@@ -333,7 +333,7 @@ class GuardRuntime(KeyAccount):
     def _look(self) -> None:
         """Check that the hooks are still in place, and again after a while."""
         if not self.is_shut_down:
-            self.instrumentation.look()
+            self.instrumentation.rehook()
             self._look_later()
 
     def _load_later(self) -> None:

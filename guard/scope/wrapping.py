@@ -37,7 +37,7 @@ def interruptible(function: C) -> C:
     return function
 
 
-class Edge:
+class CallLifecycle:
     """What surrounds the body of one call, from its admission to its end.
 
     A driver admits the call, runs the body (of a generator: each step) between :meth:`enter` and
@@ -120,7 +120,10 @@ class Edge:
         return None
 
 
-def run_inside(function: F, make: Callable[[], Edge]) -> F:
+MakeCall = Callable[[], CallLifecycle]
+
+
+def run_inside(function: F, make: MakeCall) -> F:
     """Return a function of the same kind and signature whose body runs inside an edge.
 
     ``send``, ``throw``, ``close`` and their asynchronous forms reach a generator's body.
@@ -133,7 +136,7 @@ def run_inside(function: F, make: Callable[[], Edge]) -> F:
     if isinstance(function, staticmethod | classmethod):
         return cast("F", type(function)(run_inside(function.__func__, make)))
     called = _called(function)
-    wrap: Callable[[Any, Callable[[], Edge]], Any]
+    wrap: Callable[[Any, MakeCall], Any]
     if inspect.isasyncgenfunction(called):
         wrap = _wrap_async_generator
     elif inspect.iscoroutinefunction(called):
@@ -161,7 +164,7 @@ def _called(function: Any) -> Any:
 
 
 def wrap_function(
-    function: Any, make: Callable[[], Edge], later: Mapping[type, Callable[..., Any]] = _NEVER
+    function: Any, make: MakeCall, later: Mapping[type, Callable[..., Any]] = _NEVER
 ) -> Any:
     """Return a plain function that calls another one inside an edge; see :func:`run_inside`.
 
@@ -213,7 +216,7 @@ def wrap_function(
     return wrapper
 
 
-def _wrap_coroutine(function: Any, make: Callable[[], Edge], *, admitted: bool = False) -> Any:
+def _wrap_coroutine(function: Any, make: MakeCall, *, admitted: bool = False) -> Any:
     @interruptible
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -246,7 +249,7 @@ def _wrap_coroutine(function: Any, make: Callable[[], Edge], *, admitted: bool =
     return wrapper
 
 
-def _wrap_generator(function: Any, make: Callable[[], Edge], *, admitted: bool = False) -> Any:
+def _wrap_generator(function: Any, make: MakeCall, *, admitted: bool = False) -> Any:
     @interruptible
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
@@ -292,9 +295,7 @@ def _wrap_generator(function: Any, make: Callable[[], Edge], *, admitted: bool =
     return wrapper
 
 
-def _wrap_async_generator(
-    function: Any, make: Callable[[], Edge], *, admitted: bool = False
-) -> Any:
+def _wrap_async_generator(function: Any, make: MakeCall, *, admitted: bool = False) -> Any:
     @interruptible
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
@@ -350,7 +351,7 @@ _LATER: Final[Mapping[type, Callable[..., Any]]] = {
 }
 
 
-def _close(edge: Edge, generator: Generator[Any, Any, Any]) -> None:
+def _close(edge: CallLifecycle, generator: Generator[Any, Any, Any]) -> None:
     """Run the cleanup of a generator's body, in its scope; its errors are logged.
 
     The call raises the reason for its end, which an error of the cleanup must not replace.
@@ -364,7 +365,7 @@ def _close(edge: Edge, generator: Generator[Any, Any, Any]) -> None:
         edge.suspend()
 
 
-async def _aclose(edge: Edge, generator: AsyncGenerator[Any, Any]) -> None:
+async def _aclose(edge: CallLifecycle, generator: AsyncGenerator[Any, Any]) -> None:
     """Like :func:`_close`."""
     edge.resume()
     try:

@@ -21,7 +21,7 @@ from guard.delivery.journal import Journal
 from guard.delivery.last_delivery import Patience, deliver_until
 from guard.delivery.outbox import Outbox
 from guard.delivery.spool import owner_of
-from guard.delivery.unwritten import BegunRequest, UnwrittenEntry
+from guard.delivery.unjournaled import BegunRequest, UnjournaledRequest
 from guard.loop import LoopClosedError
 from guard.loop.threads import ServiceLoop
 from guard.scope.scope import Scope, current_scope
@@ -121,7 +121,7 @@ class EventPipeline:
         if self._journal is None and directory is not None and self.journal_state != "failed":
             self._open_journal(directory)
         if self._journal is None:
-            self._leases.tells = True
+            self._leases.reports_unjournaled = True
             return False
         return True
 
@@ -141,7 +141,7 @@ class EventPipeline:
             entry = journal.begin(reservation_id, amount, model, now_ms, serial)
             if entry is not None:  # else all of its slots are in use, or it is closed
                 return entry
-        return UnwrittenEntry(self._leases, reservation_id, amount, now_ms, serial)
+        return UnjournaledRequest(self._leases, reservation_id, amount, now_ms, serial)
 
     def _open_journal(self, directory: Path) -> None:
         owner = owner_of(self._settings.api_url, self._settings.owner_key)

@@ -64,13 +64,13 @@ def harmless(method: Callable[P, None]) -> Callable[P, None]:
     """Wrap a function that calls OpenTelemetry: its exceptions are logged and not raised."""
 
     @functools.wraps(method)
-    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+    def silenced(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(*args, **kwargs)
         except Exception as exc:  # the program's telemetry never hurts its calls
             logger.debug("OpenTelemetry could not be told", exc_info=exc)
 
-    return told
+    return silenced
 
 
 def known(attributes: Attributes) -> dict[str, str | int | float | bool]:

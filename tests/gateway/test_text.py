@@ -229,7 +229,7 @@ def _long(length: int) -> st.SearchStrategy[str]:
     """Texts of any length, many of them the longest."""
     few = st.text(min_size=1, max_size=9)
     return st.builds(
-        lambda text, times: wire.fitted(text * times, length), few, st.integers(0, length)
+        lambda text, times: wire.truncated(text * times, length), few, st.integers(0, length)
     )
 
 

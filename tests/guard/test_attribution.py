@@ -188,11 +188,11 @@ class TestAtTheGateway:
 
     @pytest.mark.usefixtures("switched_off")
     def test_what_a_tool_call_was_allowed_for_one_user_is_not_taken_for_another(self) -> None:
-        from guard.asking.tool_calls import _place
+        from guard.asking.tool_calls import _tool_call_key
 
         with guard.workflow("w"):
             with context.user("a"):
-                first = _place(current_scope.get(), "search")
+                first = _tool_call_key(current_scope.get(), "search")
             with context.user("b"):
-                second = _place(current_scope.get(), "search")
+                second = _tool_call_key(current_scope.get(), "search")
         assert first != second

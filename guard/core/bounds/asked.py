@@ -13,7 +13,7 @@ from guard.core.usage.message import Message, items
 from guard.core.wire import TOKENS_MAX, UNITS_MAX
 
 
-class AskedOutput(Struct, gc=False):
+class RequestLimits(Struct, gc=False):
     """One request, read.
 
     Attributes:
@@ -53,11 +53,11 @@ def answered(
     thinks: bool = False,
     thinking: int = 0,
     takes_limit: bool = True,
-) -> AskedOutput:
+) -> RequestLimits:
     """Return what a request for text asks for.
 
     Args:
-        model, streams, open_ended, extra_tokens: as in ``AskedOutput``.
+        model, streams, open_ended, extra_tokens: as in ``RequestLimits``.
         named: the request's own limit on one answer.
         counts: how many answers it asks for, as the body has it; the largest counts.
         beside: tokens charged as output beside the answers.
@@ -74,7 +74,7 @@ def answered(
         least = least_output(
             named, does_reason=does_reason, is_structured=is_structured, thinking=thinking
         )
-    return AskedOutput(
+    return RequestLimits(
         model,
         None if named is None else min(named * number + beside, TOKENS_MAX),
         streams,
@@ -86,14 +86,14 @@ def answered(
     )
 
 
-def embedded(model: str | None, *prompts: Any) -> AskedOutput:
+def embedded(model: str | None, *prompts: Any) -> RequestLimits:
     """Return what a request for embeddings or a ranking asks for: no text, for so many prompts.
 
     Args:
-        model: as in ``AskedOutput``.
+        model: as in ``RequestLimits``.
         prompts: the members of the body that hold prompts, each one of them or a list of them.
     """
-    return AskedOutput(model, 0, answers=max(1, sum(map(prompt_count, prompts))))
+    return RequestLimits(model, 0, answers=max(1, sum(map(prompt_count, prompts))))
 
 
 def prompt_count(prompt: Any) -> int:
@@ -108,7 +108,7 @@ def prompt_count(prompt: Any) -> int:
     return 1 if not prompts or type(prompts[0]) is int else min(len(prompts), TOKENS_MAX)
 
 
-def given(value: Any) -> bool:
+def is_present(value: Any) -> bool:
     """Return whether a member is there, not null and not empty."""
     return value is not None and value not in ([], {}, "")
 
@@ -151,7 +151,7 @@ def run_by_vendor(tools: Any, own: tuple[str, ...]) -> bool:
         tools: the request's list of tools.
         own: beginnings of the types of tools that the caller runs.
     """
-    if not given(tools):
+    if not is_present(tools):
         return False
     return type(tools) is not list or not all(_is_own(tool, own) for tool in tools)
 

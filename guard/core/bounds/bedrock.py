@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from guard.core.bounds.asked import AskedOutput, answered, embedded, given, limit, section
+from guard.core.bounds.asked import RequestLimits, answered, embedded, is_present, limit, section
 from guard.core.bounds.thinking import asks_to_think, thinking_budget
 from guard.core.bounds.vendors import EMBEDDED
 from guard.core.usage.anthropic import TOOL_USE_TOKENS
@@ -12,7 +12,7 @@ from guard.core.usage.bedrock import model_in
 from guard.core.usage.message import Message, mapping
 
 
-def converse(path: str, said: Message) -> AskedOutput:
+def converse(path: str, said: Message) -> RequestLimits:
     """Read ``/model/{id}/converse`` and ``/converse-stream``."""
     model = model_in(path)
     more = section(said, "additionalModelRequestFields")
@@ -22,18 +22,19 @@ def converse(path: str, said: Message) -> AskedOutput:
         limit(section(said, "inferenceConfig").get("maxTokens")),
         streams=path.endswith("-stream"),
         open_ended=(
-            given(said.get("promptVariables"))
+            is_present(said.get("promptVariables"))
             or (model is not None and ":prompt/" in model)
             or b'"systemTool"' in msgspec.json.encode(said.get("toolConfig"))
         ),
-        extra_tokens=TOOL_USE_TOKENS if given(said.get("toolConfig")) else 0,
-        is_structured=given(said.get("toolConfig")) or given(said.get("outputConfig")),
-        thinks=thinking.get("type") not in (None, "disabled") or given(more.get("reasoningConfig")),
+        extra_tokens=TOOL_USE_TOKENS if is_present(said.get("toolConfig")) else 0,
+        is_structured=is_present(said.get("toolConfig")) or is_present(said.get("outputConfig")),
+        thinks=thinking.get("type") not in (None, "disabled")
+        or is_present(more.get("reasoningConfig")),
         thinking=thinking_budget(thinking.get("budget_tokens")),
     )
 
 
-def invoke(path: str, said: Message) -> AskedOutput:
+def invoke(path: str, said: Message) -> RequestLimits:
     """Read ``/model/{id}/invoke`` and ``/invoke-with-response-stream``."""
     model = model_in(path)
     streams = path.endswith("-stream")
@@ -58,7 +59,7 @@ def invoke(path: str, said: Message) -> AskedOutput:
         said.get("num_generations"),
         said.get("numResults"),
         streams=streams,
-        extra_tokens=TOOL_USE_TOKENS if given(said.get("tools")) else 0,
+        extra_tokens=TOOL_USE_TOKENS if is_present(said.get("tools")) else 0,
         thinks=asks_to_think(said.get("thinking")),
         takes_limit=False,  # the path does not say whose words the body uses
     )

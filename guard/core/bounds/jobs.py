@@ -15,7 +15,7 @@ from guard.core.usage.gemini import Gemini, model_in
 from guard.core.usage.jobs import Jobs
 from guard.core.usage.message import items, mapping, text_or_none
 from guard.core.usage.response_format import ResponseFormat
-from guard.core.wire import FEES_MAX, MODELS_MAX, TOKENS_MAX, UNITS_MAX, fitted
+from guard.core.wire import FEES_MAX, MODELS_MAX, TOKENS_MAX, UNITS_MAX, truncated
 
 IN_FILES: Final = "work that is described in files, so that nothing in it limits its cost"
 _SEVERAL: Final = "requests for several models in one batch: send a batch for each model"
@@ -45,7 +45,7 @@ def job(
         said = {}
     if not response_format.is_inline:
         model = text_or_none(said.get("model"))
-        return RequestBound(provider, model and fitted(model), unnumbered=IN_FILES)
+        return RequestBound(provider, model and truncated(model), unnumbered=IN_FILES)
     kind: ResponseFormat = AnthropicMessages(provider)
     requests = [mapping(r).get("params") for r in items(said.get("requests"))]
     each_path = path.removesuffix("/batches")
@@ -59,7 +59,7 @@ def job(
     ]
     if not bounds:
         model = model_in(path)
-        return RequestBound(provider, model and fitted(model), unnumbered=IN_FILES)
+        return RequestBound(provider, model and truncated(model), unnumbered=IN_FILES)
     return _sum(provider, bounds)
 
 

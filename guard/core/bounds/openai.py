@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from guard.core.bounds.asked import (
-    AskedOutput,
+    RequestLimits,
     answered,
     embedded,
-    given,
+    is_present,
     limit,
     name,
     prompt_count,
@@ -26,7 +26,7 @@ from guard.core.wire import TOKENS_MAX
 _DEPLOYMENT: Final = re.compile(r"/deployments/([^/]+)/")
 
 
-def chat(path: str, said: Message) -> AskedOutput:
+def chat(path: str, said: Message) -> RequestLimits:
     """Read ``.../chat/completions``, ``.../completions`` and ``.../embeddings``."""
     model = name(said.get("model")) or _deployment(path)
     if path.endswith("/embeddings"):
@@ -46,11 +46,11 @@ def chat(path: str, said: Message) -> AskedOutput:
         streams=said.get("stream") is True,
         beside=beside,
         is_structured=any(
-            given(said.get(each)) for each in ("tools", "functions", "response_format")
+            is_present(said.get(each)) for each in ("tools", "functions", "response_format")
         ),
         thinks=(
-            given(said.get("reasoning_effort"))
-            or given(said.get("reasoning"))
+            is_present(said.get("reasoning_effort"))
+            or is_present(said.get("reasoning"))
             or asks_to_think(said.get("thinking"))
         ),
         thinking=thinking_budget(
@@ -67,17 +67,17 @@ def _larger(newer: int | None, older: int | None) -> int | None:
     return older if newer is None or (older is not None and older > newer) else newer
 
 
-def responses(path: str, said: Message) -> AskedOutput:
+def responses(path: str, said: Message) -> RequestLimits:
     """Read ``.../responses``, ``.../images/generations`` and its like, and transcripts."""
     model, stream = name(said.get("model")) or _deployment(path), said.get("stream")
     if IMAGES.search(path):
         output = 0 if by_the_piece(model) else min(image_tokens(model, said), TOKENS_MAX)
         linked = not path.endswith("/generations") and "images" in said
-        return AskedOutput(model, output, stream in (True, "true"), open_ended=linked)
+        return RequestLimits(model, output, stream in (True, "true"), open_ended=linked)
     if SOUND.search(path):
         if by_the_piece(model):
-            return AskedOutput(model, 0)
-        return AskedOutput(model, streams=stream in (True, "true"), open_ended=True)
+            return RequestLimits(model, 0)
+        return RequestLimits(model, streams=stream in (True, "true"), open_ended=True)
     tools = said.get("tools")
     return answered(
         model,
@@ -87,21 +87,21 @@ def responses(path: str, said: Message) -> AskedOutput:
             type(said.get("prompt")) is dict
             or b'"item_reference"' in msgspec.json.encode(said.get("input"))
         ),
-        is_structured=given(tools) or given(mapping(said.get("text")).get("format")),
-        thinks=given(said.get("reasoning")),
+        is_structured=is_present(tools) or is_present(mapping(said.get("text")).get("format")),
+        thinks=is_present(said.get("reasoning")),
         takes_limit=path.endswith("/responses"),
     )
 
 
-def piecework(path: str, said: Message) -> AskedOutput:
+def piecework(path: str, said: Message) -> RequestLimits:
     """Read ``/audio/speech`` and ``/videos``, which are charged by the piece."""
     model = name(said.get("model")) or _deployment(path)
     if by_the_piece(model):
-        return AskedOutput(model, 0)
-    return AskedOutput(model, streams=said.get("stream_format") == "sse")
+        return RequestLimits(model, 0)
+    return RequestLimits(model, streams=said.get("stream_format") == "sse")
 
 
-def thread_run(path: str, said: Message) -> AskedOutput:
+def thread_run(path: str, said: Message) -> RequestLimits:
     """Read a run of a thread; its prompt is the thread."""
     return answered(
         name(said.get("model")),

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import fees
-from guard.core.bounds.asked import given
+from guard.core.bounds.asked import is_present
 from guard.core.bounds.images import EDITED_IMAGE_TOKENS, image_tokens
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.gemini import Gemini, Interactions
@@ -110,7 +110,7 @@ def _perplexity(model: str | None, said: Message) -> Paid:
 
 def _responses(path: str, model: str | None, said: Message) -> Paid:
     tools = said.get("tools")
-    if not given(tools):
+    if not is_present(tools):
         return NOTHING
     found: dict[str, int] = {}
     calls: list[str] = []

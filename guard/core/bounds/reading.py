@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from guard.core.bounds import bedrock, openai, pieces, vendors
-from guard.core.bounds.asked import AskedOutput
+from guard.core.bounds.asked import RequestLimits
 from guard.core.bounds.forms import Upload, form
 from guard.core.bounds.images import EDITED_IMAGE_TOKENS
 from guard.core.bounds.input_factors import text_tokens
@@ -17,7 +17,7 @@ from guard.core.bounds.jobs import job
 from guard.core.bounds.media import measure
 from guard.core.bounds.paid import Paid, may_be_paid, paid
 from guard.core.bounds.routed import ROUTERS, chosen_by_vendor, name_all
-from guard.core.bounds.unknown import Unknown, look
+from guard.core.bounds.unknown import Unknown, find_unknown
 from guard.core.input_ratios import InputRatios
 from guard.core.rates import (
     BATCH,
@@ -41,12 +41,12 @@ from guard.core.usage.openai_runs import ThreadRuns
 from guard.core.usage.piecework import Piecework
 from guard.core.usage.response_format import Call, ResponseFormat
 from guard.core.vendors.bodies import BODIES, BodyPart
-from guard.core.wire import TOKENS_MAX, fitted
+from guard.core.wire import TOKENS_MAX, truncated
 
 _BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """A larger body is not read."""
 
-_READERS: Final[dict[type, Callable[[str, Message], AskedOutput]]] = {
+_READERS: Final[dict[type, Callable[[str, Message], RequestLimits]]] = {
     ChatCompletions: openai.chat,
     Responses: openai.responses,
     Piecework: openai.piecework,
@@ -124,7 +124,7 @@ def _looked_through(
     kind: type,
     path: str,
     said: Message,
-    asked: AskedOutput,
+    asked: RequestLimits,
     trusted: Collection[str] | None,
     bodies: Mapping[str, BodyPart],
 ) -> Unknown | None:
@@ -132,7 +132,7 @@ def _looked_through(
     name, ends = _FORMATS.get(kind, ("", ()))
     if not path.endswith(ends):
         return None
-    found = look(said, bodies[name], trusted or ())
+    found = find_unknown(said, bodies[name], trusted or ())
     repeats = found.repeats
     if trusted is not None and found.multiplies:
         repeats, asked.answers = True, min(asked.answers * found.most, TOKENS_MAX)
@@ -161,7 +161,7 @@ def _form(
 def _bounded(
     response_format: ResponseFormat,
     path: str,
-    asked: AskedOutput,
+    asked: RequestLimits,
     said: Message,
     body: bytes,
     ratios: InputRatios,
@@ -170,7 +170,7 @@ def _bounded(
 ) -> RequestBound:
     provider, model = response_format.provider, asked.model
     if model is not None:
-        model = fitted(model)
+        model = truncated(model)
     tokens, text = _input(asked, model, said, body, ratios)
     besides = _besides(response_format, path, model, said, uploads)
     return RequestBound(
@@ -251,7 +251,7 @@ def _terms(provider: str, model: str | None, said: Message, body: bytes, is_boun
     for name in ("speed", "service_tier", "serviceTier"):
         value = said.get(name)
         if type(value) is str and value not in ("standard", BATCH):
-            tier = fitted(value)
+            tier = truncated(value)
             break
     asks_to_write = provider in ("anthropic", "aws") or "anthropic_version" in said
     terms = _cache_terms(asks_to_write, model, body)
@@ -263,7 +263,7 @@ def _terms(provider: str, model: str | None, said: Message, body: bytes, is_boun
 
 
 def _input(
-    asked: AskedOutput, model: str | None, said: Message, body: bytes, ratios: InputRatios
+    asked: RequestLimits, model: str | None, said: Message, body: bytes, ratios: InputRatios
 ) -> tuple[int | None, int]:
     """Return the most tokens of the prompt, None without a bound, and those of its text."""
     media = None if asked.open_ended else measure(said, model)
@@ -282,5 +282,5 @@ def _unbounded(response_format: ResponseFormat, path: str, body: bytes) -> Reque
     """Return what is left: the model, where a form or the path names it."""
     model = Call(path, lambda: body).model() if len(body) <= _BODY_BYTES_MAX else None
     if model is not None:
-        model = fitted(model)
+        model = truncated(model)
     return RequestBound(response_format.provider, model)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from guard.core.bounds.asked import AskedOutput
+from guard.core.bounds.asked import RequestLimits
 from guard.core.bounds.unknown import Unknown
 from guard.core.globs import matches
 from guard.core.usage.message import Message, items, mapping
 from guard.core.vendors import VENDORS
-from guard.core.wire import MODELS_MAX, TOKENS_MAX, fitted
+from guard.core.wire import MODELS_MAX, TOKENS_MAX, truncated
 
 ROUTERS: Final = {
     "aws" if each.name == "bedrock" else each.name: each
@@ -20,9 +20,9 @@ ROUTERS: Final = {
 """Vendors that choose the model where a request lets them, by their names in formats."""
 
 
-def name_all(asked: AskedOutput, found: Unknown) -> None:
+def name_all(asked: RequestLimits, found: Unknown) -> None:
     """Let a request cost what all the models that it names may cost."""
-    names = dict.fromkeys(map(fitted, filter(None, found.models)))
+    names = dict.fromkeys(map(truncated, filter(None, found.models)))
     if asked.model is None and names:  # the first of the list is asked first
         asked.model = next(iter(names))
     asked.models = tuple(name for name in names if name != asked.model)
@@ -41,7 +41,7 @@ def name_all(asked: AskedOutput, found: Unknown) -> None:
 
 def chosen_by_vendor(
     provider: str,
-    asked: AskedOutput,
+    asked: RequestLimits,
     said: Message,
     found: Unknown | None,
     trusted: Collection[str],

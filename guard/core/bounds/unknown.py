@@ -59,7 +59,7 @@ class Unknown(Struct, gc=False):
     trusted: list[str] = []
 
 
-def look(body: Message, place: BodyPart, trusted: Collection[str] = ()) -> Unknown:
+def find_unknown(body: Message, place: BodyPart, trusted: Collection[str] = ()) -> Unknown:
     """Look through a decoded body, once.
 
     Args:

@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 
 from guard.core.bounds.asked import (
-    AskedOutput,
+    RequestLimits,
     answered,
     embedded,
-    given,
+    is_present,
     limit,
     name,
     run_by_vendor,
@@ -31,7 +31,7 @@ EMBEDDED: Final = ("texts", "inputs", "images", "documents")
 """The members of Cohere's requests that hold what is embedded or ranked."""
 
 
-def messages(path: str, said: Message) -> AskedOutput:
+def messages(path: str, said: Message) -> RequestLimits:
     """Read Anthropic's ``/v1/messages``, and ``:rawPredict`` of Vertex AI."""
     thinking = mapping(said.get("thinking"))
     return answered(
@@ -39,14 +39,14 @@ def messages(path: str, said: Message) -> AskedOutput:
         limit(said.get("max_tokens"), said.get("max_tokens_to_sample")),
         streams=said.get("stream") is True,
         open_ended=b"compact" in msgspec.json.encode(said.get("context_management")),
-        extra_tokens=TOOL_USE_TOKENS if given(said.get("tools")) else 0,
-        is_structured=given(said.get("tools")) or given(said.get("output_config")),
+        extra_tokens=TOOL_USE_TOKENS if is_present(said.get("tools")) else 0,
+        is_structured=is_present(said.get("tools")) or is_present(said.get("output_config")),
         thinks=thinking.get("type") not in (None, "disabled"),
         thinking=thinking_budget(thinking.get("budget_tokens")),
     )
 
 
-def gemini(path: str, said: Message) -> AskedOutput:
+def gemini(path: str, said: Message) -> RequestLimits:
     """Read ``:generateContent``, ``:streamGenerateContent`` and the methods of embeddings."""
     model = model_in(path)
     method = path.rpartition(":")[2]
@@ -54,7 +54,7 @@ def gemini(path: str, said: Message) -> AskedOutput:
         embeds = "embedding" in (model or "") or "gecko" in (model or "") or by_the_piece(model)
         if embeds:
             return embedded(model, said.get("instances"))
-        return AskedOutput(model, open_ended=True)
+        return RequestLimits(model, open_ended=True)
     if method in ("embedContent", "batchEmbedContents"):
         return embedded(model, said.get("requests"))
     # Google takes both spellings of each name.
@@ -67,14 +67,14 @@ def gemini(path: str, said: Message) -> AskedOutput:
         config.get("candidateCount"),
         config.get("candidate_count"),
         streams=method == "streamGenerateContent",
-        is_structured=given(said.get("tools")) or any(map(config.get, _GOOGLE_SCHEMAS)),
-        thinks=given(thinking),
+        is_structured=is_present(said.get("tools")) or any(map(config.get, _GOOGLE_SCHEMAS)),
+        thinks=is_present(thinking),
         thinking=thinking_budget(thinking.get("thinkingBudget"), thinking.get("thinking_budget")),
         takes_limit=method in ("generateContent", "streamGenerateContent"),
     )
 
 
-def interaction(path: str, said: Message) -> AskedOutput:
+def interaction(path: str, said: Message) -> RequestLimits:
     """Read Gemini's ``/interactions``."""
     return answered(
         name(said.get("model")),
@@ -85,11 +85,11 @@ def interaction(path: str, said: Message) -> AskedOutput:
             or said.get("previous_interaction_id") is not None
             or run_by_vendor(said.get("tools"), ("function",))
         ),
-        is_structured=given(said.get("tools")) or given(said.get("response_format")),
+        is_structured=is_present(said.get("tools")) or is_present(said.get("response_format")),
     )
 
 
-def cohere(path: str, said: Message) -> AskedOutput:
+def cohere(path: str, said: Message) -> RequestLimits:
     """Read ``/v2/chat``, ``/v2/embed``, ``/v2/rerank`` and their version 1."""
     model = name(said.get("model"))
     if path.endswith(("/embed", "/rerank")):
@@ -100,15 +100,15 @@ def cohere(path: str, said: Message) -> AskedOutput:
         limit(said.get("max_tokens")),
         said.get("num_generations"),
         streams=said.get("stream") is True,
-        open_ended=said.get("conversation_id") is not None or given(said.get("connectors")),
-        is_structured=given(said.get("tools")) or given(said.get("response_format")),
+        open_ended=said.get("conversation_id") is not None or is_present(said.get("connectors")),
+        is_structured=is_present(said.get("tools")) or is_present(said.get("response_format")),
         thinks=thinking.get("type") not in (None, "disabled"),
         thinking=thinking_budget(thinking.get("token_budget")),
         takes_limit=path.endswith(("/chat", "/generate")),
     )
 
 
-def ollama(path: str, said: Message) -> AskedOutput:
+def ollama(path: str, said: Message) -> RequestLimits:
     """Read ``/api/chat``, ``/api/generate`` and ``/api/embed``; they stream by default."""
     model = name(said.get("model"))
     if path.endswith("/embed"):
@@ -117,6 +117,6 @@ def ollama(path: str, said: Message) -> AskedOutput:
         model,
         limit(section(said, "options").get("num_predict")),
         streams=said.get("stream") is not False,
-        is_structured=given(said.get("tools")) or given(said.get("format")),
+        is_structured=is_present(said.get("tools")) or is_present(said.get("format")),
         thinks=said.get("think") not in (None, False),
     )

@@ -17,12 +17,11 @@ from guard.core.leases.effects import (
 from guard.core.leases.holds import Hold
 from guard.core.leases.lease import LaneKey, Lease, Subject, request_subject
 from guard.core.leases.question import Grant, Question
-from guard.core.leases.records import Asked, Totals, Update
+from guard.core.leases.records import LeaseRequest, Totals, Update
 
 __all__ = [
     "Answer",
     "AskGateway",
-    "Asked",
     "Complete",
     "Desk",
     "Effect",
@@ -32,6 +31,7 @@ __all__ = [
     "LaneKey",
     "Lease",
     "LeaseBook",
+    "LeaseRequest",
     "NotGranted",
     "Question",
     "Subject",

@@ -22,7 +22,7 @@ from guard.core.leases.costs import worst_case
 from guard.core.leases.holds import Hold
 from guard.core.leases.lane import WINDOW_S, Lane
 from guard.core.leases.lease import LaneKey, Lease, Subject
-from guard.core.leases.records import Asked, Totals, Update
+from guard.core.leases.records import LeaseRequest, Totals, Update
 from guard.core.request_bound import RequestBound
 from guard.core.wire import (
     NANOUSD_MAX,
@@ -84,10 +84,10 @@ class LeaseBook:
         # Each serial number belongs to one request; readers copy the values first.
         self.unwritten: dict[int, tuple[str, int]] = {}
         # Set by the first request that finds no journal, in any thread; never cleared.
-        self.tells = False
-        # How often coverage was voided; under the lock. `Asked` notes the count when a question
-        # is sent. If it has changed by the answer, the gateway may have judged by the old policy,
-        # and the answer covers no later call.
+        self.reports_unjournaled = False
+        # How often coverage was voided; under the lock. `LeaseRequest` notes the count when it is
+        # sent. If it has changed by the answer, the gateway may have judged by the old policy, and
+        # the answer covers no later call.
         self._voided = 0
         # Until when leases may be used: without the control channel only for a moment, because a
         # kill could not arrive. Set on the background loop, read by `take` without the lock.
@@ -189,7 +189,7 @@ class LeaseBook:
 
     # -- asking -------------------------------------------------------------------------------
 
-    def ask(self, key: LaneKey, now_s: float, needed: int = 0, calls: int = 1) -> Asked:
+    def ask(self, key: LaneKey, now_s: float, needed: int = 0, calls: int = 1) -> LeaseRequest:
         """Return what to ask for a lane.
 
         The free money of its lease is removed here and returned with the question. So each question
@@ -230,10 +230,10 @@ class LeaseBook:
                 # Not `renewed_s`: an answer may not come, and an older gateway's answer renews
                 # nothing unless it grants something.
                 lease.used_s = now_s
-            return Asked(key, now_s, self._voided, ask)
+            return LeaseRequest(key, now_s, self._voided, ask)
 
     def granted(
-        self, asked: Asked, granted: Granted, subject: Subject, amount: int, calls: int = 1
+        self, asked: LeaseRequest, granted: Granted, subject: Subject, amount: int, calls: int = 1
     ) -> Hold:
         """Add a grant to its lease and take from it the hold of the call that asked.
 
@@ -266,10 +266,10 @@ class LeaseBook:
                     self._retire(lane.lease)
                 lane.lease = lease
             lease.is_current = True  # it may have been retired meanwhile, for its age
-            if self.tells:
+            if self.reports_unjournaled:
                 # The gateway has added this call to what is under way, so what it knows differs
                 # from what was sent last: -1 makes `due` send it anew.
-                lease.told = -1
+                lease.reported = -1
             self._add(lease, asked.sent_s, granted)
             lease.calls = None if granted.calls is None else max(0, granted.calls - calls)
             lane.calls += calls
@@ -307,14 +307,14 @@ class LeaseBook:
 
     # -- asking before a call waits --------------------------------------------------------------
 
-    def low(self, now_s: float) -> list[tuple[Asked, GateRequest]]:
+    def low(self, now_s: float) -> list[tuple[LeaseRequest, GateRequest]]:
         """Return a top-up for each lease that would soon be used up, with its last question.
 
         A top-up returns no money: calls keep taking from the lease while it is under way. Each
         must end with :meth:`topped_up`, :meth:`not_granted` or :meth:`unanswered`. Until then
         questions of the lane wait for it, and :meth:`due` does not close the lease as idle.
         """
-        found: list[tuple[Asked, GateRequest]] = []
+        found: list[tuple[LeaseRequest, GateRequest]] = []
         with self.lock:
             for key, lane in self._lanes.items():
                 lease = lane.lease
@@ -332,7 +332,7 @@ class LeaseBook:
                     ask = LeaseAsk(
                         lease.lease_id, demand_nanousd=min(lacking, NANOUSD_MAX), ahead=True
                     )
-                    found.append((Asked(key, now_s, self._voided, ask), lease.question))
+                    found.append((LeaseRequest(key, now_s, self._voided, ask), lease.question))
         return found
 
     def is_asked_ahead(self, key: LaneKey) -> bool:
@@ -340,7 +340,7 @@ class LeaseBook:
         lane = self._lanes.get(key)
         return lane is not None and lane.asked_ahead
 
-    def topped_up(self, asked: Asked, granted: Granted) -> Update | None:
+    def topped_up(self, asked: LeaseRequest, granted: Granted) -> Update | None:
         """Add the grant of a top-up to its lease.
 
         Returns:
@@ -362,12 +362,12 @@ class LeaseBook:
                 lane.ahead_s = asked.sent_s
             return None
 
-    def not_granted(self, asked: Asked) -> None:
+    def not_granted(self, asked: LeaseRequest) -> None:
         """End a question or top-up whose answer grants nothing; its lease stays as it is."""
         with self.lock:
             self._ended(asked)
 
-    def _ended(self, asked: Asked) -> None:
+    def _ended(self, asked: LeaseRequest) -> None:
         """Note that a question or top-up is no longer under way. The caller holds the lock."""
         if asked.ask.ahead:
             lane = self._lanes.get(asked.lane)
@@ -378,7 +378,7 @@ class LeaseBook:
             if lease is not None:
                 lease.is_asked = False
 
-    def unanswered(self, asked: Asked) -> None:
+    def unanswered(self, asked: LeaseRequest) -> None:
         """Retire the lease of a question without a usable answer.
 
         Whether the gateway has taken back what the question returned, and whether it has granted
@@ -485,8 +485,8 @@ class LeaseBook:
         Safe without the lock, as in ``LeaseUpdates._close``.
         """
         # Noted before it is sent: if the update is lost, the next renewal repeats the amount.
-        lease.told = self._unwritten_in().get(lease.lease_id, 0)
-        update = LeaseUpdate(lease.lease_id, unused, calls, under_way_nanousd=lease.told)
+        lease.reported = self._unwritten_in().get(lease.lease_id, 0)
+        update = LeaseUpdate(lease.lease_id, unused, calls, under_way_nanousd=lease.reported)
         return Update(lease, update)
 
     def _unwritten_in(self) -> dict[str, int]:
@@ -535,10 +535,10 @@ class LeaseBook:
                     updates.append(self._returning(lease))
                     lease.renewed_s = now_s  # returning money renews the lease too
                 elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE or (  # 4.
-                    now_s - lease.told_s >= _TELL_S
-                    and unwritten.get(lease.lease_id, 0) != lease.told
+                    now_s - lease.reported_s >= _TELL_S
+                    and unwritten.get(lease.lease_id, 0) != lease.reported
                 ):
-                    lease.renewed_s = lease.told_s = now_s
+                    lease.renewed_s = lease.reported_s = now_s
                     updates.append(self.renewal(lease))
             self._forget_lanes(now_s)
         return updates

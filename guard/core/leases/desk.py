@@ -31,7 +31,7 @@ from guard.core.leases.effects import (
 )
 from guard.core.leases.lease import LaneKey, Lease, Subject
 from guard.core.leases.question import Grant, Question, granted
-from guard.core.leases.records import Asked, Update
+from guard.core.leases.records import LeaseRequest, Update
 from guard.core.request_bound import RequestBound
 
 _ALONE_S: Final = 1.0
@@ -247,11 +247,6 @@ class Desk:
         return not (self._book.leases or self._parked)
 
     @property
-    def in_line(self) -> int:
-        """How many questions wait for money."""
-        return len(self._parked)
-
-    @property
     def waiting(self) -> int:
         """How many wait in line, with those behind one of their own lane; from any thread."""
         # Copies: the loop may change both meanwhile. The number is for the status only.
@@ -407,7 +402,7 @@ class Desk:
         return effects
 
     def _granted(
-        self, question: Question, asked: Asked, reply: wire.GateReply, now_s: float
+        self, question: Question, asked: LeaseRequest, reply: wire.GateReply, now_s: float
     ) -> Grant:
         subject = question.subject
         assert subject is not None
@@ -450,7 +445,12 @@ class Desk:
         line.waiting = left
 
     def topped_up(
-        self, asked: Asked, reply: wire.GateReply | None, now_s: float, *, is_known: bool = True
+        self,
+        asked: LeaseRequest,
+        reply: wire.GateReply | None,
+        now_s: float,
+        *,
+        is_known: bool = True,
     ) -> list[Effect]:
         """Take in the answer to a top-up, and serve the questions that have waited for it.
 

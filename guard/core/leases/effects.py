@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from guard.core.leases.question import Grant, Question
-from guard.core.leases.records import Asked, Update
+from guard.core.leases.records import LeaseRequest, Update
 from guard.core.wire import GateReply, GateRequest
 
 
@@ -34,7 +34,7 @@ class AskGateway(Struct, frozen=True):
     """
 
     question: Question
-    asked: Asked | None = None
+    asked: LeaseRequest | None = None
     waiting: int = 0
 
 
@@ -46,7 +46,7 @@ class TopUp(Struct, frozen=True):
         like: the question of the lease's newest grant, which is repeated for the top-up.
     """
 
-    asked: Asked
+    asked: LeaseRequest
     like: GateRequest
 
 

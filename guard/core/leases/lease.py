@@ -56,8 +56,8 @@ class Lease:
 
     __slots__ = (
         "began_s", "calls", "covered", "expires_s", "free", "held", "is_asked", "is_current",
-        "lane", "lease_id", "overspent", "policy_version", "question", "renewed_s",
-        "returns_until_s", "told", "told_s", "ttl_s", "under_way", "unseen", "used_s",
+        "lane", "lease_id", "overspent", "policy_version", "question", "renewed_s", "reported",
+        "reported_s", "returns_until_s", "ttl_s", "under_way", "unseen", "used_s",
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
@@ -78,8 +78,8 @@ class Lease:
         self.overspent = 0
         self.is_current = True
         self.is_asked = False
-        self.told = 0
-        self.told_s = now_s
+        self.reported = 0
+        self.reported_s = now_s
         self.returns_until_s = 0.0
         self.question: GateRequest | None = None
 

@@ -8,7 +8,7 @@ from guard.core.leases.lease import LaneKey, Lease
 from guard.core.wire import LeaseAsk, LeaseUpdate
 
 
-class Asked(Struct, frozen=True):
+class LeaseRequest(Struct, frozen=True):
     """A question for a lane's lease.
 
     Attributes:

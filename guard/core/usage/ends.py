@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-Known = Literal["exact", "counted", "pending", "none"]
+UsageKind = Literal["exact", "counted", "pending", "none"]
 """What an answer says of its usage: all of it; nothing, but its texts could be counted; that it is
 not finished yet; nothing at all."""
 
@@ -49,7 +49,7 @@ class ChargeBy(Enum):
     """All that it could have cost."""
 
 
-class Seen(Struct, frozen=True):
+class Evidence(Struct, frozen=True):
     """What was seen of a request and its answer.
 
     Attributes:
@@ -65,7 +65,7 @@ class Seen(Struct, frozen=True):
 
     ending: Ending
     status: int | None = None
-    usage: Known = "none"
+    usage: UsageKind = "none"
     is_llm: bool = True
     streamed: bool = False
     began: bool = False
@@ -90,7 +90,7 @@ def may_be_billed(status: int) -> bool:
     return status < 300 or status in _OF_PROXIES
 
 
-def charge_of(seen: Seen) -> ChargeBy:
+def charge_of(seen: Evidence) -> ChargeBy:
     """Return what a request is charged; the first row that fits decides."""
     if seen.ending is Ending.UNSENT:
         return ChargeBy.NOTHING

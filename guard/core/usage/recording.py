@@ -51,7 +51,7 @@ class Recording:
         self._encoding = content_encoding
         self._condense = condense
         # Made with the first chunk that is decoded: many streams never get that far.
-        self._ends: _Ends | None = None
+        self._ends: _HeadAndTail | None = None
         # How many more bytes may be pending.
         self._room = PENDING_BYTES
 
@@ -80,16 +80,16 @@ class Recording:
         self._room = PENDING_BYTES
         self._started().take(b"".join(pending))
 
-    def _started(self) -> _Ends:
+    def _started(self) -> _HeadAndTail:
         if self._ends is None:
             if self._condense is None:
-                self._ends = _Ends(self._encoding)
+                self._ends = _HeadAndTail(self._encoding)
             else:
                 self._ends = _Frames(self._encoding, self._condense)
         return self._ends
 
 
-class _Ends:
+class _HeadAndTail:
     """The first and the last bytes of a body, decoded."""
 
     __slots__ = ("_cut", "_decoder", "_head", "_size", "_tail")
@@ -155,7 +155,7 @@ class _Ends:
             del self._tail[:-TAIL_BYTES]
 
 
-class _Frames(_Ends):
+class _Frames(_HeadAndTail):
     """What was condensed of the frames of an AWS event stream."""
 
     __slots__ = ("_condense", "_rest")

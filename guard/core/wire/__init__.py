@@ -89,7 +89,7 @@ from guard.core.wire.fields import (
     cents,
     dollars,
 )
-from guard.core.wire.frames import Answers, Ask, Asks, SignedFrame, Told
+from guard.core.wire.frames import Answers, Ask, Asks, SignedFrame, SocketAnswer
 from guard.core.wire.gate import ApprovalNote, GateReply, GateRequest, Problem, ReleaseRequest
 from guard.core.wire.leases import (
     LeaseAsk,
@@ -100,7 +100,7 @@ from guard.core.wire.leases import (
     RateRow,
 )
 from guard.core.wire.spend import ModelsReply, SpendReply, SpentBudget
-from guard.core.wire.text import fitted, flaw_in_text, require_name
+from guard.core.wire.text import flaw_in_text, require_name, truncated
 
 __all__ = [
     "AROUND_MAX",
@@ -186,11 +186,11 @@ __all__ = [
     "RejectedEvent",
     "ReleaseRequest",
     "SignedFrame",
+    "SocketAnswer",
     "SpanData",
     "SpendReply",
     "SpentBudget",
     "Tokens",
-    "Told",
     "ToolData",
     "ToolRule",
     "ToolRules",
@@ -202,8 +202,8 @@ __all__ = [
     "decode",
     "dollars",
     "encode",
-    "fitted",
     "flaw_in_text",
     "require_name",
     "salvage",
+    "truncated",
 ]

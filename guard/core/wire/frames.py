@@ -44,7 +44,7 @@ class SignedFrame(Struct, omit_defaults=True):
     number: int = 0
 
 
-class Told(Struct, omit_defaults=True):
+class SocketAnswer(Struct, omit_defaults=True):
     """One answer over the control socket.
 
     Args:
@@ -61,4 +61,4 @@ class Told(Struct, omit_defaults=True):
 class Answers(Struct, tag_field="type", tag="answers"):
     """A frame from the gateway: answers, in any number and order."""
 
-    answers: list[Told]
+    answers: list[SocketAnswer]

@@ -50,10 +50,10 @@ def require_name(what: str, name: str) -> str:
     return name
 
 
-def fitted(text: str, length_max: int = NAME_LENGTH_MAX, bytes_max: int = NAME_BYTES_MAX) -> str:
+def truncated(text: str, length_max: int = NAME_LENGTH_MAX, bytes_max: int = NAME_BYTES_MAX) -> str:
     """Return a text that was found and not given, such as a tool's name, as the protocol takes it.
 
-    >>> fitted("a\\0b"), len(fitted("\\U0001f600" * 256))
+    >>> truncated("a\\0b"), len(truncated("\\U0001f600" * 256))
     ('a\ufffdb', 192)
     """
     text = text[:length_max]

@@ -107,7 +107,7 @@ class SocketAsks:
         self._checking: asyncio.Task[None] | None = None
         # Answers that are not sent yet, and the bytes of their requests. Those count as the
         # organisation's load until then, so that a client that does not read gets no more memory.
-        self._waiting: list[wire.Told] = []
+        self._waiting: list[wire.SocketAnswer] = []
         self._waiting_bytes = 0
         # Whether a call of ``_flush`` is booked for the end of this turn of the loop.
         self._flush_is_due = False
@@ -262,7 +262,7 @@ class SocketAsks:
             answer: to it.
             size: bytes counted for the request; released once the answer is sent.
         """
-        self._waiting.append(wire.Told(ask_id, answer.status, msgspec.Raw(answer.body)))
+        self._waiting.append(wire.SocketAnswer(ask_id, answer.status, msgspec.Raw(answer.body)))
         self._waiting_bytes += size
         if not self._flush_is_due:
             self._flush_is_due = True
@@ -278,7 +278,7 @@ class SocketAsks:
             return
         # 3. In frames of a limited size, all in one write.
         frames: list[bytes] = []
-        answers: list[wire.Told] = []
+        answers: list[wire.SocketAnswer] = []
         size = 0
         for answer in self._waiting:
             answers.append(answer)
@@ -291,7 +291,7 @@ class SocketAsks:
         self._drop_answers()
         self._socket.send(frames)
 
-    def _frame(self, answers: list[wire.Told]) -> bytes:
+    def _frame(self, answers: list[wire.SocketAnswer]) -> bytes:
         return sealed(self._identity, wire.encode(wire.Answers(answers)))
 
     def _drop_answers(self) -> None:

@@ -273,7 +273,7 @@ with guard.workflow("w"):
         start: Callable[..., GuardRuntime],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("guard.instrumentation.later_work.WORKS_MAX", 2)
+        monkeypatch.setattr("guard.instrumentation.background_jobs.WORKS_MAX", 2)
         runtime = start()
         with guard.workflow("w"):
             for _ in range(4):

@@ -26,7 +26,7 @@ class Wire:
 
     def __init__(self, secret: str | None = None) -> None:
         self.frames: list[bytes] = []
-        self.told: list[tuple[str, wire.Told | None]] = []
+        self.told: list[tuple[str, wire.SocketAnswer | None]] = []
         self.takes = True
         self.switched: list[bool] = []
         self.channel = AskChannel(secret, switched=self.switched.append)
@@ -45,8 +45,8 @@ class Wire:
         return [ask.id for ask in wire.decode(self.frames[frame], wire.Asks).asks]
 
 
-def answer(name: str) -> wire.Told:
-    return wire.Told(name, 200, msgspec.Raw(b"{}"))
+def answer(name: str) -> wire.SocketAnswer:
+    return wire.SocketAnswer(name, 200, msgspec.Raw(b"{}"))
 
 
 async def test_what_is_asked_in_one_turn_goes_in_one_frame() -> None:
@@ -119,7 +119,7 @@ async def test_frames_are_signed_each_for_its_place() -> None:
 async def test_a_mistake_of_one_does_not_hurt_the_others() -> None:
     other = Wire()
 
-    def fails(told: wire.Told | None) -> None:
+    def fails(told: wire.SocketAnswer | None) -> None:
         raise LookupError
 
     other.channel.ask("gate", "bad", b"{}", fails, 1.0)

@@ -13,7 +13,7 @@ import pytest
 import guard
 from guard.breaker.refusals import Refusal
 from guard.core import wire
-from guard.core.leases import Asked
+from guard.core.leases import LeaseRequest
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.runtime.runtime import GuardRuntime
@@ -113,9 +113,9 @@ def test_no_room_is_missed_while_an_answer_is_under_way(
     """A call waits for what its lane is being granted, instead of asking beside it."""
     courier = leasing.gate._courier
     topped_up = courier._topped_up
-    late: list[Asked] = []
+    late: list[LeaseRequest] = []
 
-    def later(session: Any, asked: Asked, told: wire.Told | None) -> None:
+    def later(session: Any, asked: LeaseRequest, told: wire.SocketAnswer | None) -> None:
         late.append(asked)
         asyncio.get_running_loop().call_later(1.0, topped_up, session, asked, told)
 

@@ -216,11 +216,11 @@ class World:
             if self.top_ups:
                 self.top_up()
             self.answer()
-            if self.desk.in_line:
+            if self.desk._parked:
                 self.now_s += 1.0
                 self.do(self.desk.tick(self.now_s))
             self.check()
-        assert not self.desk.in_line
+        assert not self.desk._parked
         assert not self.asks
         assert not self.desk._lines, "a line exists as long as somebody stands in it"
         for name, question in self.questions.items():
@@ -338,7 +338,7 @@ def test_a_lease_is_closed_although_its_last_question_was_refused_or_has_to_wait
     world.answer()
     world.ask("b")
     world.answer()
-    assert world.desk.in_line == (1 if elsewhere else 0)
+    assert len(world.desk._parked) == (1 if elsewhere else 0)
     world.end_call()
     world.now_s += IDLE_S
     closed = [each for each in world.desk.tick(world.now_s) if isinstance(each, Update)]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from guard.core.leases import (
-    Asked,
     Hold,
     LeaseBook,
+    LeaseRequest,
     Totals,
     Update,
     cost_of,
@@ -356,7 +356,7 @@ class TestKeeping:
     def test_what_a_grant_has_added_is_corrected(self) -> None:
         book = LeaseBook()
         book.usable_until(math.inf)
-        book.tells = True
+        book.reports_unjournaled = True
         hold = book.granted(book.ask(KEY, 0.0), lease(100), CALL, 10)
         hold.settle(3)
         [update] = book.due(1.0)
@@ -462,8 +462,8 @@ class LeaseModel(RuleBasedStateMachine):
         self.now_s = 0.0
         self.room = self.LIMIT
         self.leases: dict[str, int] = {}  # held by the gateway
-        self.asks: list[Asked] = []
-        self.grants: list[tuple[Asked, LeaseGrant, int]] = []
+        self.asks: list[LeaseRequest] = []
+        self.grants: list[tuple[LeaseRequest, LeaseGrant, int]] = []
         self.updates: list[Update] = []
         self.holds: list[Hold] = []
         self.unreported: list[tuple[str, int]] = []

@@ -65,10 +65,10 @@ def test_a_note_for_a_person_is_text(kind: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=[]), max_size=600), st.integers(1, 512))
 def test_what_is_made_to_fit_is_taken(text: str, length: int) -> None:
-    found = wire.fitted(text, length, 3 * length)
+    found = wire.truncated(text, length, 3 * length)
     assert rule.flaw_in_text(found, 3 * length) is None
     assert len(found) <= length
-    assert wire.fitted(found, length, 3 * length) == found
+    assert wire.truncated(found, length, 3 * length) == found
     if rule.flaw_in_text(text, 3 * length) is None and len(text) <= length:
         assert found == text
 

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from guard.core.bounds import InputRatios, bound_of
-from guard.core.bounds.unknown import look
+from guard.core.bounds.unknown import find_unknown
 from guard.core.request_bound import RequestBound, said_unknown
 from guard.core.usage.vendors import find_endpoint
 from guard.core.vendors.bodies import BodyPart, body_of
@@ -218,8 +218,8 @@ def test_nothing_raises_whatever_a_body_is() -> None:
 
     for _ in range(3000):
         for kind, (_, _, body) in PLAIN.items():
-            look({**body, **{n: value(0) for n in ("tools", "messages", "input", "thinking")}},
-                 body_of(kind))  # fmt: skip
+            hostile = {n: value(0) for n in ("tools", "messages", "input", "thinking")}
+            find_unknown({**body, **hostile}, body_of(kind))
 
 
 def test_a_known_loop_is_dear_without_a_name() -> None:

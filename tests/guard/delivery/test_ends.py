@@ -268,7 +268,7 @@ class TestSpool:
     def spooled(self, tenant: Any, directory: Path, url: str) -> int:
         spool = Spool(directory, owner_of(url, tenant.key), bytes_max=1 << 26)
         try:
-            return spool.look()
+            return spool.count()
         finally:
             spool.close()
 

@@ -25,7 +25,7 @@ from guard.core.leases import LeaseBook
 from guard.delivery import journal
 from guard.delivery.journal import Journal, left_behind, live_journals
 from guard.delivery.spool import Spool, owner_of
-from guard.delivery.unwritten import UnwrittenEntry
+from guard.delivery.unjournaled import UnjournaledRequest
 from tests.guard.conftest import Tenant, settled
 from tests.support.cutting_vendor import cutting_vendor
 from tests.support.programs import environment
@@ -72,7 +72,7 @@ def test_what_is_written_nowhere_does_not_come_back_once_it_is_cleared() -> None
 
     book = LeaseBook()
     book.unwritten = Overtaken()
-    entry = UnwrittenEntry(book, "l", 500, 7, 1)
+    entry = UnjournaledRequest(book, "l", 500, 7, 1)
     entry.hold(900)
     assert book.unwritten == {}
 

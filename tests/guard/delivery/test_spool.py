@@ -47,7 +47,7 @@ def test_oldest_first_each_to_one_claimant_until_settled(tmp_path: Path) -> None
     one.settle([event.row for event in first])
     other.release([event.row for event in second])
     assert len(one.claim(100)) == 6
-    assert other.look() == 6
+    assert other.count() == 6
     one.close()
     other.close()
 
@@ -56,7 +56,7 @@ def test_an_event_that_is_there_already_is_not_there_twice(tmp_path: Path) -> No
     spool = spool_at(tmp_path / "s")
     spool.append(rows(5))
     spool.append(rows(8))
-    assert spool.pending == spool.look() == 8
+    assert spool.pending == spool.count() == 8
     spool.close()
 
 
@@ -64,10 +64,10 @@ def test_another_owners_events_are_out_of_reach(tmp_path: Path) -> None:
     ours = spool_at(tmp_path / "s")
     theirs = Spool(tmp_path / "s", owner_of("http://127.0.0.1:1", "other"), bytes_max=1 << 26)
     ours.append(rows(3))
-    assert theirs.look() == 0
+    assert theirs.count() == 0
     assert theirs.claim(10) == []
     theirs.append(rows(2))  # the same ids, and yet other events
-    assert (ours.look(), theirs.look()) == (3, 2)
+    assert (ours.count(), theirs.count()) == (3, 2)
     ours.close()
     theirs.close()
 
@@ -81,21 +81,21 @@ def test_an_accounts_events_are_delivered_with_any_of_its_secrets(tmp_path: Path
     )
     first.append(rows(2))
     first.account = account
-    assert second.look() == 0, "nothing is known of it yet"
+    assert second.count() == 0, "nothing is known of it yet"
     second.account = account
-    assert (first.look(), second.look()) == (2, 2)
+    assert (first.count(), second.count()) == (2, 2)
     first.append(rows(3))
     other.account = owner_of(url, "another key")
     other.append(rows(4))
-    assert (first.look(), second.look(), other.look()) == (3, 3, 4)
+    assert (first.count(), second.count(), other.count()) == (3, 3, 4)
     claimed = second.claim(10)
     assert len(claimed) == 3
     assert first.claim(10) == [], "they are under way"
     second.settle([each.row for each in claimed])
-    assert (first.look(), second.look(), other.look()) == (0, 0, 4)
+    assert (first.count(), second.count(), other.count()) == (0, 0, 4)
     # Written by a process that takes over what a dead one with the old secret has left.
     second.append(rows(1, first=9), owner_of(url, "first"))
-    assert second.look() == 1
+    assert second.count() == 1
     assert len(first.claim(10)) == 1
     for spool in (first, second, other):
         spool.close()
@@ -109,7 +109,7 @@ def test_a_full_spool_gives_up_the_least_important_and_oldest(tmp_path: Path) ->
         spool.append(rows(200, first=1000 + 200 * turn, priority=2))
     assert spool.dropped > 0
     pending = spool.pending
-    assert spool.look() == pending == 1800 - spool.dropped
+    assert spool.count() == pending == 1800 - spool.dropped
     with sqlite3.connect(tmp_path / "s" / "events-1.sqlite3") as file:
         kept = dict(file.execute("SELECT priority, count(*) FROM events GROUP BY 1").fetchall())
     file.close()
@@ -125,7 +125,7 @@ def test_a_full_spool_gives_up_nothing_for_what_does_not_fit(tmp_path: Path) -> 
         spool.append(rows(1, first=1000, size=512 * 1024))
     assert spool.dropped == 0
     pending = spool.pending
-    assert spool.look() == pending == 200
+    assert spool.count() == pending == 200
     spool.close()
 
 
@@ -157,7 +157,7 @@ async def test_what_a_cancelled_write_gives_up_is_counted(
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await storing
-    assert health.lost == 600 + 100 - spool.look() > 0
+    assert health.lost == 600 + 100 - spool.count() > 0
     spool.close()
 
 
@@ -194,7 +194,7 @@ def test_only_a_few_damaged_files_are_kept(tmp_path: Path) -> None:
         spool.close()
         (tmp_path / "s" / "events-1.sqlite3").write_text("hello\n" * 1000)
     spool = spool_at(tmp_path / "s")
-    spool.look()
+    spool.count()
     spool.close()
     assert len(list((tmp_path / "s").glob("events-1.sqlite3.damaged-*"))) == 3
 
@@ -204,7 +204,7 @@ def test_a_file_that_another_process_set_aside_is_left_too(tmp_path: Path) -> No
     spool.append(rows(3))
     (tmp_path / "s" / "events-1.sqlite3").rename(tmp_path / "s" / "events-1.sqlite3.damaged-1")
     spool.append(rows(2, first=10))
-    assert spool.look() == 2
+    assert spool.count() == 2
     spool.close()
 
 
@@ -271,7 +271,7 @@ def test_processes_share_it(tmp_path: Path) -> None:
         process.join(120)
         assert process.exitcode == 0
     spool = spool_at(tmp_path / "s")
-    assert spool.look() == 4 * 20 * (20 - 10)
+    assert spool.count() == 4 * 20 * (20 - 10)
     assert len(spool.claim(10_000)) == 800
     spool.close()
 
@@ -305,7 +305,7 @@ def _fill(path: str, pipe: multiprocessing.connection.Connection) -> None:
             refused += 1
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     spool.append(rows(10, first=100_000))
-    pipe.send((refused, spool.look()))
+    pipe.send((refused, spool.count()))
     spool.close()
 
 
@@ -340,7 +340,7 @@ def opening():
         begun.set()
         time.sleep(0.2)
 parents = spool()
-parents.look()
+parents.count()
 work = {"a transaction": lambda: parents._with_file(transaction), "an opening": opening}
 thread = threading.Thread(target=work[sys.argv[2]])
 thread.start()
@@ -356,7 +356,7 @@ thread.join()
 written("parent")
 os.close(writing)
 assert os.waitpid(pid, 0)[1] == 0
-print(parents.look())
+print(parents.count())
 """
 
 

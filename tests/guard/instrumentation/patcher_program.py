@@ -208,7 +208,7 @@ def main() -> None:
     }  # fmt: skip
     for step in steps.split(","):
         acts[step]()
-    patching.look()
+    patching.rehook()
     found: dict[str, Any] = {}
     for send in (over_httpx, over_httpx_async, over_aiohttp, over_requests, over_botocore):
         observed.clear()

@@ -12,7 +12,7 @@ import guard
 from guard.core.rates import Terms
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
-from guard.instrumentation.answered_tiers import AnsweredTiers
+from guard.instrumentation.observed_tiers import ObservedTiers
 from tests.guard.conftest import Tenant
 from tests.guard.instrumentation.gated_clients import CHAT
 from tests.guard.instrumentation.standin.reply import Reply, encoded
@@ -63,7 +63,7 @@ def test_only_the_first_request_can_cost_more_than_was_held(
 
 @pytest.mark.parametrize("named", ["", "auto"])
 def test_a_dearer_tier_is_remembered_for_its_host_and_model(named: str) -> None:
-    tiers = AnsweredTiers()
+    tiers = ObservedTiers()
     asked = RequestBound("openai", "gpt-5", 10, 20, terms=Terms(named))
     assert tiers.bounded("a", asked) is asked
     tiers.learn("a", asked, Usage(service_tier="priority"))
@@ -77,13 +77,13 @@ def test_a_dearer_tier_is_remembered_for_its_host_and_model(named: str) -> None:
 
 @pytest.mark.parametrize("tier", [None, "flex", "scale", "standard", "batch", "unheard-of"])
 def test_tiers_that_are_no_dearer_are_not_remembered(tier: str | None) -> None:
-    tiers = AnsweredTiers()
+    tiers = ObservedTiers()
     tiers.learn("a", PLAIN, Usage(service_tier=tier))
     assert tiers.bounded("a", PLAIN) is PLAIN
 
 
 def test_a_tier_that_a_request_names_stays() -> None:
-    tiers = AnsweredTiers()
+    tiers = ObservedTiers()
     tiers.learn("a", PLAIN, Usage(service_tier="priority"))
     for named in ("default", "flex", "priority"):
         asked = RequestBound("openai", "gpt-5", 10, 20, terms=Terms(named))
@@ -95,7 +95,7 @@ def test_a_tier_that_a_request_names_stays() -> None:
 
 
 def test_no_more_than_some_are_kept() -> None:
-    tiers = AnsweredTiers()
+    tiers = ObservedTiers()
     for number in range(3_000):
         tiers.learn("a", RequestBound("openai", f"m{number}"), Usage(service_tier="priority"))
     first, last = RequestBound("openai", "m0"), RequestBound("openai", "m2999")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import requests
 
-from guard.core.usage.ends import ChargeBy, Ending, Known, Seen, charge_of
+from guard.core.usage.ends import ChargeBy, Ending, Evidence, UsageKind, charge_of
 from tests.guard.instrumentation import cut_clients
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.cut_clients import ASYNC, BLOCKING, LEAVING, PATH
@@ -338,42 +338,42 @@ class TestTable:
     @pytest.mark.parametrize(
         ("seen", "charge"),
         [
-            (Seen(Ending.UNSENT), ChargeBy.NOTHING),
-            (Seen(Ending.UNSENT, usage="counted"), ChargeBy.NOTHING),
-            (Seen(Ending.COMPLETE, 200, "exact"), ChargeBy.USAGE),
-            (Seen(Ending.LOST, 200, "exact", streamed=True, began=True), ChargeBy.USAGE),
-            (Seen(Ending.COMPLETE, 400), ChargeBy.NOTHING),
-            (Seen(Ending.LOST, 429), ChargeBy.NOTHING),
-            (Seen(Ending.COMPLETE, 503), ChargeBy.NOTHING),
-            (Seen(Ending.LOST, 502), ChargeBy.BOUND),
-            (Seen(Ending.LOST, 504), ChargeBy.BOUND),
-            (Seen(Ending.LOST, 524), ChargeBy.BOUND),
-            (Seen(Ending.COMPLETE, 200, "pending"), ChargeBy.LATER),
-            (Seen(Ending.COMPLETE, 200), ChargeBy.BOUND),
-            (Seen(Ending.COMPLETE, 200, is_llm=False), ChargeBy.NOTHING),
-            (Seen(Ending.COMPLETE, 200, "counted", streamed=True, may_hide=False),
+            (Evidence(Ending.UNSENT), ChargeBy.NOTHING),
+            (Evidence(Ending.UNSENT, usage="counted"), ChargeBy.NOTHING),
+            (Evidence(Ending.COMPLETE, 200, "exact"), ChargeBy.USAGE),
+            (Evidence(Ending.LOST, 200, "exact", streamed=True, began=True), ChargeBy.USAGE),
+            (Evidence(Ending.COMPLETE, 400), ChargeBy.NOTHING),
+            (Evidence(Ending.LOST, 429), ChargeBy.NOTHING),
+            (Evidence(Ending.COMPLETE, 503), ChargeBy.NOTHING),
+            (Evidence(Ending.LOST, 502), ChargeBy.BOUND),
+            (Evidence(Ending.LOST, 504), ChargeBy.BOUND),
+            (Evidence(Ending.LOST, 524), ChargeBy.BOUND),
+            (Evidence(Ending.COMPLETE, 200, "pending"), ChargeBy.LATER),
+            (Evidence(Ending.COMPLETE, 200), ChargeBy.BOUND),
+            (Evidence(Ending.COMPLETE, 200, is_llm=False), ChargeBy.NOTHING),
+            (Evidence(Ending.COMPLETE, 200, "counted", streamed=True, may_hide=False),
              ChargeBy.COUNTED),
-            (Seen(Ending.COMPLETE, 200, "counted", streamed=True), ChargeBy.BOUND),
-            (Seen(Ending.COMPLETE, 200, "counted", may_hide=False), ChargeBy.BOUND),
-            (Seen(Ending.LOST, 200, "counted", streamed=True, may_hide=False), ChargeBy.BOUND),
-            (Seen(Ending.CLOSED, 200, "counted", streamed=True, began=True, stops=True),
+            (Evidence(Ending.COMPLETE, 200, "counted", streamed=True), ChargeBy.BOUND),
+            (Evidence(Ending.COMPLETE, 200, "counted", may_hide=False), ChargeBy.BOUND),
+            (Evidence(Ending.LOST, 200, "counted", streamed=True, may_hide=False), ChargeBy.BOUND),
+            (Evidence(Ending.CLOSED, 200, "counted", streamed=True, began=True, stops=True),
              ChargeBy.SPEED),
-            (Seen(Ending.CLOSED, 200, "counted", streamed=True, began=True), ChargeBy.BOUND),
-            (Seen(Ending.CLOSED, 200, stops=True), ChargeBy.BOUND),
-            (Seen(Ending.CLOSED, None, stops=True), ChargeBy.BOUND),
-            (Seen(Ending.LOST), ChargeBy.BOUND),
+            (Evidence(Ending.CLOSED, 200, "counted", streamed=True, began=True), ChargeBy.BOUND),
+            (Evidence(Ending.CLOSED, 200, stops=True), ChargeBy.BOUND),
+            (Evidence(Ending.CLOSED, None, stops=True), ChargeBy.BOUND),
+            (Evidence(Ending.LOST), ChargeBy.BOUND),
         ],
     )  # fmt: skip
-    def test_row(self, seen: Seen, charge: ChargeBy) -> None:
+    def test_row(self, seen: Evidence, charge: ChargeBy) -> None:
         assert charge_of(seen) is charge
 
     def test_nothing_is_free_but_what_is_known_to_be(self) -> None:
-        known: tuple[Known, ...] = ("exact", "counted", "pending", "none")
+        known: tuple[UsageKind, ...] = ("exact", "counted", "pending", "none")
         flags = itertools.product([False, True], repeat=4)
         for ending, status, usage, (streamed, began, may_hide, stops) in itertools.product(
             Ending, (None, 200, 307, 400, 500, 502, 503, 504), known, flags
         ):
-            seen = Seen(ending, status, usage, True, streamed, began, may_hide, stops)
+            seen = Evidence(ending, status, usage, True, streamed, began, may_hide, stops)
             charge = charge_of(seen)
             if ending is Ending.UNSENT or status in (307, 400, 500, 503):
                 assert charge is ChargeBy.NOTHING

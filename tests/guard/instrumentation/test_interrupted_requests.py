@@ -101,7 +101,7 @@ def test_a_try_that_is_refused_is_not_charged_beside_the_one_before(
 
     def send() -> None:
         call.sent_s, call.unsent = time.monotonic(), False
-        call.again()  # as the transports do: the first try is lost
+        call.retry()  # as the transports do: the first try is lost
 
     with pytest.raises(Refusal), call.sending():
         send()

@@ -95,7 +95,7 @@ def check_orders(
         number += 1
         others = Others(seam, patcher)
         installed = play(steps, others, observed)
-        patching.look()
+        patching.rehook()
         before, others.calls = len(observed.calls), 0
         seam.request(standin.url)
         assert len(observed.calls) - before == installed, steps
@@ -219,8 +219,8 @@ class TestRestored:
         others = Others(SEAMS["requests"], PATCHERS["wraps"])
         observing.instrumentation.install()
         others.restore()
-        patching.look()
-        patching.look()
+        patching.rehook()
+        patching.rehook()
         named = "guard.instrumentation"  # a gateway of the process may have a log entry of its own
         (said,) = [each.getMessage() for each in caplog.records if each.name == named]
         assert said == (
@@ -304,7 +304,7 @@ for name, send in clients.items():
 
 import requests.adapters
 importlib.reload(requests.adapters)
-patching.look()
+patching.rehook()
 with requests.Session() as session:
     session.mount("http://", requests.adapters.HTTPAdapter())
     session.post(URL, json={"model": "m"}).json()

@@ -438,7 +438,7 @@ else:
     begin()
 runtime.instrumentation.install()
 importing.join()
-print(patching.seams()["websockets.asyncio.client"])
+print(patching.hooked()["websockets.asyncio.client"])
 """
 
 

@@ -12,10 +12,10 @@ import pytest
 from guard.core.usage.ends import Ending
 from guard.instrumentation import Instrumentation, patching
 from guard.instrumentation.include_usage import StreamUsage
+from guard.instrumentation.method_hook import MethodHook, _held_by
 from guard.instrumentation.observed_call import ObservedCall
 from guard.instrumentation.output_limits import OutputLimits, _Known
 from guard.instrumentation.realtime import RealtimeSession
-from guard.instrumentation.seam import Seam, _held_by
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.gated_clients import CHAT
@@ -116,7 +116,7 @@ class TestTables:
         def run() -> tuple[Callable[[], object], Callable[[], object]]:
             patches = dict(original)
             monkeypatch.setattr(patching, "_patches", patches)
-            seam = Seam(Client, "connect", lambda method: method)
+            seam = MethodHook(Client, "connect", lambda method: method)
             return lambda: patching.is_hooked(Client, "connect"), lambda: patches.update(
                 {(type(Client.__name__, (), {}), "connect"): seam}
             )

@@ -172,7 +172,7 @@ def test_a_method_that_others_set_back_is_hooked_again(
     saved = BaseTool.run
     guard.instrument()
     monkeypatch.setattr(BaseTool, "run", saved)  # what a test tool restores
-    runtime.instrumentation.look()
+    runtime.instrumentation.rehook()
     tenant.admin.set_policy("p", tools_block=["delete_*"])
     with pytest.raises(guard.GuardToolBlockedError), guard.workflow("support"):
         tool.invoke({"path": ARGUMENT})

@@ -56,7 +56,7 @@ def test_a_child_starts_its_own_loop_and_the_parents_goes_on() -> None:
         assert loop.run(give, 1) == 1
         old = loop.start()
         def child():
-            assert loop.thread_ident is None
+            assert not loop.is_running
             assert not loop.call_soon(print, "into the parent's loop")
             assert loop.run(give, 2, timeout_s=120) == 2
             assert loop.start() is not old

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from guard.running.program_settings import StartPlace, object_in
-from guard.running.programs import Pointed, point
+from guard.running.programs import Redirect, point
 from guard.running.routes import PROXY, VARIABLES, Routes, Variable
 
 HOME, CWD = Path("/home/me"), Path("/home/me/project")
@@ -19,7 +19,7 @@ def pointed(
     command: str,
     environ: dict[str, str] | None = None,
     files: dict[str, Any] | None = None,
-) -> tuple[list[str], Pointed, dict[str, str]]:
+) -> tuple[list[str], Redirect, dict[str, str]]:
     """Return the command, what its program needs, and the names of upstreams."""
     texts = {
         str(HOME / name): text if isinstance(text, str) else json.dumps(text)
@@ -40,14 +40,14 @@ def why(command: str, *more: Any) -> str:
 @pytest.mark.parametrize("command", ["node agent.js", "bash run.sh", "make test", "python a.py"])
 def test_any_other_program_needs_nothing_more(command: str) -> None:
     words, found, _ = pointed(command)
-    assert (words, found) == (command.split(), Pointed())
+    assert (words, found) == (command.split(), Redirect())
 
 
 # -- Claude Code ---------------------------------------------------------------------------------
 
 
 def test_claude_code_needs_its_variables_alone() -> None:
-    assert pointed("claude -p hi")[:2] == (["claude", "-p", "hi"], Pointed())
+    assert pointed("claude -p hi")[:2] == (["claude", "-p", "hi"], Redirect())
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_addresses_of_codex_itself() -> None:
 
 
 def test_gemini_needs_its_variables_alone() -> None:
-    assert pointed("gemini -p hi")[1] == Pointed()
+    assert pointed("gemini -p hi")[1] == Redirect()
     variables = Routes.of({}).variables
     assert variables["GOOGLE_GEMINI_BASE_URL"] == f"{PROXY}/gemini"
     assert variables["CODE_ASSIST_ENDPOINT"] == f"{PROXY}/codeassist"

@@ -55,17 +55,17 @@ def ask(running: ProxyProcess) -> bytes:
     """Connect as a program does, and look as ``guard run`` does; return what is answered."""
     assert running.address is not None
     with socket.create_connection(running.address, WAIT_S) as program:
-        running.look()
+        running.poll()
         return program.recv(100)
 
 
 def test_it_is_started_when_somebody_asks_and_ends_with_its_input(tmp_path: Path) -> None:
     with proxy(tmp_path) as running:
-        running.look()
+        running.poll()
         assert running.pids == set(), "nobody has asked"
         assert ask(running) == b"served"
         [pid] = running.pids
-        running.look()
+        running.poll()
         assert running.pids == {pid}
     assert is_gone(pid)
     assert running.pids == set()
@@ -79,7 +79,7 @@ def test_it_is_started_when_somebody_asks_and_ends_with_its_input(tmp_path: Path
 
 def test_one_that_nobody_asks_for_is_not_started(tmp_path: Path) -> None:
     with proxy(tmp_path, "raise SystemExit(1)") as running:
-        running.look()
+        running.poll()
     assert reports.refusal(tmp_path) is None
 
 
@@ -108,8 +108,8 @@ def test_one_that_cannot_be_started_ends_the_run(tmp_path: Path, script: str, sa
     with proxy(tmp_path, script) as running:
         assert running.address is not None
         with socket.create_connection(running.address):
-            running.look()
-        running.look()
+            running.poll()
+        running.poll()
     found = reports.refusal(tmp_path)
     assert found is not None
     assert found["message"] == "guard's proxy cannot be started, and nothing runs without it"
@@ -121,7 +121,7 @@ def test_the_end_does_not_wait_for_one_that_is_being_started(tmp_path: Path) -> 
     with proxy(tmp_path, "import sys; sys.stdin.readline(); sys.stdin.read()") as running:
         assert running.address is not None
         with socket.create_connection(running.address):
-            looking = threading.Thread(target=running.look)
+            looking = threading.Thread(target=running.poll)
             looking.start()
             [pid] = until(lambda: running.pids)
             ending = threading.Thread(target=running.end)
@@ -152,7 +152,7 @@ def test_one_whose_start_the_end_has_just_missed_is_not_waited_for(
 
         monkeypatch.setattr(subprocess, "Popen", ended_meanwhile)
         with socket.create_connection(running.address):
-            running.look()
+            running.poll()
         ending.join()
     assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert reports.refusal(tmp_path) is None

@@ -132,7 +132,7 @@ values = st.sampled_from(["", "http://h:1/v1", "https://api.openai.com/v1", "non
 @given(environ=st.dictionaries(names, values))
 def test_it_is_put_back_as_it_was(environ: dict[str, str]) -> None:
     changed = Routes.of(environ).at(URL)
-    assert routes.read(json.loads(json.dumps(routes.told(changed)))) == changed
+    assert routes.read(json.loads(json.dumps(routes.to_json(changed)))) == changed
     assert all(PROXY not in change.routed for change in changed.values())
     own = {**environ, **{name: change.routed for name, change in changed.items()}}
     routes.put_back(own, changed)

@@ -29,9 +29,9 @@ def test_a_python_that_starts_slowly_is_not_named_once_it_reports(
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        tree.look()
+        tree.poll()
         assert child.pid in tree._named
         (tmp_path / report.format(child.pid)).touch()
-        tree.look()
+        tree.poll()
         assert child.pid not in tree._named
         child.communicate(b"\n")

@@ -12,7 +12,7 @@ from guard.core.leases import LeaseBook
 from guard.delivery.journal import JournalEntry
 
 
-class UnwrittenEntry:
+class UnjournaledRequest:
     """One request, from its hold to its event: like :class:`JournalEntry`, but in memory."""
 
     __slots__ = ("_is_over", "_open", "_reservation_id", "begun_ms", "serial")
@@ -46,4 +46,4 @@ class UnwrittenEntry:
         self._open.pop(self.serial, None)
 
 
-BegunRequest: TypeAlias = JournalEntry | UnwrittenEntry
+BegunRequest: TypeAlias = JournalEntry | UnjournaledRequest

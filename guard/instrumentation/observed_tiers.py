@@ -15,7 +15,7 @@ _Target = tuple[str, str | None]
 """A host and a model."""
 
 
-class AnsweredTiers:
+class ObservedTiers:
     """Remembers dearer tiers that answers name, for requests that leave the tier to the vendor.
 
     So only the first request to a host and model can cost more than was held for it.

@@ -17,7 +17,7 @@ _LOOKED_AT_MAX: Final = 64
 """How many functions are searched below a method; most have two or three."""
 
 
-class Seam:
+class MethodHook:
     """A method of a class, and guard's wrappers around it.
 
     Usually there is one wrapper. There are two when another tool has wrapped the method in a way

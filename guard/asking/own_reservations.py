@@ -7,7 +7,9 @@ from guard.instrumentation import open_streams
 from guard.scope.scope import Scope, calls_of
 
 
-def note_own_money(request: wire.GateRequest, scope: Scope, *, gates_requests: bool) -> None:
+def attach_own_reservations(
+    request: wire.GateRequest, scope: Scope, *, gates_requests: bool
+) -> None:
     """Name the asking code's own reservations in its question.
 
     The gateway draws on those of the calls around it first. And it must not let the question wait

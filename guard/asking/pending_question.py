@@ -21,7 +21,7 @@ _AGAIN_SHARE: Final = 0.4
 """Too short to count against the gateway (`GatewayClient`), which had the rest before."""
 
 
-class Errand(Struct, eq=False):
+class PendingQuestion(Struct, eq=False):
     """A question on its way. Used on the background loop only.
 
     Attributes:

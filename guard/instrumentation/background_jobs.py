@@ -48,7 +48,7 @@ class Work(Struct, frozen=True, eq=False):
     started_s: float
 
 
-class LaterWork:
+class BackgroundJobs:
     """The unfinished work of this process. Any thread.
 
     A piece of work ends once: whichever thread removes it from ``works``, under the lock, charges
