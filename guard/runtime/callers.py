@@ -13,8 +13,8 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import attrs
 
@@ -38,6 +38,7 @@ from guard.state import GuardStatus
 if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
     from guard.session.session import Session
 
+A = TypeVar("A", bound=KeyAccount)
 _LABEL_LENGTH: Final = 8
 VERIFIED_S: Final = 30.0
 """How long a verified key counts as valid without a socket, which would report its end."""
@@ -51,6 +52,8 @@ IDLE_S: Final = 60.0
 
 _SWEEP_S: Final = 5.0
 _CLOSE_S: Final = 2.0
+_DELIVERY_SHARE: Final = 0.8
+"""Share of the time before a signal ends the process that is for delivery, if there is a spool."""
 
 
 class CallerAccount(KeyAccount):
@@ -477,38 +480,53 @@ class Callers:
                 account.events.flush(timeout_s)
 
     def flush_last(self, timeout_s: float) -> None:
-        """Deliver everything that is buffered for callers; the process may end.
+        """Deliver everything that is buffered, of the process's own key too: it may end.
 
         Events that were not delivered are stored on disk, if there is a spool.
 
         Args:
             timeout_s: how long to try while no batch is accepted, in seconds.
+
+        Raises:
+            BreakerTransportError: some events were neither delivered nor written to disk.
         """
-        accounts = [account for account in self.active if account.events.waiting]
-        self._for_each(lambda each, left: each.events.deliver(left), accounts, timeout_s)
+        accounts = [each for each in (self._own, *self.active) if each.events.waiting]
+        if self._own.settings.spool_dir is not None:
+            timeout_s *= _DELIVERY_SHARE  # the rest of the time is for the disk
+        ended = self._for_each(lambda each, left: each.events.deliver(left), accounts, timeout_s)
+        left = 0
         for account in accounts:
-            session = account.link.session
-            if account.events.waiting and session is not None:
-                session.flusher.store_rest()
+            session, waiting = account.link.session, account.events.waiting
+            if waiting and (session is None or not session.flusher.store_rest()):
+                left += waiting
+        if left:
+            why = next((each for each in ended if each is not None), "no answer in time")
+            text = f"{left} events are still buffered: {why}"
+            raise BreakerTransportError(text, buffer_size=left)
 
     def _for_each(
         self,
-        act: Callable[[CallerAccount, Patience], Awaitable[object]],
-        accounts: list[CallerAccount],
+        act: Callable[[A, Patience], Awaitable[object]],
+        accounts: Sequence[A],
         timeout_s: float,
-    ) -> None:
-        """Do something for all accounts at once, and wait while one of them has time left."""
+    ) -> list[object]:
+        """Do something for all accounts at once, and wait while one of them has time left.
+
+        Returns:
+            What came of each, also an exception; nothing if they have not ended in time.
+        """
         if not accounts:
-            return
+            return []
         patiences = [Patience(timeout_s, account.events.health) for account in accounts]
 
-        async def do() -> None:
-            await asyncio.gather(*map(act, accounts, patiences), return_exceptions=True)
+        async def do() -> list[object]:
+            return await asyncio.gather(*map(act, accounts, patiences), return_exceptions=True)
 
         with contextlib.suppress(TimeoutError, RuntimeError, concurrent.futures.CancelledError):
-            self._parts.background.run(
+            return self._parts.background.run(
                 do, timeout_s=lambda: max(patience.left_s() for patience in patiences)
             )
+        return []
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -480,8 +480,6 @@ class GuardRuntime(KeyAccount):
         if self.is_shut_down:
             self._wait_for_delivery(Patience(timeout, self.events.health))
         elif not self._background.is_own_thread:
-            if self.events.waiting:
-                self.events.flush_last(timeout)
             self.callers.flush_last(timeout)
 
     # -- status -------------------------------------------------------------------------------

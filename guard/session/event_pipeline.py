@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +34,12 @@ _CLOSE_SHARE: Final = 0.2
 """Share of a shutdown's time reserved for closing the connections and the thread."""
 _CLOSE_MAX_S: Final = 2.0
 """The most that is reserved, in seconds."""
+
+
+def _for_closing_s(timeout_s: float) -> float:
+    """Return how much of a shutdown's time is kept for closing the connections and the thread."""
+    return min(_CLOSE_MAX_S, _CLOSE_SHARE * timeout_s)
+
 
 _inherited: list[Outbox] = []
 """The parent's events in a forked child, which must neither deliver them nor count them as lost."""
@@ -201,35 +206,25 @@ class EventPipeline:
 
     async def _flush(self, patience: Patience | None) -> None:
         session = await self._link.open()
-        if patience is None:
-            await session.flusher.flush()
-            return
-
-        def deliver() -> Coroutine[Any, Any, GuardError | None]:
-            tries = deliver_until(patience, session.flusher, session.client, is_last=False)
-            return patience.during(tries)
-
+        deliver = functools.partial(self.deliver, patience, is_last=False) if patience else None
         await session.flusher.flush(deliver)
 
-    def flush_last(self, timeout_s: float) -> None:
-        """Deliver everything that is buffered, also along with questions: the process may end.
+    async def deliver(self, patience: Patience, *, is_last: bool = True) -> GuardError | None:
+        """Deliver everything while there is time; on the background loop.
 
         Args:
-            timeout_s: how long to try while no batch is accepted, in seconds.
+            patience: how much time there is.
+            is_last: whether also events are sent that wait for the answer to a question.
+
+        Returns:
+            Why not everything could be delivered; None when it was.
 
         Raises:
-            BreakerTransportError: some events were neither delivered nor written to disk.
+            TimeoutError: no time is left.
         """
-        # With a spool, some time is kept for writing what could not be delivered.
-        has_disk = self._settings.spool_dir is not None
-        failure = self._last_delivery((1 - _CLOSE_SHARE) * timeout_s if has_disk else timeout_s)
-        if failure is None or not self.waiting:
-            return
-        session = self._link.session
-        if session is None or not session.flusher.store_rest():
-            raise BreakerTransportError(
-                f"{self.waiting} events are still buffered: {failure}", buffer_size=self.waiting
-            ) from failure
+        session = await self._link.open()
+        tries = deliver_until(patience, session.flusher, session.client, is_last=is_last)
+        return await patience.during(tries)
 
     @property
     def waiting(self) -> int:
@@ -255,21 +250,33 @@ class EventPipeline:
         Returns:
             The exception to raise if events were lost, else None.
         """
-        ends_s = time.monotonic() + timeout_s
-        reserve_s = min(_CLOSE_MAX_S, _CLOSE_SHARE * timeout_s)
-        failure: BaseException | None = None
-        waiting = 0
+        patience = Patience(timeout_s, self.health)
+        is_connected = self._link.session is not None and self._background.is_running
         try:
-            session = self._link.session
-            if flush and (self.waiting or (session and session.flusher.spooled)):
-                failure = self._last_delivery(timeout_s - reserve_s)
-                ends_s = max(ends_s, time.monotonic() + reserve_s)
-            waiting = self.waiting
-            self._close_session(ends_s - reserve_s / 2)
+            if is_connected or (flush and self._has_events):
+                self._end_in_time(patience, flush=flush)
         finally:
-            self._background.close(max(0.05, ends_s - time.monotonic()))
-            error = self._conclude(failure, waiting)
-        return error if flush else None
+            self._background.close(max(0.05, patience.left_s()))
+            error = self.conclude(flush=flush)
+        return error
+
+    def _end_in_time(self, patience: Patience, *, flush: bool) -> None:
+        """Run :meth:`end` on the loop, and wait while there is time for it."""
+        ending = functools.partial(self.end, patience, flush=flush)
+        kept_s = _for_closing_s(patience.seconds) / 2  # the thread has to end as well
+        try:
+            self._background.run(ending, timeout_s=lambda: patience.left_s() - kept_s)
+        except TimeoutError:
+            self._failure = self._failure or TimeoutError("no answer in time")
+        except (LoopClosedError, concurrent.futures.CancelledError):
+            logger.debug("the loop has ended before the session")
+        except RuntimeError:  # no thread can be started: the interpreter is ending
+            self._failure = self._deliver_here(patience)
+
+    @property
+    def _has_events(self) -> bool:
+        session = self._link.session
+        return bool(self.waiting or (session is not None and session.flusher.spooled))
 
     async def end(self, patience: Patience, *, flush: bool) -> None:
         """Deliver and close the session, but not the loop; :meth:`conclude` must follow.
@@ -278,23 +285,20 @@ class EventPipeline:
             patience: how long both may go on.
             flush: whether to deliver.
         """
+        for_closing_s = _for_closing_s(patience.seconds)
+        if flush and self._has_events:
+            try:
+                tries = Patience(patience.seconds - for_closing_s, self.health)
+                self._failure = await self.deliver(tries)
+            except TimeoutError as exc:
+                self._failure = exc
         session = self._link.session
-        if session is None:
-            return
-        if flush and (self.waiting or session.flusher.spooled):
-            with contextlib.suppress(TimeoutError):
-                share_s = (1 - _CLOSE_SHARE) * patience.seconds
-                self._failure = await self.deliver(Patience(share_s, self.health))
-        await session.close(max(0.05, patience.left_s()))
+        if session is not None:
+            await session.close(max(0.05, patience.left_s() - for_closing_s / 2))
 
     def conclude(self, *, flush: bool) -> BreakerTransportError | None:
         """Store or count what :meth:`end` could not deliver; return what to raise for it."""
-        error = self._conclude(self._failure, self.waiting)
-        return error if flush else None
-
-    def _conclude(
-        self, failure: BaseException | None, waiting: int
-    ) -> BreakerTransportError | None:
+        failure, waiting = self._failure, self.waiting
         lost, in_doubt = self._give_up()
         # From here on `record` counts events as lost. One that was appended in between stays in the
         # buffer and is counted with its rest.
@@ -303,7 +307,7 @@ class EventPipeline:
         # charged by the next process.
         if self._journal is not None:
             self._journal.close()
-        if not lost and not in_doubt:
+        if not flush or not (lost or in_doubt):
             return None
         text = f"{lost} events could not be delivered"
         if in_doubt:
@@ -316,39 +320,13 @@ class EventPipeline:
         error.__cause__ = failure
         return error
 
-    def _last_delivery(self, timeout_s: float) -> BaseException | None:
-        """Deliver, and try again while there is time; return why not all could be delivered."""
-        patience = Patience(timeout_s, self.health)
-        try:
-            return self._background.run(self.deliver, patience, timeout_s=patience.left_s)
-        except TimeoutError:
-            return TimeoutError("no answer in time")
-        except (LoopClosedError, concurrent.futures.CancelledError):
-            return None
-        except RuntimeError:  # no thread can be started: the interpreter is ending
-            return self._deliver_here(patience)
-
-    async def deliver(self, patience: Patience) -> BaseException | None:
-        """Deliver everything while there is time; on the background loop.
-
-        Raises:
-            TimeoutError: none is left.
-        """
-
-        async def deliver() -> BaseException | None:
-            session = await self._link.open()
-            return await deliver_until(patience, session.flusher, session.client)
-
-        return await patience.during(deliver())
-
     def _deliver_here(self, patience: Patience) -> BaseException | None:
         """Deliver on a loop in the calling thread, where none can be started in another."""
 
         async def deliver() -> BaseException | None:
             session = self._link.session = self._link.make_session()
             try:
-                delivery = deliver_until(patience, session.flusher, session.client)
-                return await patience.during(delivery)
+                return await self.deliver(patience)
             finally:
                 await session.close()
 
@@ -361,16 +339,6 @@ class EventPipeline:
         finally:
             delivering.close()
             loop.close()
-
-    def _close_session(self, ends_s: float) -> None:
-        session = self._link.session
-        if session is None or not self._background.is_running:
-            return
-        left_s = max(0.05, ends_s - time.monotonic())
-        try:
-            self._background.run(session.close, left_s, timeout_s=left_s)
-        except (TimeoutError, RuntimeError, concurrent.futures.CancelledError):
-            logger.debug("the connections did not close in time")
 
     def _give_up(self) -> tuple[int, int]:
         """Write what is left to disk; return as :meth:`Flusher.give_up`."""
