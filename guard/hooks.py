@@ -52,7 +52,7 @@ class GatewayWarning:
 
     Attributes:
         text: such as ``"85% of budget used or reserved: workflow w"``.
-        workflow_id, chain_id: of the call, if any.
+        workflow_id, chain_id: those of the call, if any.
         tool_name: name of the protected function.
     """
 

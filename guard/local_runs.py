@@ -81,7 +81,7 @@ class Abandoned:
 
     Attributes:
         path: the path of its file.
-        key_id, organisation_id: of its key; None when it died before it had one.
+        key_id, organisation_id: those of its key; None when it died before it had one.
     """
 
     path: Path

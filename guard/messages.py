@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from guard.core.catalogue import CATALOGUE, FALLBACK_MESSAGE
 
-# Of this process. Any thread reads and writes single entries, which is atomic.
+# This process's own. Any thread reads and writes single entries, which is atomic.
 _overrides: dict[str, str] = {}
 
 

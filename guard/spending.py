@@ -63,10 +63,10 @@ class CountedLimit:
         used: how many were used: of tokens input, output and cached ones.
         set_aside: how many the calls under way may use.
         left: how many calls still to come may use; negative above the limit.
-        counts: of calls: globs of the tools and models whose calls are counted; empty for all.
+        counts: for calls: globs of the tools and models whose calls are counted; empty for all.
         resets_at_ms: when its period ends, in Unix milliseconds; None for one that never does.
         uncertain: the part that was charged in doubt: at most so many were not used.
-        kept: of tokens: how many are kept for winding down; ``left`` has them too.
+        kept: for tokens: how many are kept for winding down; ``left`` has them too.
         winding_down: whether these are all that is left, or the rest was not enough for a request.
     """
 

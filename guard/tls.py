@@ -36,8 +36,8 @@ def client_context(fingerprint: str | None = None) -> ssl.SSLContext:
     """Return the context of a client.
 
     Args:
-        fingerprint: of the only certificate that is accepted, from any issuer and for any name;
-            without one, authorities are trusted: those of ``SSL_CERT_FILE`` or
+        fingerprint: that of the only certificate that is accepted, from any issuer and for any
+            name; without one, authorities are trusted: those of ``SSL_CERT_FILE`` or
             ``SSL_CERT_DIR`` where set, else the system's and certifi's.
     """
     if fingerprint is not None:

@@ -48,7 +48,7 @@ class Reports:
         Args:
             exc: the error; one that is not guard's own is ignored.
             stage: where it arose: ``init``, ``gate``, ``call`` or ``flush``.
-            scope, tool: of the call in which it arose.
+            scope, tool: those of the call in which it arose.
         """
         if stage == "gate":
             decision_log.refused(exc, scope, tool)
@@ -80,7 +80,7 @@ class Reports:
 
         Args:
             exc: the refusal.
-            scope, tool: of the call in which it would have been raised.
+            scope, tool: those of the call in which it would have been raised.
         """
         decision_log.refused(exc, scope, tool, "would refuse")
         context = self._context(exc, "gate", scope, tool)

@@ -105,7 +105,7 @@ class RequestHold:
         # Set by the reader's thread or the loop's, read by the reader's.
         self.refusal: GuardError | None = None
         # Set once, by `settle`.
-        # Of the task that sends the request: its answer may be read in another one.
+        # Taken from the task that sends the request: its answer may be read in another one.
         self._told = on_cost.get()
         self.cost_nanousd: int | None = None
         # Only rises. Set by the reader's thread, or by the loop's while `_growing` is set.

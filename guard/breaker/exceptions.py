@@ -22,7 +22,7 @@ SHUT_DOWN: Final = "GD-B006"
 DOCS_PATH: Final = "/docs/errors"
 """Path at which every gateway serves the pages of the error codes."""
 
-# Of this process: an exception that was unpickled here shows this process's gateway.
+# This process's: an exception that was unpickled here shows this process's gateway.
 _docs_gateway = "http://127.0.0.1:8787"
 
 

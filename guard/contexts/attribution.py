@@ -95,7 +95,7 @@ class ask(ContextScope):  # noqa: N801  # used like a function: `with guard.cont
             are shown as well, as ``arguments`` of the details.
 
     Raises:
-        TypeError, ValueError: of another type, too long, or nothing that JSON can represent.
+        TypeError, ValueError: it has another type, is too long, or is nothing that JSON represents.
 
     Example:
         >>> with ask(message="Pay this invoice?", details={"to": "ACME", "amount": "12.50 EUR"}):

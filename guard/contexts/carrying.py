@@ -108,7 +108,7 @@ def carrying(executor: Executor) -> Executor:
     made as :class:`ContextExecutor`. Shutting either down shuts down both.
 
     Args:
-        executor: of ``concurrent.futures``, or with the same interface; its work runs in this
+        executor: one of ``concurrent.futures``, or with the same interface; its work runs in this
             process.
 
     Raises:

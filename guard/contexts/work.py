@@ -32,7 +32,7 @@ class workflow(ContextScope):  # noqa: N801  # used like a function: `with guard
         name: the workflow's id; a new one when None.
 
     Attributes:
-        workflow_id, run_id: of this entry, or of the next one.
+        workflow_id, run_id: those of this entry, or of the next one.
 
     Raises:
         GuardError, WorkflowKilledInterrupt: a refusal from inside, as its public exception.

@@ -194,8 +194,8 @@ class ControlState:
         seq: number of the newest message that was applied.
         kills, pauses, budgets: the active halts.
         timed_pauses: pauses that lift themselves.
-        epoch: of that message: together they identify one message, even if a gateway that was
-            restored from a copy has assigned the number a second time.
+        epoch: the epoch of that message: together they identify one message, even if a gateway
+            that was restored from a copy has assigned the number a second time.
         tools: the tool rules of this key; None when it has none, or the gateway sends none.
         facts: what its operators have judged; None likewise.
     """

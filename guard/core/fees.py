@@ -52,7 +52,7 @@ PERPLEXITY_SEARCH: Final = "perplexity search"
 
 FEES: Final[Mapping[str, Fee]] = {
     OPENAI_SEARCH: Fee(10_000_000, "call", _OPENAI),
-    # Of models that do not reason; what is found is then free.
+    # For models that do not reason; what is found is then free.
     OPENAI_PREVIEW_SEARCH: Fee(25_000_000, "call", _OPENAI),
     OPENAI_FILE_SEARCH: Fee(2_500_000, "call", _OPENAI),
     # Code interpreter and hosted shell, for 20 minutes.
@@ -85,7 +85,7 @@ FEES: Final[Mapping[str, Fee]] = {
     GOOGLE_MAPPED_PROMPT: Fee(25_000_000, "prompt", _GOOGLE),
     # "Web Grounding for Enterprise" of Gemini 2.0 and 2.5; since Gemini 3 by the query, too.
     GOOGLE_ENTERPRISE_PROMPT: Fee(45_000_000, "prompt", _VERTEX),
-    # Of Sonar, by how much context its search takes; deep research by the search instead.
+    # Sonar's, by how much context its search takes; deep research by the search instead.
     "perplexity request low": Fee(5_000_000, "request", _PERPLEXITY),
     "perplexity request medium": Fee(8_000_000, "request", _PERPLEXITY),
     "perplexity request high": Fee(12_000_000, "request", _PERPLEXITY),

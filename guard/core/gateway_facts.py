@@ -22,7 +22,7 @@ class GatewayFacts:
     """The facts that the gateway has sent for one key. Immutable; any thread may use it.
 
     Args:
-        message: of the gateway.
+        message: that of the gateway.
 
     Attributes:
         version: a digest of them.

@@ -57,7 +57,7 @@ def note_of(
     """Return a note, with a copy of the details; None for nothing to show.
 
     Raises:
-        TypeError: of another type, or something in the details that JSON does not have.
+        TypeError: it has another type, or JSON does not have something in the details.
         ValueError: too long, nested too deeply, or a number or text that JSON does not have.
 
     >>> note_of("Pay?", {"to": "ACME", "items": (1, 2)}).details
@@ -107,7 +107,7 @@ def _plain(value: Any, place: str, depth: int) -> Any:
     Args:
         value: any.
         place: what it is called in errors, which never repeat a value.
-        depth: of nesting.
+        depth: how deep it is nested.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -182,7 +182,7 @@ class CompiledToolRules:
         message: as the gateway sent them.
 
     Attributes:
-        version: of these rules.
+        version: that of these rules.
         counts: whether any of them counts repeats.
     """
 

@@ -122,7 +122,7 @@ def read_since(text: str, now_ms: int, zone: dt.tzinfo = dt.UTC) -> int:
     Args:
         text: how long ago (``24h``), or a date or time.
         now_ms: the present.
-        zone: of a date or time that does not name its own.
+        zone: the zone of a date or time that does not name its own.
 
     Raises:
         ValueError: it is neither; the text says what is.

@@ -216,7 +216,7 @@ class Flusher:
         Raises:
             BreakerTransportError: the gateway did not accept it, and it is not on disk either; the
                 events stay buffered.
-            TimeoutError: of ``deliver``.
+            TimeoutError: ``deliver`` raised it.
         """
         lost_before = self._health.lost
         failure = await (deliver or self.deliver)()

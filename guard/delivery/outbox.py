@@ -18,7 +18,7 @@ class Outbox:
         wake: starts or wakes the delivery; called from callers' threads.
 
     Attributes:
-        ids: of events, batches and requests.
+        ids: makes the ids of events, batches and requests.
         buffer: the events.
         health: the outcome of requests to the gateway, and how many events were lost.
     """

@@ -84,8 +84,8 @@ class BackgroundJobs:
 
         Args:
             key: its vendor and id; None for none.
-            usage: of all its steps together; None when it is not known: then each step costs its
-                bound.
+            usage: what all its steps used together; None when it is not known: then each step
+                costs its bound.
 
         Returns:
             Whether the work was held here.

@@ -230,7 +230,7 @@ class Instrumentation:
 
         Args:
             method: the HTTP method, in upper case.
-            host, path: of the URL.
+            host, path: those of the URL.
             body: returns the request's body; called only when needed.
             replace: gives the request another body; returns whether that was possible.
 

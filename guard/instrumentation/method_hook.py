@@ -28,7 +28,7 @@ class MethodHook:
     :meth:`leads_to` are called without.
 
     Args:
-        owner, name: of the method.
+        owner, name: those of the method.
         wrap: makes the wrapper around a function that takes the instance first.
     """
 

@@ -103,7 +103,7 @@ class ObservedCall:
         reports: takes what is found.
         endpoint: the endpoint that the URL belongs to.
         scope: the scope in which the request was made.
-        host, path: of the URL.
+        host, path: those of the URL.
         body: returns the request's body.
         span: the span of the request, in the program's own tracing; None without one.
 
@@ -333,7 +333,7 @@ class ObservedCall:
         """Limit the answers to what their money pays for; return whether that was possible.
 
         Args:
-            output_tokens: of all answers together, with ``beside_output``.
+            output_tokens: those of all answers together, with ``beside_output``.
         """
         bound, replace = self.bound, self._replace
         assert bound is not None

@@ -102,7 +102,7 @@ class OutputLimits:
 
         Args:
             response_format: the format of the endpoint that the URL belongs to.
-            host, path: of the URL.
+            host, path: those of the URL.
             model: the model that was asked for.
             body: the body of the request.
             tokens: the limit on each answer; lowered where the vendor is known to accept less.

@@ -193,7 +193,7 @@ def replace(owner: type[Any], name: str, wrap: Callable[[Any], Any]) -> None:
     Called by the clients' hooks, with the lock held.
 
     Args:
-        owner, name: of the method.
+        owner, name: those of the method.
         wrap: makes the wrapper around a function that takes the instance first.
     """
     if owner.__dict__.get(name) is None:

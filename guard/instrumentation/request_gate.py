@@ -84,7 +84,7 @@ class RequestCover(Protocol):
         The hold's ``output_tokens`` rises, or its ``refusal`` is set.
 
         Args:
-            output_tokens: of the stream so far.
+            output_tokens: those of the stream so far.
         """
 
     def raise_input(self, input_tokens: int) -> None:

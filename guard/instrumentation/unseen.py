@@ -42,7 +42,7 @@ class UnseenRequests:
         """Count a request, and log its kind once.
 
         Args:
-            host, path: of its URL.
+            host, path: those of its URL.
             why: the reason that it cannot be metered.
         """
         self._count(f"{host}{path}", "a request to %s is not metered: %s", why)
@@ -51,7 +51,7 @@ class UnseenRequests:
         """Count a request to an unknown path of a vendor's, which was not sent.
 
         Args:
-            host, path: of its URL.
+            host, path: those of its URL.
         """
         self._count(f"{REFUSED}{host}{path}", "%s was not sent: %s", "what it costs is not known")
 
@@ -81,7 +81,7 @@ class UnseenRequests:
         """Count a realtime session: it is metered, but nothing is set aside for it.
 
         Args:
-            host, path: of its URL.
+            host, path: those of its URL.
         """
         why = "nothing bounds what it costs"
         self._count(f"wss://{host}{path}", "nothing is set aside for %s: %s", why)

@@ -56,7 +56,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
     def __init__(self) -> None:
         # One handler serves all runs, in any thread and task. The keys are LangChain's run ids, so
         # that no two callbacks at once use the same entry.
-        # Of running tools: name, start by the monotonic clock, id of the call.
+        # The tools that run: name, start by the monotonic clock, id of the call.
         self._tools: dict[UUID, tuple[str, float, str]] = {}
         # The chain and span that a graph or node has entered; closed at its end.
         self._scopes: dict[UUID, contextlib.ExitStack] = {}

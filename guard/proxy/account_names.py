@@ -51,7 +51,7 @@ class EventScrubber:
     """Passes the events of a stream on, and takes names of the account out of errors among them.
 
     Args:
-        key: of the account.
+        key: that of the account.
     """
 
     def __init__(self, key: bytes) -> None:

@@ -111,7 +111,7 @@ class UpstreamAccount:
         organisations, teams, keys: whom it serves: whoever is in one of each that is not empty.
         paths: more paths that may pass, for a vendor of which guard knows too few.
         members: members of a request that may pass although they may name stored work.
-        safety_key: of the hashes by which the vendor tells persons apart; None: it is not told.
+        safety_key: keys the hashes by which the vendor tells persons apart; None: it is not told.
     """
 
     name: str

@@ -45,7 +45,7 @@ class ProxyApp:
     Args:
         upstreams: maps paths to addresses.
         admission: decides whose money requests spend.
-        counts: of requests and bytes.
+        counts: those of requests and bytes.
         seen: called before each request to a model.
         metrics_key: for ``/metrics``; None where only its own user can connect.
         custody: what passes where it holds the vendors' keys; None where programs send them.

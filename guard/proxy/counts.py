@@ -19,7 +19,7 @@ class Counted:
     """Counts one request; at its end, by its last outcome.
 
     Args:
-        counts: of the proxy.
+        counts: those of the proxy.
         vendor: the vendor's name in the path, from a bounded set: it becomes a label.
     """
 

@@ -161,7 +161,7 @@ def with_safety_identifier(account: UpstreamAccount, body: bytes, person: str) -
 
     Args:
         account: that pays.
-        body: of a request to a model, an object of JSON.
+        body: the body of a request to a model, an object of JSON.
         person: whose request it is.
     """
     place = _SAFETY.get(account.vendor)

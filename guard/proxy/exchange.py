@@ -106,10 +106,10 @@ class Exchange:
         connections: to what is upstream.
         admission: decides whose money it spends.
         destination: where it is sent.
-        endpoint: of the model that works for it; None where none does, as far as is known.
-        scope: of ASGI.
+        endpoint: that of the model that works for it; None where none does, as far as is known.
+        scope: ASGI's.
         incoming: the request.
-        send: of ASGI.
+        send: ASGI's.
         counted: counts its outcome.
         seen: called before a request to a model.
         custody: what passes where the proxy holds the vendor's key; None where programs send it.

@@ -28,7 +28,7 @@ class Incoming:
     ``receive`` must not be called by both at once, so the second waits until the body is read.
 
     Args:
-        receive: of ASGI.
+        receive: ASGI's.
         counted: counts the bytes that arrive.
     """
 

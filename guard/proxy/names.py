@@ -75,7 +75,7 @@ def named_by(
     """Return what a request names.
 
     Args:
-        headers: of the request.
+        headers: those of the request.
         may_name: what its key may name.
         shows_cost: whether its key is told what requests have cost.
 

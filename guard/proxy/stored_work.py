@@ -33,7 +33,7 @@ _JOINED: Final = re.compile(
 """The same without regard to how words are joined: some servers match names in any case."""
 
 _OWN: Final = frozenset({
-    # Of the request itself: what a program numbers to tell its parts from one another.
+    # From the request itself: what a program numbers to tell its parts from one another.
     "id", "call_id", "tool_call_id", "tool_use_id", "toolUseId", "approval_request_id",
     "user_id", "safety_identifier", "filename", "file", "file_data", "fileData", "file_url",
     "tool_id", "tool_references",

@@ -30,7 +30,7 @@ class RunBalance:
 
     Attributes:
         unit: ``usd`` (in nano-dollars), ``tokens`` or ``calls``.
-        of: of calls: the glob of the tools and models that are counted; empty for all.
+        of: for calls: the glob of the tools and models that are counted; empty for all.
         used, limit: amounts in the unit.
         set_aside: the amount held for requests that are under way.
         kept: the part of the limit that is kept for winding down; ``left`` includes it.
@@ -107,7 +107,7 @@ class RunLimit:
 
     Attributes:
         unit: ``usd``, ``tokens`` or ``calls``.
-        of: of calls: the glob of the tools and models that are counted; empty for all.
+        of: for calls: the glob of the tools and models that are counted; empty for all.
         limit: the amount in the unit.
     """
 

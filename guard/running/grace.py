@@ -62,7 +62,7 @@ class Grace:
             loads: the program's processes; empty where the system does not list them.
         """
         passed_s = min(now_s - self._looked_s, _STEP_S)
-        # Of the busiest process: several that run at once use no more time than one.
+        # The busiest process's: several that run at once use no more time than one.
         used_s = max(
             (load.cpu_s - self._cpu_s.get(pid, load.cpu_s) for pid, load in loads.items()),
             default=0.0,

@@ -37,7 +37,7 @@ class Leftovers:
     Args:
         directory: the directory of the run.
         url: the URL of the gateway.
-        api_key, hmac_secret: of the run.
+        api_key, hmac_secret: those of the run.
     """
 
     def __init__(self, directory: Path, url: str, api_key: str, hmac_secret: str) -> None:

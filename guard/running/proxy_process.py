@@ -44,7 +44,7 @@ class ProxyProcess:
 
     Args:
         directory: the directory of the run.
-        environ: of the run's processes; the proxy does not announce itself as one of them.
+        environ: that of the run's processes; the proxy does not announce itself as one of them.
         workflow: the workflow of the run.
         upstreams: addresses that are not the vendors' own, by name.
         limited: whether requests that cannot be covered are refused.

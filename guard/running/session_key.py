@@ -20,8 +20,8 @@ def key_of_session(admin: AdminClient, name: str) -> str:
     """Return the id of a session's key, which lasts for 30 days from now; made where there is none.
 
     Args:
-        admin: of the local gateway.
-        name: of the session.
+        admin: that of the local gateway.
+        name: that of the session.
 
     Raises:
         AdminError: the gateway refuses.
@@ -30,7 +30,7 @@ def key_of_session(admin: AdminClient, name: str) -> str:
     found = _living(admin, name, now_ms)
     if found is None:
         made = admin.create_key_full(_PREFIX + name, expires_at_ms=now_ms + _KEPT_MS)
-        # Of two runs that begin the session at once, both take the key that was made first.
+        # Two runs that begin the session at once both take the key that was made first.
         found = _living(admin, name, now_ms) or str(made["key"]["key_id"])
         if found != made["key"]["key_id"]:
             admin.revoke_key(made["key"]["key_id"])

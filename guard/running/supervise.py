@@ -38,7 +38,8 @@ def supervise(
     """Run a program to its end and return its exit code; after a signal, minus its number.
 
     Args:
-        command, environ: of the program; standard input, output and the terminal are the caller's.
+        command, environ: those of the program; standard input, output and the terminal are
+            the caller's.
         directory: where its processes report refusals, which end it.
         look: called ten times a second, in a thread of its own.
         spared: returns the processes below this one that do not belong to the program.

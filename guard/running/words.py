@@ -59,7 +59,8 @@ class RunFacts:
         key_id: the id of its key.
         directory: the directory of its local gateway.
         halt: the kill or pause of its workflow that is in force.
-        budget_id, rule_id: of the budget that has refused, and the id or glob that it is set for.
+        budget_id, rule_id: those of the budget that has refused, and the id or glob that it is set
+            for.
     """
 
     workflow: str

@@ -254,7 +254,7 @@ class Callers:
 
     Args:
         own: the account of the proxy's own key.
-        parts: of the process.
+        parts: those of the process.
     """
 
     def __init__(self, own: KeyAccount, parts: ProcessParts) -> None:

@@ -175,7 +175,7 @@ class Scope(Struct, frozen=True, eq=False):
         """Return a question to the gateway about a call or a request that is made here.
 
         Args:
-            call_id, kind, function: of the call or request.
+            call_id, kind, function: those of the call or request.
             fields: further fields of the question; a ``model`` takes the place of the scope's.
         """
         fields.setdefault("model", self.model or UNKNOWN_MODEL)

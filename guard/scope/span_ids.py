@@ -43,7 +43,7 @@ def call_scope(
     Args:
         outer: the scope around the call.
         ids: makes the ids of a trace.
-        call, entry: of the call.
+        call, entry: those of the call.
         function: that is called.
         tool: its name, where it is one.
     """

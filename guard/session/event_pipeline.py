@@ -82,7 +82,7 @@ class EventPipeline:
         # Why the last delivery failed, for an account that ends before its loop: `end` sets it on
         # the loop, `conclude` reads it afterwards.
         self._failure: BaseException | None = None
-        # Of the journal: `open`, `none` without a spool, `failed` when it cannot be written.
+        # The journal's state: `open`, `none` without a spool, `failed` when it cannot be written.
         self.journal_state = "none"
 
     def after_fork(self) -> None:

@@ -77,7 +77,7 @@ def answered(
     Args:
         labels: operation, vendor, models and host.
         seconds: its duration.
-        tokens: of the whole input and of the whole output; None where they are not known.
+        tokens: those of the whole input and of the whole output; None where they are not known.
         cost_usd: its cost in dollars; None where its price is not known here.
     """
     found = _instruments()

@@ -29,7 +29,7 @@ _KINDS: Final = {False: "INTERNAL", True: "CLIENT"}
 class _Switch:
     """The state of this module. Written by the runtime at its start and end, read by any thread."""
 
-    # Of guard; spans and metrics name it.
+    # guard's; spans and metrics name it.
     version = ""
     is_on = False
     # OpenTelemetry's module and the tracer that it has made: another one if a program, or a test,

@@ -42,7 +42,7 @@ class _Client:
     """One client, for as long as it has requests under way.
 
     Attributes:
-        http: of httpx.
+        http: httpx's.
         cancelled: how many of its requests were cancelled: each may have cost a connection.
         under_way: what can end its requests.
         idle: set while there are none.

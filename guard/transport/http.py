@@ -43,7 +43,7 @@ class HttpRequest:
     """One request to the gateway; the same for every retry.
 
     Attributes:
-        method, path: of the request; the path may include a query.
+        method, path: those of the request; the path may include a query.
         headers: those specific to this request; the signature is new at each try.
         body: as sent, possibly compressed.
     """

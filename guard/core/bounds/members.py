@@ -65,7 +65,7 @@ def with_member(data: bytes, path: Sequence[str], value: bytes) -> bytes | None:
         if spans is None:
             return None
         name = left.pop(0)
-        # Of a name that is there twice, parsers take the last.
+        # Parsers take the last of two members with one name.
         found = next((span for span in reversed(spans) if span[0] == name), None)
         if found is not None and left and data[found[1] : found[2]] != b"null":
             start = found[1]

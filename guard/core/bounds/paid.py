@@ -151,9 +151,9 @@ def _drawn(tools: list[Message], said: Message, number: int) -> dict[str, int]:
     """Return the most tokens of the images that a response makes with its tool.
 
     Args:
-        tools: of images.
+        tools: the tools that make images.
         said: the request's body.
-        number: of images.
+        number: how many images.
     """
     asked = msgspec.json.encode(said.get("input"))
     linked = any(said.get(each) for each in ("previous_response_id", "conversation", "prompt"))

@@ -49,7 +49,7 @@ class Lane:
         self.spent = 0
         self.calls = 0
         self.largest = 0
-        # Of the window before this one: what was spent, how many calls, and its length in seconds.
+        # The window before this one: what was spent, how many calls, and its length in seconds.
         self._earlier = (0, 0, 0.0)
 
     def recent(self, now_s: float) -> tuple[int, int]:

@@ -197,7 +197,7 @@ def events_of(framing: Framing, recorded: Recorded) -> Events:
         return Events(first, first)
     tail = recorded.tail
     scale = max(1.0, recorded.size / (len(recorded.head) + len(tail)))
-    # Of a message over several lines that began in the gap, nothing but the JSON is left.
+    # A message over several lines may have begun in the gap: only its JSON is left then.
     end = tail.replace(b"\ndata:", b"\n") if framing == "sse" else tail
     return Events(first, split(tail, True), end, scale)
 

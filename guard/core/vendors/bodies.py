@@ -51,7 +51,7 @@ _CHANGING: Final = ("opens", "repeats", "models", "attempts", "routes")
 """Kinds of members that change what a request can cost."""
 
 _NOTHING: Final = BodyPart()
-"""Of a scalar: in an object there, nothing is known."""
+"""The members of a scalar: in an object there, nothing is known."""
 
 _DEEP: Final = "**"
 """Ends the path of a place whose objects are of one kind, however deep they are nested."""
@@ -61,7 +61,7 @@ def body_of(kind: str, own: Collection[FactGroup] = ()) -> BodyPart:
     """Return what is known of the body of a request.
 
     Args:
-        kind: of the request: ``chat``, ``responses``, ``messages``, ``gemini``.
+        kind: that of the request: ``chat``, ``responses``, ``messages``, ``gemini``.
         own: what operators have judged, which counts instead of what is known here.
     """
     places: dict[str, BodyPart] = {"": BodyPart()}

@@ -53,7 +53,7 @@ class CountedBudget(Struct, omit_defaults=True):
     Args:
         unit: ``tokens`` or ``calls``; older SDKs meet none, newer gateways may know more.
         limit, used, set_aside, left: in that unit; ``left`` is negative above the limit.
-        counts: of calls: globs of the tools and models whose calls are counted; empty for all.
+        counts: for calls: globs of the tools and models whose calls are counted; empty for all.
         resets_at_ms: when its period ends; None for one that never does.
         scope: what it is of.
         uncertain: the part that was charged in doubt: at most so many were not used.

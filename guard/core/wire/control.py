@@ -109,10 +109,10 @@ class FactGroup(Struct, array_like=True):
     """Names of one object in a request's body, and what an operator has judged them to be.
 
     Args:
-        format: of the body, such as ``chat``, or ``trust`` for names with their kind.
+        format: that of the body, such as ``chat``, or ``trust`` for names with their kind.
         at: the place of the object in the body.
         judged: such as ``neutral`` or ``opens``; a client ignores what it does not know.
-        names: of members, or of types of tools or blocks.
+        names: the names of members, or of types of tools or blocks.
     """
 
     format: Name
@@ -127,7 +127,7 @@ class OwnFacts(Struct, omit_defaults=True):
     Args:
         version: a digest of it; :data:`NO_FACTS` without any.
         date: when the newest was judged, as an ISO date.
-        groups: of one format, place and judgement each.
+        groups: the groups, of one format, place and judgement each.
     """
 
     version: Name = NO_FACTS

@@ -87,10 +87,10 @@ class GateRequest(Struct, omit_defaults=True):
     ``takes_last`` says that the caller takes a last request from that share.
 
     ``arguments`` is a digest of a call's arguments, keyed by what the gateway does not know: an
-    approval is for these and for no others. ``digest`` is one by which repeats within the run are
-    counted: of a call's tool and arguments, or of a request's model and prompt. ``named`` says
-    that the gateway has allowed the call where a model named its tool, and that only its repeats
-    are judged now.
+    approval is for these and for no others. ``digest`` is made of a call's tool and arguments, or
+    of a request's model and prompt, and its repeats within the run are counted. ``named`` says that
+    the gateway has allowed the call where a model named its tool, and that only its repeats are
+    judged now.
 
     ``models`` are further models that an LLM request names, any of which may answer: it is allowed
     if each of them is, and held at the dearest.

@@ -73,7 +73,7 @@ class ModelRates(
         rows: the price list that all these figures are the dearest of; older gateways send none.
         present_rows: the price list of this hour, by which answers are charged, where prices change
             with the hour or on a date; ``rows`` are then the dearest of the day.
-        text_permille, text_overhead: of a prompt's text, how many times its bound, in thousandths,
+        text_permille, text_overhead: how many times the bound of a prompt's text, in thousandths,
             the answers to such prompts have shown, and how many tokens besides; 0: none was above.
         default_tier: the service tier of requests that name none; empty for the standard one.
         fallback: whether the model's price is not known, so that these are the gateway's own.
