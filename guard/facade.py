@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import numbers
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from guard.core.tool_definitions import names_in_definition
 from guard.core.wire import TOKENS_MAX, ToolData, require_name
 from guard.hooks import ErrorContext, fire
 from guard.loop.threads import in_thread
-from guard.messages import format_user_message
+from guard.messages import format_user_message, print_message
 from guard.runtime import active as _active
 from guard.runtime.account import KeyAccount
 from guard.runtime.runtime import GuardRuntime, active_runtime, known_runtime
@@ -111,7 +110,7 @@ def init_or_die(
 
 
 def _die(exc: GuardError) -> NoReturn:
-    print(format_user_message(exc), file=sys.stderr)  # noqa: T201  # the message is the point
+    print_message(format_user_message(exc))
     raise SystemExit(1) from None
 
 

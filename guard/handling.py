@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from guard.breaker.exceptions import GuardError
 from guard.breaker.refusals import unwrap
 from guard.hooks import ErrorContext, fire
 from guard.last_words import end_in_two_lines, last_words, note_chain
-from guard.messages import format_user_message
+from guard.messages import format_user_message, print_message
 from guard.runtime.active import active_account
 from guard.scope.callables import require_callable
 from guard.scope.scope import current_scope
@@ -76,7 +75,7 @@ def _exit_of(exc: BaseException | None, exit_code: int) -> SystemExit | None:
     else:
         account.reports.error(error, "call", scope)
     note_chain(error if exc is None else exc)
-    print(format_user_message(error), file=sys.stderr)  # noqa: T201  # what it is for
+    print_message(format_user_message(error))
     end = SystemExit(exit_code)
     end.__cause__ = exc  # for hooks and debuggers; the interpreter prints nothing of it
     return end

@@ -13,6 +13,7 @@ from typing import Final
 from guard.breaker.exceptions import BreakerTransportError, GuardError
 from guard.breaker.exceptions import WorkflowKilledInterrupt as Killed
 from guard.breaker.refusals import unwrap
+from guard.messages import print_message
 
 logger: Final = logging.getLogger("guard.uncaught")
 
@@ -58,4 +59,4 @@ def _hook(kind: type[BaseException], exc: BaseException, trace: TracebackType | 
         sys.__excepthook__(kind, exc, trace)
         return
     note_chain(exc)
-    print(said, file=sys.stderr)  # noqa: T201  # what it is for
+    print_message(said)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from guard.core.catalogue import CATALOGUE, FALLBACK_MESSAGE
 
 # This process's own. Any thread reads and writes single entries, which is atomic.
@@ -30,6 +32,15 @@ def format_user_message(exc: object, locale: str = "en") -> str:
         if type(raised) is KeyboardInterrupt:  # Ctrl-C
             raise
         return FALLBACK_MESSAGE
+
+
+def print_message(text: str) -> None:
+    """Print to standard error: the only way in which guard does so in a program of somebody else.
+
+    Args:
+        text: one or more lines, without a line end.
+    """
+    print(text, file=sys.stderr)  # noqa: T201  # what it is for
 
 
 def set_user_message(code: str, text: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from guard.breaker.exceptions import GuardError, RateLimitError
 from guard.control.ask_channel import AskChannel
+from guard.control.directives import DirectiveFeed
 from guard.core import wire
 from guard.core.retry import Backoff
 from guard.core.signing import verify_frame
@@ -64,15 +65,14 @@ class ChannelError(Exception):
 class Subscriber:
     """Keeps the control state up to date; runs on the background loop.
 
-    Messages have increasing numbers. Both channels ask for those after :attr:`position`, and
+    Messages have increasing numbers. Both channels ask for those after the newest, and
     applying one twice changes nothing: so the socket and the poller may overlap, and a message that
     arrives while one of them dies is read again by the next.
 
     Args:
         settings: address, key, secret and transport mode.
         client: signs the handshake and does the long polls.
-        position: returns the number and the epoch of the newest message that was applied.
-        known: returns the versions of the tool rules and facts that are applied, as a query.
+        directives: knows the newest message that was applied.
         apply: called with a batch of control messages.
         switched: called with the channel in use, when it changes.
         asks: sends requests over the socket while it is open.
@@ -87,9 +87,8 @@ class Subscriber:
         self,
         settings: Settings,
         client: GatewayClient,
+        directives: DirectiveFeed,
         *,
-        position: Callable[[], tuple[int, str]],
-        known: Callable[[], str],
         apply: Callable[..., None],
         switched: Callable[[Channel], None],
         asks: AskChannel,
@@ -99,8 +98,7 @@ class Subscriber:
     ) -> None:
         self._settings = settings
         self._client = client
-        self._position = position
-        self._known = known
+        self._directives = directives
         self._apply = apply
         self._switched = switched
         self._asks = asks
@@ -215,8 +213,8 @@ class Subscriber:
         parts = urlsplit(settings.api_url)
         # Read before the handshake: the hello refers to the position that was asked for, and the
         # poller may apply further messages meanwhile.
-        position = self._position()
-        path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}&{self._known()}"
+        position = self._directives.position()
+        path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}&{self._directives.known()}"
         url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{path}"
         # The gateway checks the signature over this URI. The nonce is part of every signature on
         # this socket, so that no frame of another socket can be replayed.
@@ -284,7 +282,7 @@ class Subscriber:
         self._use("websocket")
 
     def _note_position(self, newest: int) -> None:
-        if self._position()[0] >= newest:
+        if self._directives.position()[0] >= newest:
             self._caught_up.set()
 
     def _open_asks(self, socket: ControlConnection, nonce: str, newest: int) -> None:
@@ -292,7 +290,7 @@ class Subscriber:
 
         An answer over this socket could otherwise overtake a kill that was issued before it.
         """
-        if not self._asks_open and self._position()[0] >= newest:
+        if not self._asks_open and self._directives.position()[0] >= newest:
             self._asks_open = True
             self._asks.opened(socket.send_now, nonce, socket.transport.abort)
 
@@ -387,8 +385,8 @@ class Subscriber:
             # the first contact; then it holds each answer back until there is a message.
             wait_ms = _POLL_WAIT_MS if current and self._channel == "poller" else 0
             try:
-                position = self._position()
-                reply = await self._client.poll(position[0], wait_ms, self._known())
+                position = self._directives.position()
+                reply = await self._client.poll(position[0], wait_ms, self._directives.known())
                 if self._channel != "websocket":  # the socket may have come up during the poll
                     self._use("poller")
                 if not self._starts_anew(reply.seq, reply.epoch, position):

@@ -26,13 +26,12 @@ from guard.breaker.exceptions import (
     RateLimitError,
 )
 from guard.core import wire
-from guard.core.buffer import EventBuffer, Record
+from guard.core.buffer import Record
 from guard.core.events import batch_bytes, fitting, settled
-from guard.core.ids import IdFactory
 from guard.core.retry import Backoff
 from guard.delivery.batch import Batch, encoded
-from guard.delivery.health import Health
 from guard.delivery.loss_report import Losses
+from guard.delivery.outbox import Outbox
 from guard.delivery.spool import Spool
 from guard.delivery.spooler import Spooler
 from guard.loop.quiet import until_pulse_s
@@ -72,11 +71,9 @@ class Flusher:
     that ends the process calls. :attr:`in_flight` is read by any thread.
 
     Args:
-        buffer: where callers put their records.
+        outbox: where callers put their records; makes ids, and counts what is sent and lost.
         client: the gateway.
         settings: batch size and flush interval.
-        ids: makes event and batch ids.
-        health: counts sent and lost events.
         on_error: called with errors for the hooks.
         on_decision: called with the workflow, run and decision of a reply while there is no
             control channel to deliver it.
@@ -85,21 +82,19 @@ class Flusher:
 
     def __init__(
         self,
-        buffer: EventBuffer,
+        outbox: Outbox,
         client: GatewayClient,
         settings: Settings,
-        ids: IdFactory,
-        health: Health,
         *,
         on_error: Callable[[BaseException], None],
         on_decision: OnDecision = lambda workflow_id, run_id, reply: None,
         spool: Spool | None = None,
     ) -> None:
-        self._buffer = buffer
+        self._buffer = buffer = outbox.buffer
         self._client = client
         self._settings = settings
-        self._ids = ids
-        self._health = health
+        self._ids = ids = outbox.ids
+        self._health = health = outbox.health
         self._on_error = on_error
         self._on_decision = on_decision
         self._losses = Losses(buffer, health, ids)

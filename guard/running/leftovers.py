@@ -136,15 +136,7 @@ async def _deliver(settings: Settings, spool: Spool) -> None:
 
     outbox = Outbox(settings, lambda: True)
     client = GatewayClient(settings, outbox.health.heard)
-    flusher = Flusher(
-        outbox.buffer,
-        client,
-        settings,
-        outbox.ids,
-        outbox.health,
-        on_error=lambda exc: None,
-        spool=spool,
-    )
+    flusher = Flusher(outbox, client, settings, on_error=lambda exc: None, spool=spool)
     try:
         with contextlib.suppress(GuardError):
             await flusher.flush()

@@ -142,11 +142,9 @@ class Session:
         )
         self._api_url = settings.api_url
         self.flusher = Flusher(
-            outbox.buffer,
+            outbox,
             self.client,
             settings,
-            outbox.ids,
-            health,
             on_error=on_error,
             on_decision=directives.decided,
             spool=_spool(settings),
@@ -166,8 +164,7 @@ class Session:
         self.subscriber = Subscriber(
             settings,
             self.client,
-            position=directives.position,
-            known=directives.known,
+            directives,
             apply=self._controlled,
             switched=self._switched,
             asks=self.asks,

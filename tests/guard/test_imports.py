@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -602,6 +603,70 @@ def test_a_protocol_has_several_classes_or_a_reason() -> None:
         and any(ast.unparse(base).split("[")[0] == "Protocol" for base in node.bases)
     }
     assert found == set(PROTOCOLS)
+
+
+COLLABORATORS_MAX: Final = 6
+MORE_COLLABORATORS: Final = {
+    "Courier": 8,  # it carries out what the desk decides, which reaches all that asks or is paid
+    "Exchange": 10,  # one request of the proxy: what comes in, what goes out, and what counts it
+    "LlmRequests": 7,
+    "Session": 8,  # composes everything that talks to the gateway
+    "Subscriber": 9,  # five are what the session and the leases do with a frame of the socket
+    "ToolPolicy": 8,
+}
+"""Constructors of the SDK with more than six collaborators: none is added, and none grows."""
+_VALUES: Final = {
+    "str", "int", "float", "bool", "None", "bytes", "Path", "os", "PathLike", "Sequence", "Mapping",
+    "Any", "Collection", "frozenset", "tuple",
+}  # fmt: skip
+"""Types of arguments that are values."""
+
+
+def collaborators(init: ast.FunctionDef) -> int:
+    """Return how many arguments of a constructor are objects or functions that it works with."""
+    found = 0
+    for each in [*init.args.posonlyargs, *init.args.args, *init.args.kwonlyargs][1:]:
+        words = re.findall(r"\w+", ast.unparse(each.annotation) if each.annotation else "")
+        found += "Callable" in words or not set(words) <= _VALUES
+    return found
+
+
+def test_a_constructor_takes_at_most_six_collaborators() -> None:
+    """A class with more of them knows too much, and a test has to make all of them."""
+    found = {
+        node.name: collaborators(init)
+        for path in (ROOT / "guard").rglob("*.py")
+        if "gateway" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+        for init in node.body
+        if isinstance(init, ast.FunctionDef) and init.name == "__init__"
+    }
+    assert len(found) > 150
+    assert {name: count for name, count in found.items() if count > COLLABORATORS_MAX} == (
+        MORE_COLLABORATORS
+    )
+
+
+TALKS: Final = {
+    "__main__.py", "cli.py", "messages.py", "proxy/__main__.py", "proxy/command.py",
+    "running/hook/sitecustomize.py", "running/report.py",
+}  # fmt: skip
+"""What writes to the terminal: the commands, and one function for programs that guard is part of.
+The rest logs, as ``guard`` or below it, and the program decides where that goes."""
+
+
+def test_only_commands_and_one_function_write_to_the_terminal() -> None:
+    """A library that prints cannot be silenced by the program that it is part of."""
+    found = {
+        path.relative_to(ROOT / "guard").as_posix()
+        for path in (ROOT / "guard").rglob("*.py")
+        if not {"gateway", "demo"} & set(path.parts)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and re.fullmatch(r"print|click\.echo|sys\.std(err|out)\.write", ast.unparse(node.func))
+    }
+    assert found == TALKS
 
 
 def test_each_public_class_of_guard_has_a_name_of_its_own() -> None:

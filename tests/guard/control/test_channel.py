@@ -618,7 +618,7 @@ class Herd:
         tasks = []
         for _ in range(count):
             each = subscriber.Subscriber(
-                settings, nothing, position=lambda: (0, ""), known=lambda: "", asks=nothing,
+                settings, nothing, nothing, asks=nothing,
                 apply=lambda *_: None, switched=lambda _: None, recalled=lambda *_: None,
                 room=lambda _: None,
             )  # fmt: skip
