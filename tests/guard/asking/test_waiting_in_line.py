@@ -58,7 +58,7 @@ def scope(workflow_id: str = "w") -> Scope:
 
 def in_line(runtime: GuardRuntime) -> int:
     """Return how many questions of a process have a place in the gateway's line."""
-    return runtime._keeper._desk.in_line
+    return len(runtime._keeper._desk._parked)
 
 
 def limit(tenant: Any, requests: float, **fields: Any) -> None:
