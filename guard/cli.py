@@ -121,7 +121,7 @@ def status(as_json: bool) -> None:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def doctor(as_json: bool) -> None:
-    """Check this environment: settings, gateway, seams, spool; say what to do.
+    """Check this environment: settings, gateway, hooks, spool; say what to do.
 
     \b
     Settings come from the environment: GUARD_API_KEY, GUARD_API_URL,

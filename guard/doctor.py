@@ -170,7 +170,7 @@ def _connected(runtime: GuardRuntime, *, is_local: bool) -> Iterator[Check]:
         yield _channel(runtime)
         own, today = runtime.facts, dt.datetime.now(dt.UTC).date()
         yield age_of_facts(newest(), "" if own is None else own.date, today)
-    yield from _seams(settings)
+    yield from _hooks(settings)
     yield _spool(settings)
 
 
@@ -281,10 +281,10 @@ def age_of_facts(released: dt.date, own: str, today: dt.date) -> Check:
     return Check("facts", "warn", f"{text}: {age.days} days ago", advice)
 
 
-def _seams(settings: Settings) -> Iterator[Check]:
+def _hooks(settings: Settings) -> Iterator[Check]:
     if not settings.auto_instrument:
         advice = "Unset GUARD_AUTO_INSTRUMENT, or report each call with guard.track_llm()."
-        yield Check("seams", "warn", "LLM requests are not seen", advice)
+        yield Check("hooks", "warn", "LLM requests are not seen", advice)
         return
     hooked: dict[str, bool] = {}
     for distribution, module in TRANSPORTS.items():

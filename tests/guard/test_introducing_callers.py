@@ -347,7 +347,29 @@ async def test_the_rest_of_a_closed_account_is_written_off_the_loop(
     async with process_for(gateway) as process:
         await until_async(lambda: process.runtime.callers.active == [])
         await until_async(lambda: len(off_the_loop) == 3)
-    assert off_the_loop == [True] * 3
+    assert off_the_loop == [True] * 4  # that of the process too, at its end
+
+
+async def test_a_signal_delivers_for_one_caller_although_anothers_events_stay(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One account that cannot deliver hides no other one, and is named."""
+    async with process_for(gateway) as process:
+        stays, deliver = process.a.who.events, EventPipeline.deliver
+
+        async def fails(pipeline: EventPipeline, patience: Any, **how: Any) -> Any:
+            if pipeline is stays:
+                raise TimeoutError("no answer in time")
+            return await deliver(pipeline, patience, **how)
+
+        for each in (process.a, process.b):
+            with caller(each.who):
+                guard.track_llm(1, 1, model="m")
+        with monkeypatch.context() as patched:
+            patched.setattr(EventPipeline, "deliver", fails)
+            with pytest.raises(BreakerTransportError, match="1 events are still buffered: no ans"):
+                await asyncio.to_thread(process.runtime._flush_at_signal, WAIT_S)
+        assert (stays.waiting, process.b.who.events.waiting) == (1, 0)
 
 
 async def test_who_is_introduced_during_a_shutdown_is_refused(

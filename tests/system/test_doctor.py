@@ -100,7 +100,7 @@ def test_what_is_not_as_usual(gateway: Gateway) -> None:
         ({"GUARD_FALLBACK_MODE": "open"}, "mode", "warn"),
         ({"GUARD_APIKEY": "x"}, "variables", "warn"),
         ({"GUARD_GATEWAY_URL": "x"}, "variables", "warn"),
-        ({"GUARD_AUTO_INSTRUMENT": "0"}, "seams", "warn"),
+        ({"GUARD_AUTO_INSTRUMENT": "0"}, "hooks", "warn"),
         ({"GUARD_TRANSPORT_MODE": "http"}, "control channel", "ok"),
         ({"GUARD_SPOOL_DIR": "/dev/null/spool"}, "spool", "fail"),
         ({"GUARD_TIMEOUT_MS": "soon"}, "settings", "fail"),
