@@ -34,6 +34,14 @@ class LoopClosedError(RuntimeError):
     """Work was given to a loop that has been closed."""
 
 
+class _Thread(threading.Thread):
+    """One whose identifier may change while it runs, as gevent's patches change it."""
+
+    def _delete(self) -> None:
+        with contextlib.suppress(KeyError):  # it is known by the identifier that it began with
+            super()._delete()  # type: ignore[misc]  # no method for others
+
+
 class BackgroundLoop:
     """An asyncio loop in its own daemon thread, started on first use.
 
@@ -102,7 +110,7 @@ class BackgroundLoop:
                 return self._loop
             started: Future[asyncio.AbstractEventLoop] = Future()
             # An empty context: a service must not keep the first caller's variables for ever.
-            thread = threading.Thread(
+            thread = _Thread(
                 target=contextvars.Context().run,
                 args=(self._main, started),
                 name=self._name,

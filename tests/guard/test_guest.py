@@ -157,15 +157,42 @@ def test_without_file_descriptors_the_error_is_a_documented_one(
     assert output(program, visited) == "documented\n"
 
 
+GREENLETS = """
+import guard
+guard.init()
+guard.protect(lambda: None)()
+try:
+    from gevent import monkey; monkey.patch_all()
+except ImportError:  # what it does to a thread that has begun: it has another identifier now
+    import threading
+    known, main = threading.get_ident, threading.get_ident()
+    threading.get_ident = lambda: main if known() == main else -known()
+print("done")
+"""
+
+
+def test_a_program_that_gevent_patches_ends_without_an_error_of_threading(
+    visited: tuple[str, list[str | None]],
+) -> None:
+    ended = run(GREENLETS, visited)
+    assert ended.stdout == "done\n"
+    assert "KeyError" not in ended.stderr
+
+
 def output(program: str, visited: tuple[str, list[str | None]]) -> str:
     """Return what a program prints that uses the gateway."""
+    ended = run(program, visited)
+    return ended.stdout or ended.stderr
+
+
+def run(program: str, visited: tuple[str, list[str | None]]) -> subprocess.CompletedProcess[str]:
+    """Run a program that uses the gateway."""
     address = visited[0].replace("HOST", "127.0.0.1")
-    ended = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program],
         env=environment({"GUARD_API_KEY": "k" * 24, "GUARD_API_URL": address}),
         capture_output=True, text=True, timeout=2 * WAIT_S, check=False,
     )  # fmt: skip
-    return ended.stdout or ended.stderr
 
 
 IDLE = """

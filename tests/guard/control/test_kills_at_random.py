@@ -68,8 +68,9 @@ def test_nothing_is_left_held_open_or_half_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # On a busy machine the time may be over before CPython 3.11 was seen at a safe point.
-    monkeypatch.setattr(threads, "_PATIENCE_S", WAIT_S)
+    monkeypatch.setattr(threads, "_PATIENCE_S", WAIT_S / 2)
     found: Counter[str] = Counter()
+    tried = ROUNDS * len(THINGS)
     for name, make in THINGS.items():
         for number in range(ROUNDS):
             folder = tmp_path / f"{name} {number}"
@@ -78,15 +79,15 @@ def test_nothing_is_left_held_open_or_half_done(
             # In a thread that has nothing else to do: what it waits for may never come.
             user = threading.Thread(target=killed, args=(use,), daemon=True)
             user.start()
-            user.join(30.0)
+            user.join(WAIT_S)  # a body that runs on would disturb what comes after it
             garbage.collect()
             if user.is_alive() or left():
                 found[name] += 1
-    tried = ROUNDS * len(THINGS)
+            # Without the rules one in six leaves something. What can remain is rare, and
+            # docs/control.md says what it is: an interpreter that is looked at from outside can
+            # step on in between. Said at once: what is held is waited for long.
+            assert 50 * found.total() <= tried, f"{found} of {ROUNDS} each"
     count_cases(tried)
-    # Without the rules one in six leaves something. What can remain is rare, and docs/control.md
-    # says what it is: an interpreter that is looked at from outside can step on in between.
-    assert 50 * found.total() <= tried, f"{found} of {ROUNDS} each"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -41,6 +41,7 @@ import kombu
 import numpy
 import pexpect
 import prometheus_client
+import psutil
 import psycopg
 import pyarrow
 import requests
@@ -87,12 +88,15 @@ def _using(make: Callable[[], Any], left: Callable[[], object]) -> Thing:
     return use, left
 
 
+SOON_S: Final = 20.0
+"""How long what was let go may take to be gone, on a busy machine."""
+
+
 def _more(count: Callable[[], int]) -> Callable[[], object]:
     before = count()
 
     def more() -> int:
-        # Guard's own loop may open something for a moment.
-        ends = time.monotonic() + 2.0
+        ends = time.monotonic() + SOON_S
         while count() > before and time.monotonic() < ends:
             time.sleep(0.01)
         return max(count() - before, 0)
@@ -100,8 +104,25 @@ def _more(count: Callable[[], int]) -> Callable[[], object]:
     return more
 
 
-def _files() -> Callable[[], object]:
-    return _more(lambda: len(os.listdir("/proc/self/fd")))
+def _files(of: Path | str) -> Callable[[], object]:
+    """Return what counts the open descriptors whose targets begin with a text.
+
+    Not all descriptors: the gateway in this process opens its database again when it likes.
+    """
+
+    def count() -> int:
+        found = 0
+        for each in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it was that of the folder
+                found += os.readlink(each).startswith(str(of))
+        return found
+
+    return _more(count)
+
+
+def _datagrams() -> int:
+    local = psutil.Process().net_connections("unix")  # guard and the gateway have streams
+    return sum(each.type == socket.SOCK_DGRAM for each in local)
 
 
 def _children() -> int:
@@ -114,7 +135,7 @@ def _children() -> int:
 
 def _is_held(lock: Any) -> Callable[[], object]:
     def held() -> bool:
-        if not lock.acquire(timeout=2):
+        if not lock.acquire(timeout=SOON_S):
             return True
         lock.release()
         return False
@@ -414,16 +435,39 @@ for _name, _opened in {
     "zip": lambda folder: zipfile.ZipFile(folder / "zip", "w"),
     "tar": lambda folder: tarfile.open(folder / "tar", "w"),
     "directory": os.scandir,
-    "socket": lambda folder: socket.socket(),
-    "selector": lambda folder: selectors.DefaultSelector(),
-    "memory": lambda folder: mmap.mmap(-1, 4096),
-    "temporary file": lambda folder: tempfile.TemporaryFile(),
-    "spooled file": lambda folder: tempfile.SpooledTemporaryFile(),
+    "temporary file": lambda folder: tempfile.TemporaryFile(dir=folder),
+    "spooled file": lambda folder: tempfile.SpooledTemporaryFile(1, dir=folder),
     "sqlite": lambda folder: contextlib.closing(sqlite3.connect(folder / "sqlite")),
 }.items():
     THINGS[_name] = lambda folder, url, make=_opened: _using(  # type: ignore[misc]
-        lambda: make(folder), _files()
+        lambda: make(folder), _files(folder)
     )
+
+for _name, _made, _target in (
+    ("selector", selectors.DefaultSelector, "anon_inode:[eventpoll]"),
+    ("event of the system", lambda: os.fdopen(os.eventfd(0)), "anon_inode:[eventfd]"),
+):
+    THINGS[_name] = lambda folder, url, make=_made, of=_target: _using(  # type: ignore[misc]
+        make, _files(of)
+    )
+
+
+@thing
+def socket_(folder: Path, url: str) -> Thing:
+    return _using(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), _more(_datagrams))
+
+
+@thing
+def memory(folder: Path, url: str) -> Thing:
+    mapped = folder / "mapped"
+    mapped.write_bytes(b"x" * 4096)
+
+    def mapping() -> mmap.mmap:
+        with mapped.open("r+b") as file:
+            return mmap.mmap(file.fileno(), 4096)
+
+    return _using(mapping, _files(folder))
+
 
 for _name, _temporary in {
     "temporary directory": tempfile.TemporaryDirectory,
@@ -444,7 +488,7 @@ def descriptor_and_try(folder: Path, url: str) -> Thing:
             os.close(descriptor)
         compute()
 
-    return use, _files()
+    return use, _files(folder)
 
 
 @thing
@@ -454,7 +498,7 @@ def process(folder: Path, url: str) -> Thing:
         for _ in range(100):
             compute()
 
-    files, children = _files(), _more(_children)
+    files, children = _files("pipe:"), _more(_children)
     return use, lambda: files() or children()
 
 
@@ -466,7 +510,7 @@ def process_with_a_pipe(folder: Path, url: str) -> Thing:
         for _ in range(100):
             compute()
 
-    files, children = _files(), _more(_children)
+    files, children = _files("pipe:"), _more(_children)
     return use, lambda: files() or children()
 
 
@@ -480,7 +524,7 @@ def pool_of_threads(folder: Path, url: str) -> Thing:
     def left() -> int:
         workers = [each for each in threading.enumerate() if "of-a-kill" in each.name]
         for worker in workers:
-            worker.join(2)
+            worker.join(SOON_S)
         return sum(worker.is_alive() for worker in workers)
 
     return use, left
@@ -597,7 +641,9 @@ def urllib3_pool(folder: Path, url: str) -> Thing:
 
     def left() -> bool:  # with one place in the pool, this waits for ever if that was lost
         with pool:
-            return pool.request("GET", f"{url}/ok", timeout=5, pool_timeout=5).status != 200
+            return (
+                pool.request("GET", f"{url}/ok", timeout=SOON_S, pool_timeout=SOON_S).status != 200
+            )
 
     return use, left
 
@@ -615,7 +661,7 @@ def httpcore_pool(folder: Path, url: str) -> Thing:
         with pool:
             return (
                 pool.request(
-                    "GET", f"{url}/ok", extensions={"timeout": {"read": 5.0, "pool": 5.0}}
+                    "GET", f"{url}/ok", extensions={"timeout": {"read": SOON_S, "pool": SOON_S}}
                 ).status
                 != 200
             )
@@ -677,7 +723,7 @@ def anyio_portal(folder: Path, url: str) -> Thing:
     def left() -> bool:
         ending = [each for each in threading.enumerate() if "of-a-portal" in each.name]
         for each in ending:
-            each.join(2)
+            each.join(SOON_S)
         return any(each.is_alive() for each in ending)
 
     return use, left
@@ -690,7 +736,7 @@ def zmq_socket(folder: Path, url: str) -> Thing:
             publishing.bind("inproc://a")
             compute()
 
-    return use, _files()
+    return use, _files("anon_inode:")
 
 
 @thing
@@ -776,7 +822,7 @@ for _name, _written in {
     "arrow": lambda folder: pyarrow.OSFile(str(folder / "file"), "wb"),
 }.items():
     THINGS[_name] = lambda folder, url, make=_written: _using(  # type: ignore[misc]
-        lambda: make(folder), _files()
+        lambda: make(folder), _files(folder)
     )
 
 
@@ -789,5 +835,5 @@ def program_in_a_terminal(folder: Path, url: str) -> Thing:
         while time.monotonic() < ends:
             compute()
 
-    files, children = _files(), _more(_children)
+    files, children = _files("/dev/ptmx"), _more(_children)
     return use, lambda: files() or children()
