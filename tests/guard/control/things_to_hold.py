@@ -443,13 +443,10 @@ for _name, _opened in {
         lambda: make(folder), _files(folder)
     )
 
-for _name, _made, _target in (
-    ("selector", selectors.DefaultSelector, "anon_inode:[eventpoll]"),
-    ("event of the system", lambda: os.fdopen(os.eventfd(0)), "anon_inode:[eventfd]"),
-):
-    THINGS[_name] = lambda folder, url, make=_made, of=_target: _using(  # type: ignore[misc]
-        make, _files(of)
-    )
+
+@thing
+def selector(folder: Path, url: str) -> Thing:
+    return _using(selectors.DefaultSelector, _files("anon_inode:[eventpoll]"))
 
 
 @thing
