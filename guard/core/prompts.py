@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from guard.core.usage.request_body import UnreadableError, read_request
+
 _MEMBERS: Final = frozenset(
     {
         "messages", "system", "input", "instructions", "prompt", "contents", "systemInstruction",
@@ -32,11 +34,9 @@ def prompt_of(path: str, body: bytes) -> bytes | None:
     if "/threads/" in path or not body:
         return None
     try:
-        said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said, _ = read_request(body)
+    except UnreadableError:
         return body  # a form, such as sound to transcribe
-    if type(said) is not dict:
-        return body
     if said.get("conversation") is not None:
         return None  # the vendor adds what came before, which changes
     found: dict[str, Any] = {name: value for name, value in said.items() if name in _MEMBERS}

@@ -63,6 +63,15 @@ class RequestBound(Struct, frozen=True, gc=False):
     trusted: tuple[str, ...] = ()
 
 
+def unread(why: str) -> str:
+    """Return the ``unnumbered`` of a request that cannot be read.
+
+    Args:
+        why: what is wrong with its body, such as ``is not JSON``.
+    """
+    return f"any model and any answer, since its body {why}"
+
+
 _KINDS: Final = {"tool": "the tool type", "block": "the block type", "member": "the member"}
 
 

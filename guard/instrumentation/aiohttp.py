@@ -18,6 +18,7 @@ import msgspec
 from guard.core.usage import find_endpoint
 from guard.core.usage.decoding import plain_body
 from guard.core.usage.ends import Ending
+from guard.core.usage.request_body import form_as_json
 from guard.instrumentation import own_proxy, patching
 from guard.instrumentation.include_usage import UsageChunkFilter
 from guard.instrumentation.interruptible import llm_request_async, other_request_async
@@ -255,8 +256,10 @@ def _body(session: Any, options: dict[str, Any]) -> bytes:
         return data.encode()
     data = getattr(data, "_value", data)  # aiohttp's payload around bytes
     if not isinstance(data, bytes):
-        return b""
-    return data if data[:1] == b"{" else plain_body(data, _packing(session, options))
+        fields = getattr(data, "_fields", ())  # of aiohttp's form
+        texts = [(about.get("name"), value) for about, _, value in fields]
+        return form_as_json((name, value) for name, value in texts if isinstance(value, str))
+    return plain_body(data, _packing(session, options))
 
 
 def _observe(call: ObservedCall, response: Any, reader: Any) -> None:

@@ -15,13 +15,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
-import msgspec
-
 from guard.breaker.exceptions import GuardBlockedException
 from guard.core.usage import Recording, find_endpoint
 from guard.core.usage.decoding import plain_body
 from guard.core.usage.ends import Ending
 from guard.core.usage.recording import PENDING_BYTES
+from guard.core.usage.request_body import form_as_json
 from guard.instrumentation import own_proxy, patching
 from guard.instrumentation.interruptible import (
     chunks_of,
@@ -363,19 +362,13 @@ def _body(request: Any) -> bytes:
         return _form(request)
     if not isinstance(content, bytes):
         return b""
-    if content[:1] == b"{":  # nearly all of them; their headers need not be looked through
-        return content
     return plain_body(content, request.headers.get("content-encoding"))
 
 
 def _form(request: Any) -> bytes:
-    """Return the text fields of a multipart form as JSON: the model's name is among them."""
-    fields = {
-        field.name: field.value
-        for field in getattr(request.stream, "fields", ())
-        if isinstance(getattr(field, "value", None), str)
-    }
-    return msgspec.json.encode(fields) if fields else b""
+    fields = getattr(request.stream, "fields", ())
+    texts = [(each.name, getattr(each, "value", None)) for each in fields]
+    return form_as_json((name, text) for name, text in texts if isinstance(text, str))
 
 
 def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any]) -> None:

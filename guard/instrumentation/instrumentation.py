@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Final
 
@@ -19,12 +20,12 @@ from guard.breaker.exceptions import GuardBlockedException
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
-from guard.core.usage import Usage, find_endpoint
+from guard.core.usage import Usage
 from guard.core.usage.counters import can_cost
 from guard.core.usage.ends import Ending
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
-from guard.core.usage.vendors import names_llm, names_unpriced
+from guard.core.usage.vendors import find_named, names_llm, names_unpriced
 from guard.core.wire import RESPONSE_ID_BYTES_MAX, RESPONSE_ID_LENGTH_MAX, truncated
 from guard.instrumentation import patching
 from guard.instrumentation.account import Account
@@ -43,6 +44,9 @@ from guard.loop import held_forks
 from guard.scope.scope import Scope, account_in, current_scope
 
 logger = logging.getLogger("guard.instrumentation")
+
+vendors_host: Final = ContextVar[str | None]("guard_vendors_host", default=None)
+"""The vendor's own host while the proxy sends its requests elsewhere: to a mirror, say."""
 
 _MANY: Final = 1_000_000
 """Tokens that cost at least one nano-dollar at any model that has a price."""
@@ -239,7 +243,7 @@ class Instrumentation:
             Refusal: it is paused or its budget is exhausted.
         """
         # First what costs least: most requests of a program are not for an LLM.
-        endpoint = find_endpoint(method, host, path)
+        endpoint = find_named(method, host, path, vendors_host.get())
         if endpoint is None:
             return None
         # A client over another hooked one (httpx over aiohttp) sends one request, not two.

@@ -97,6 +97,4 @@ def _body(request: Any) -> bytes:
         return body.encode()
     if not isinstance(body, bytes | bytearray):
         return b""
-    if body[:1] == b"{":
-        return bytes(body)
     return plain_body(bytes(body), request.headers.get("Content-Encoding"))

@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx
 
-from guard.core.usage import find_endpoint
+from guard.core.usage.vendors import find_named
 from guard.gateway.api.http import JSON, Receive, Scope, Send, has_bearer, send_whole
 from guard.loop.quiet import no_cookies
 from guard.proxy.admission import RequestAdmission
@@ -102,7 +102,9 @@ class ProxyApp:
         send: Send,
         counted: Counted,
     ) -> None:
-        endpoint = find_endpoint(scope["method"], destination.host, destination.path)
+        endpoint = find_named(
+            scope["method"], destination.host, destination.path, destination.known_as
+        )
         exchange = Exchange(
             self._connections,
             self._admission,

@@ -19,10 +19,11 @@ import attrs
 import msgspec
 
 from guard.contexts.caller import Caller
+from guard.core.usage.request_body import UnreadableError
 from guard.gateway.services.keys import SDK_PREFIX
 from guard.proxy.accounts import UpstreamAccount, UpstreamAccounts
 from guard.proxy.headers import OWN_KEY, Pairs, value_of
-from guard.proxy.stored_work import UnreadableError, stored_work
+from guard.proxy.stored_work import stored_work
 from guard.proxy.upstreams import Destination
 
 _KEY_HEADERS: Final = (b"x-api-key", b"x-goog-api-key", b"api-key")

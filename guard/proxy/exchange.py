@@ -25,6 +25,7 @@ from guard.core.usage.vendors import is_free
 from guard.core.wire.fields import decimal_dollars
 from guard.gateway.api.http import Scope, Send, send_whole
 from guard.instrumentation import patching
+from guard.instrumentation.instrumentation import vendors_host
 from guard.instrumentation.tool_watch import on_asking
 from guard.proxy.account_names import EventScrubber, is_error, scrubbed
 from guard.proxy.accounts import UpstreamAccount
@@ -237,6 +238,7 @@ class Exchange:
 
     async def _forward(self) -> None:
         request = await self._request()
+        vendors_host.set(self._destination.known_as)  # of this task, which ends with the exchange
         async with self._connections.lend() as client:
             response = await client.send(request, stream=True)
             try:

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from guard.core.member_names import JudgedNames, words_of
+from guard.core.usage.request_body import UnreadableError
 
 _WORDS: Final = frozenset({
     "agent", "arn", "assistant", "background", "cached", "checkpoint", "connector", "container",
@@ -72,10 +73,6 @@ _BRACKETS_MAX: Final = 200_000
 _MARKS_MAX: Final = 1_000_000
 """Brackets, and colons and commas besides: more than any model reads. What reads a body takes a
 microsecond and some 60 bytes of memory for each."""
-
-
-class UnreadableError(ValueError):
-    """A body that two readers may read differently; the text says why."""
 
 
 def stored_work(body: bytes, allowed: Collection[str] = ()) -> str | None:

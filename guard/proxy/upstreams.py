@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from guard.core.usage.vendors import provider_of
+from guard.core.vendors import VENDORS
 from guard.running import routes
 
 ORIGINS: Final[dict[str, str]] = {
@@ -23,6 +25,13 @@ ORIGINS: Final[dict[str, str]] = {
 
 REGIONAL: Final = ("vertex", "azure", "bedrock")
 """Vendors whose address depends on what follows their name: a region, or a resource."""
+
+_REGIONAL_HOSTS: Final = {
+    "vertex": "aiplatform.googleapis.com",
+    "azure": "resource.openai.azure.com",
+    "bedrock": "bedrock-runtime.us-east-1.amazonaws.com",
+}
+"""One host of each, whose paths and formats all others have."""
 
 # The names that the vendors themselves give. Below the same domains anybody can rent a host:
 # `evil.westeurope.cloudapp.azure.com`, say, or a bucket `bedrock-runtime` of `s3.amazonaws.com`.
@@ -81,7 +90,13 @@ class Destination:
     @property
     def known_as(self) -> str:
         """The vendor's own host, whose paths it has wherever its address leads."""
-        return urlsplit(ORIGINS.get(self.vendor, self.origin)).hostname or ""
+        if self.vendor in ORIGINS:
+            return urlsplit(ORIGINS[self.vendor]).hostname or ""
+        if provider_of(self.host) is not None:
+            return self.host
+        facts = VENDORS.get(self.vendor.removeprefix("custom/"))
+        hosts = () if facts is None else facts.hosts
+        return _REGIONAL_HOSTS.get(self.vendor) or next(iter(hosts), self.host)
 
     @property
     def is_telemetry(self) -> bool:

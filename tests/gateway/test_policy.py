@@ -48,6 +48,16 @@ def test_models(tenant: Any) -> None:
     tenant.refused(403, "GD-X001", model="claude-sonnet-4-5")
 
 
+def test_a_request_that_cannot_be_read_may_be_for_a_blocked_model(tenant: Any) -> None:
+    unread = {"kind": "llm", "function": "openai", "unnumbered": "any model and any answer, ..."}
+    tenant.allowed(**unread)
+    tenant.admin.set_policy(models_block=["gpt-5-pro"])
+    tenant.allowed(kind="llm", function="openai")  # its model stands in its vendor's account
+    refused = tenant.refused(403, "GD-X001", **unread)
+    assert (refused["action"], "some models are blocked" in refused["detail"]) == ("model", True)
+    tenant.allowed(**unread, model="gpt-5")  # by its path
+
+
 def test_policy_scopes_and_removal(tenant: Any) -> None:
     tenant.admin.set_policy("night", scope_kind="workflow", scope_id="night-*", tools_block=["*"])
     tenant.refused(403, "GD-T001", workflow_id="night-1", tool_name="x")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from guard.core.bounds.thinking import least_output, reasons
 from guard.core.usage.message import Message, items
+from guard.core.usage.request_body import twice
 from guard.core.wire import TOKENS_MAX, UNITS_MAX
 
 
@@ -66,8 +66,7 @@ def answered(
         thinking: its budget for that.
         takes_limit: whether a limit can be put into the body.
     """
-    most = max((c for c in counts if type(c) is int), default=1)
-    number = min(max(1, most), TOKENS_MAX)
+    number = min(max(how_many(each, 1) for each in (1, *counts)), TOKENS_MAX)
     does_reason = thinks or thinking > 0 or reasons(model)
     least = None
     if takes_limit:
@@ -118,8 +117,11 @@ def section(request: Message, *names: str) -> Message:
 
     Raises:
         ValueError: what it has there is no object.
+        UnreadableError: it has two.
     """
     found = [request[each] for each in names if request.get(each) is not None]
+    if len(found) > 1:  # Google takes either spelling: one of them counts
+        raise twice(names[0])
     if not all(type(each) is dict for each in found):
         raise ValueError(f"{names[0]} is no object")
     return found[0] if found else {}
@@ -131,17 +133,18 @@ def name(value: Any) -> str | None:
 
 
 def limit(*values: Any) -> int | None:
-    """Return the first limit that is given.
+    """Return the largest limit that is given: of several names for it, vendors read one each.
 
     >>> limit(None, 100), limit(None, -1)
     (100, None)
     """
+    found = []
     for value in values:
-        if type(value) is float and value.is_integer():
-            value = int(value)
+        if type(value) is float and value >= 0:
+            value = math.ceil(min(value, TOKENS_MAX))
         if type(value) is int and value >= 0:
-            return min(value, TOKENS_MAX)
-    return None
+            found.append(min(value, TOKENS_MAX))
+    return max(found, default=None)
 
 
 def run_by_vendor(tools: Any, own: tuple[str, ...]) -> bool:
@@ -164,9 +167,19 @@ def _is_own(tool: Any, own: tuple[str, ...]) -> bool:
 
 
 def how_many(value: Any, usual: int) -> int:
-    """Return how many are asked for; the usual number where that is not said."""
-    if type(value) is str and re.fullmatch(r"\d{1,9}(?:\.0*)?", value):
-        value = float(value)
-    if isinstance(value, int | float) and 0 < value <= UNITS_MAX:
-        return math.ceil(value)
+    """Return how many are asked for; the usual number where that is not said.
+
+    >>> how_many(None, 1), how_many(3.0, 1), how_many(" 40", 1), how_many("many", 1)
+    (1, 3, 40, 1)
+    """
+    if type(value) is str and len(value) < _NUMBER_LENGTH_MAX:
+        try:  # servers in Python take it for a number
+            value = float(value)
+        except ValueError:
+            return usual
+    if isinstance(value, int | float) and value > 0:
+        return math.ceil(min(value, UNITS_MAX))
     return usual
+
+
+_NUMBER_LENGTH_MAX: Final = 40

@@ -6,6 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from guard.core.usage.message import Message
+from guard.core.usage.request_body import twice
 
 _NAME: Final = re.compile(rb'[ ;]name="?([^";\r\n]{1,256})"?', re.IGNORECASE)
 _FIELD_BYTES_MAX: Final = 256 * 1024
@@ -21,6 +22,9 @@ class Upload(NamedTuple):
 
 def form(body: bytes) -> tuple[Message, list[Upload]] | None:
     r"""Return the fields and the files of a form; whole numbers as such; None for anything else.
+
+    Raises:
+        UnreadableError: it names a field twice.
 
     >>> form(b'--x\r\nContent-Disposition: form-data; name="n"\r\n\r\n2\r\n--x--\r\n')
     ({'n': 2}, [])
@@ -40,5 +44,7 @@ def form(body: bytes) -> tuple[Message, list[Upload]] | None:
             uploads.append(Upload(name, value))
         else:
             text = value.decode("utf-8", "replace")
+            if name in fields and not name.endswith("[]"):  # the first or the last: readers differ
+                raise twice(name)
             fields[name] = int(text) if re.fullmatch(r"\d{1,12}", text) else text
     return fields, uploads

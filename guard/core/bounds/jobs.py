@@ -9,11 +9,12 @@ import msgspec
 
 from guard.core.input_ratios import InputRatios
 from guard.core.rates import BATCH, Terms
-from guard.core.request_bound import RequestBound
+from guard.core.request_bound import RequestBound, unread
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.gemini import Gemini, model_in
 from guard.core.usage.jobs import Jobs
 from guard.core.usage.message import items, mapping, text_or_none
+from guard.core.usage.request_body import UnreadableError, read_request
 from guard.core.usage.response_format import ResponseFormat
 from guard.core.wire import FEES_MAX, MODELS_MAX, TOKENS_MAX, UNITS_MAX, truncated
 
@@ -40,9 +41,9 @@ def job(
     """
     provider = response_format.provider
     try:
-        said = mapping(msgspec.json.decode(body)) if body else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        said = {}
+        said = read_request(body)[0] if body else {}
+    except UnreadableError as exc:
+        return RequestBound(provider, unnumbered=unread(str(exc)))
     if not response_format.is_inline:
         model = text_or_none(said.get("model"))
         return RequestBound(provider, model and truncated(model), unnumbered=IN_FILES)

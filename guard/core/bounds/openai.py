@@ -11,6 +11,7 @@ from guard.core.bounds.asked import (
     RequestLimits,
     answered,
     embedded,
+    how_many,
     is_present,
     limit,
     name,
@@ -33,15 +34,13 @@ def chat(path: str, said: Message) -> RequestLimits:
         return embedded(model, said.get("input"))
     counts, beside = (said.get("n"),), 0
     if "prompt" in said:
-        several = max(
-            (c for c in (said.get("n"), said.get("best_of")) if type(c) is int), default=1
-        )
-        counts = (max(1, several) * max(1, prompt_count(said["prompt"])),)
+        several = max(how_many(said.get(each), 1) for each in ("n", "best_of"))
+        counts = (several * max(1, prompt_count(said["prompt"])),)
     if "prediction" in said:  # what is rejected of it is charged as output
         beside = len(msgspec.json.encode(said["prediction"]))
     return answered(
         model,
-        _larger(limit(said.get("max_completion_tokens")), limit(said.get("max_tokens"))),
+        limit(said.get("max_completion_tokens"), said.get("max_tokens")),
         *counts,
         streams=said.get("stream") is True,
         beside=beside,
@@ -60,11 +59,6 @@ def chat(path: str, said: Message) -> RequestLimits:
         ),
         takes_limit=path.endswith("/completions"),
     )
-
-
-def _larger(newer: int | None, older: int | None) -> int | None:
-    """Return the larger limit: with both names given, vendors differ in which one counts."""
-    return older if newer is None or (older is not None and older > newer) else newer
 
 
 def responses(path: str, said: Message) -> RequestLimits:

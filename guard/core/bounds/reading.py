@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from guard.core.bounds import bedrock, openai, pieces, vendors
 from guard.core.bounds.asked import RequestLimits
@@ -27,7 +28,7 @@ from guard.core.rates import (
     US_ONLY_PERMILLE,
     Terms,
 )
-from guard.core.request_bound import RequestBound
+from guard.core.request_bound import RequestBound, unread
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.cohere import Cohere
@@ -39,6 +40,7 @@ from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
 from guard.core.usage.openai_runs import ThreadRuns
 from guard.core.usage.piecework import Piecework
+from guard.core.usage.request_body import UnreadableError, read_request
 from guard.core.usage.response_format import Call, ResponseFormat
 from guard.core.vendors.bodies import BODIES, BodyPart
 from guard.core.wire import TOKENS_MAX, truncated
@@ -102,12 +104,16 @@ def bound_of(
             functools.partial(bound_of, trusted=trusted, bodies=bodies),
         )
     read = _READERS.get(kind)
-    if read is None or body[:1] not in (b"{", b"-") or len(body) > _BODY_BYTES_MAX:
-        return _unbounded(response_format, path, body)
     try:
         if body[:1] == b"-":
             return _form(response_format, path, body, ratios)
-        said = msgspec.json.decode(body)
+        if read is None and body.lstrip()[:1] != b"{":
+            return _unbounded(response_format, path, body)
+        if len(body) > _BODY_BYTES_MAX:
+            raise UnreadableError("is larger than 32 MiB")
+        said, body = read_request(body)
+        if read is None:
+            return _unbounded(response_format, path, body)
         asked = read(path, said)
         found = _looked_through(kind, path, said, asked, trusted, bodies)
         provider = response_format.provider
@@ -116,7 +122,9 @@ def bound_of(
         ):
             asked.chosen = chosen_by_vendor(provider, asked, said, found, trusted)
         return _bounded(response_format, path, asked, said, body, ratios, found=found)
-    except (ValueError, RecursionError):  # no JSON, or a member of another shape
+    except UnreadableError as exc:
+        return _unread(response_format, path, str(exc))
+    except (ValueError, RecursionError):  # a member of another shape
         return _unbounded(response_format, path, body)
 
 
@@ -202,7 +210,7 @@ def fees_of(response_format: ResponseFormat, path: str, body: bytes) -> dict[str
     if read is None or len(body) > _BODY_BYTES_MAX or not may_be_paid(path, body):
         return None
     try:
-        said, uploads = form(body) or (msgspec.json.decode(body), [])
+        said, uploads = form(body) or (read_request(body)[0], [])
         return _besides(response_format, path, read(path, said).model, said, uploads).fees
     except (ValueError, RecursionError):
         return None
@@ -280,7 +288,13 @@ def _input(
 
 def _unbounded(response_format: ResponseFormat, path: str, body: bytes) -> RequestBound:
     """Return what is left: the model, where a form or the path names it."""
-    model = Call(path, lambda: body).model() if len(body) <= _BODY_BYTES_MAX else None
+    model = Call(path, lambda: body).model()
     if model is not None:
         model = truncated(model)
     return RequestBound(response_format.provider, model)
+
+
+def _unread(response_format: ResponseFormat, path: str, why: str) -> RequestBound:
+    """Return the bound of a request whose body may say anything; only its path is known."""
+    bound = _unbounded(response_format, path, b"")
+    return structs.replace(bound, unnumbered=unread(why))

@@ -22,6 +22,7 @@ from guard.core.usage.message import (
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.request_body import UnreadableError, read_request
 
 _NO_UNITS: Final[Mapping[str, float]] = MappingProxyType({})
 _PROMPT_FIELDS: Final = (
@@ -129,11 +130,11 @@ class Call(msgspec.Struct, frozen=True):
     def model(self) -> str | None:
         """Return the model that the request names in its body or path."""
         body = self.request()
-        if body[:1] != b"{":
-            found = _FORM_MODEL.search(body[:_REQUEST_BYTES_MAX])
+        try:
+            named = text_or_none(read_request(body)[0].get("model"))
+        except UnreadableError:
+            found = _FORM_MODEL.search(body[:_REQUEST_BYTES_MAX]) if body[:1] == b"-" else None
             named = found[1].decode("utf-8", "replace") if found else None
-        else:
-            named = text_or_none(mapping(parse(body)).get("model"))
         return named or self._model_in_path()
 
     def _model_in_path(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-import msgspec
+from guard.core.usage.request_body import UnreadableError, read_request
 
 _MARKS: Final = (
     b'"tool"', b'"tool_result"', b'function_call_output"', b'"functionResponse"',
@@ -27,10 +27,8 @@ def new_tool_results(body: bytes) -> list[tuple[str, str | None]]:
     if not any(mark in body for mark in _MARKS):
         return []
     try:
-        request = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return []
-    if not isinstance(request, dict):
+        request, _ = read_request(body)
+    except UnreadableError:
         return []
     turns = request.get("messages") or request.get("input") or request.get("contents")
     if not isinstance(turns, list):

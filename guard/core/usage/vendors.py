@@ -152,6 +152,25 @@ def find_endpoint(method: str, host: str, path: str) -> Endpoint | None:
         return found
 
 
+def find_named(method: str, host: str, path: str, known_as: str | None) -> Endpoint | None:
+    """Return the endpoint of a URL where a vendor's API may stand at another address.
+
+    At a host of which nothing is known, a request to a model has the format, and with it the fees
+    and the costs that are said, of the vendor. What a body there may hold is the server's own.
+
+    Args:
+        method, host, path: as for :func:`find_endpoint`.
+        known_as: the vendor's own host; None where the address is all that is known.
+    """
+    here = find_endpoint(method, host, path)
+    if known_as is None or provider_of(host) is not None:
+        return here
+    named = find_endpoint(method, known_as, path)
+    if named is None or named.is_unknown or not named.asks:
+        return here
+    return replace(named, is_local=is_local(host), is_vendors=False)
+
+
 def find_format(host: str, path: str) -> ResponseFormat | None:
     """Return the format of a POST to an LLM URL, or None when it is not one."""
     endpoint = find_endpoint("POST", host, path)

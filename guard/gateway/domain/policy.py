@@ -219,9 +219,13 @@ def _blocked_model(rules: Rules, call: wire.GateRequest, *named: str) -> CallRef
     """Refuse a model if any of its names is blocked, or none of them is on the allow list."""
     policy = rules.policy
     if call.model == wire.UNKNOWN_MODEL:
-        if call.kind != "llm" or rules.models_allow is None:
+        # One that may be for any model, since it cannot be read, may be for a blocked one.
+        if call.unnumbered and rules.models_block:
+            reason = "some models are blocked, and it allows " + call.unnumbered
+        elif call.kind == "llm" and rules.models_allow is not None:
+            reason = "it does not say for which model it is, and only some models are allowed"
+        else:
             return None
-        reason = "it does not say for which model it is, and only some models are allowed"
         return _refuse(policy, call, "GD-X001", reason, "model", call.tool_name)
     names = models.names(*named)
     if any(rules.models_block.find(name) is not None for name in names):

@@ -500,7 +500,7 @@ class TestJobs:
             (OPENAI, "/v1/fine_tuning/jobs", {"model": "m", "training_file": "f"}, "files"),
             ("api.mistral.ai", "/v1/batch/jobs", {"model": "m", "input_files": ["f"]}, "files"),
             (GOOGLE, GEMINIS, {"batch": {"inputConfig": {"fileName": "files/1"}}}, "files"),
-            (ANTHROPIC, BATCHES, b"nonsense", "files"),
+            (ANTHROPIC, BATCHES, b"nonsense", "is not JSON"),
             (ANTHROPIC, BATCHES, batch(), "files"),
             (ANTHROPIC, BATCHES, batch(ASKED, {**ASKED, "mcp_servers": [{"type": "url"}]}),
              "one by one"),
