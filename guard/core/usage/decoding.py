@@ -147,9 +147,11 @@ def readable(accept_encoding: str) -> str:
 
 def plain_body(body: bytes, content_encoding: str | None) -> bytes:
     """Return a request's body decoded; as it is where that cannot be done."""
+    if not content_encoding:
+        return body
     pieces, size = [], 0
     try:
-        decoder = decoder_for(content_encoding or "")
+        decoder = decoder_for(content_encoding)
         if decoder is None:
             return body
         for piece in decoder.decode(body):
