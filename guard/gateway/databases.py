@@ -24,7 +24,7 @@ from guard.version import installs
 
 if TYPE_CHECKING:
     from guard.gateway.storage.postgres.copying import Copied
-    from guard.gateway.storage.postgres.own_schema import OwnSchema
+    from guard.gateway.storage.postgres.temporary_schema import OwnSchema
     from guard.gateway.storage.sqlite.restore import Restored
 
 
@@ -103,7 +103,7 @@ def own_schema(
         StoreError: no schema could be made.
     """
     with _driver():
-        from guard.gateway.storage.postgres.own_schema import own_schema as made
+        from guard.gateway.storage.postgres.temporary_schema import own_schema as made
     return made(url, prefix, left)
 
 

@@ -14,7 +14,7 @@ import attrs
 
 from guard.control.observations import OBSERVED_EVENT
 from guard.gateway.admin import AdminClient, AdminError
-from guard.gateway.domain.lineage import lineage
+from guard.gateway.domain.key_hierarchy import lineage
 from guard.local_runs import RunMark, policy_of
 from guard.running.balances import RunBalance, RunLimit, RunSpend, WaitingRaise
 from guard.running.plan import RunLimits

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from guard.gateway.domain.lineage import owner_of as key_above
+from guard.gateway.domain.key_hierarchy import owner_of as key_above
 from guard.running import plan, reports
 from guard.running.repeating import repeating
 

@@ -19,7 +19,7 @@ from guard.core.catalogue import CATALOGUE
 from guard.core.request_bound import what_is_unknown
 from guard.core.visible import one_line
 from guard.core.wire import amount_in, dollars
-from guard.gateway.domain.lineage import lineage
+from guard.gateway.domain.key_hierarchy import lineage
 from guard.running.plan import RunLimits
 
 _LABEL: Final = re.compile(r"(?P<kind>\w+)(?: (?P<id>.+))? \((?P<window>\w+)\)", re.DOTALL)

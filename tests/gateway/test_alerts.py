@@ -346,7 +346,7 @@ def test_a_gateway_whose_store_fails_says_so_and_when_it_works_again(
         tenant.admin.set_alert("down", "unhealthy", channels=["duty"])
         assert gateway._server is not None
         app = gateway._server.app
-        until(lambda: app._alert_watch._told_of_failures)
+        until(lambda: app._alert_watch._failure_recipients)
         writer = app.storage._writer
         monkeypatch.setattr(type(writer), "healthy", property(lambda _: False, lambda *_: None),
                             raising=False)  # fmt: skip

@@ -47,9 +47,9 @@ from guard.gateway.ledger import (
     charge,
     control,
     directory,
+    expiring,
     expiry,
     gate,
-    lapse,
     leases,
     webhooks,
 )
@@ -311,7 +311,7 @@ class Tenants:
             "webhook": self.webhook_life,
             "deliveries": self.sending,
             "settings": self.settings,
-            "sweep": lambda: self.run(ANYTHING, lapse.sweep),
+            "sweep": lambda: self.run(ANYTHING, expiring.sweep),
             "neighbour's gate": lambda: self.gate(own=self.neighbour),
             "neighbour's event": lambda: self.event(own=self.neighbour),
         }

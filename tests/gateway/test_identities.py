@@ -20,7 +20,7 @@ import pytest
 from guard.core import globs
 from guard.gateway.admin import AdminClient, AdminError
 from guard.gateway.domain import windows
-from guard.gateway.domain.lineage import lineage
+from guard.gateway.domain.key_hierarchy import lineage
 from guard.gateway.embedded import Gateway, run_gateway
 from tests.support import postgres
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.gateway.admin import AdminError
-from guard.gateway.domain.lineage import below, lineage, owner_of
+from guard.gateway.domain.key_hierarchy import below, lineage, owner_of
 
 CENT = 10_000_000
 ids = st.text("0123456789abcdef-", min_size=1, max_size=36)

@@ -21,7 +21,7 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.rate_window import CapUse
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.domain.waiting import Place
-from guard.gateway.ledger import directory, lapse
+from guard.gateway.ledger import directory, expiring
 from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.port import Storage
 from guard.gateway.unit.state import within
@@ -175,7 +175,7 @@ async def test_many_reservations_expire_in_parts_between_which_calls_are_decided
     await store.budget(1000)
     await asyncio.gather(*(store.gate(1) for _ in range(250)))
     store.clock.now += DAY
-    parts, attempt, expire = [0], GroupWriter._attempt, lapse.expire
+    parts, attempt, expire = [0], GroupWriter._attempt, expiring.expire
 
     def expired(unit: Any, reservation: Any) -> None:
         parts[-1] += 1
@@ -185,7 +185,7 @@ async def test_many_reservations_expire_in_parts_between_which_calls_are_decided
         parts.append(0)
         return attempt(writer, group)
 
-    monkeypatch.setattr(lapse, "expire", expired)
+    monkeypatch.setattr(expiring, "expire", expired)
     monkeypatch.setattr(GroupWriter, "_attempt", attempted)
     swept = asyncio.create_task(store.storage.sweep())
     while not sum(parts):

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from guard.gateway.embedded import run_gateway
-from guard.gateway.storage.postgres.watch import WatchedSocket
+from guard.gateway.storage.postgres.silence_watchdog import WatchedSocket
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support.proxy import ChaosProxy

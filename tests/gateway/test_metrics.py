@@ -22,8 +22,8 @@ from guard.gateway.storage.postgres import engine as postgres_engine
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import money_samples, samples
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.decision_counts import Tally
 from guard.gateway.unit.state import NOTHING, within
-from guard.gateway.unit.tally import Tally
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support.asker import ask, asker, call

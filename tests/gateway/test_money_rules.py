@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain import ledger
-from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
+from guard.gateway.domain.ledger import Balance, BudgetBalance, Reservation
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import directory
 from guard.gateway.storage.port import Storage
@@ -21,7 +21,7 @@ from tests.support.store import ACTOR, Clock, Store
 TTL = 900_000
 
 
-def account(limit: int, committed: int = 0, reserved: int = 0, **fields: Any) -> BudgetAccount:
+def account(limit: int, committed: int = 0, reserved: int = 0, **fields: Any) -> BudgetBalance:
     rule = BudgetRule(
         budget_id="b", organisation_id="o", limit_nanousd=limit,
         **{"scope_kind": "organisation", "scope_id": "", "window": "total", **fields},
@@ -29,7 +29,7 @@ def account(limit: int, committed: int = 0, reserved: int = 0, **fields: Any) ->
     balance = Balance(
         1, "b", "", 0, None, committed=committed, reserved=reserved, authorized_max=limit
     )
-    return BudgetAccount(rule, balance)
+    return BudgetBalance(rule, balance)
 
 
 def reservation(held: int, **fields: Any) -> Reservation:

@@ -26,10 +26,10 @@ from guard.gateway.ledger import catalogue, directory
 from guard.gateway.settings import DatabaseUrl, GatewaySettings
 from guard.gateway.storage.postgres import listener
 from guard.gateway.storage.postgres.connection import WRITER
+from guard.gateway.storage.postgres.dialect import spelled
 from guard.gateway.storage.postgres.migrations import PostgresMigrator, SchemaError
-from guard.gateway.storage.postgres.spelling import spelled
+from guard.gateway.storage.postgres.silence_watchdog import AnswerWatch, WatchedSocket
 from guard.gateway.storage.postgres.store import PostgresStorage
-from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
 from guard.gateway.unit.state import ANYTHING, NOTHING, within
 from tests.support import postgres
 from tests.support.store import ACTOR

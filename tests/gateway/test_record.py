@@ -17,7 +17,7 @@ from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, MeteredHold, Reservation
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
-from guard.gateway.storage.postgres.watch import AnswerWatch
+from guard.gateway.storage.postgres.silence_watchdog import AnswerWatch
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.unit.record import StructTable, Table
 from guard.gateway.unit.rows import BALANCES, BUDGETS, CHAINS, ESTIMATES, RESERVATIONS

@@ -33,10 +33,10 @@ from guard.gateway.ledger import (
     charge,
     control,
     directory,
+    expiring,
     expiry,
     gate,
     idempotency,
-    lapse,
     leases,
     webhooks,
 )
@@ -133,7 +133,7 @@ class Machine:
             return lambda unit: self.put_budget(unit, "organisation", "", "total", size * 2)
         if name == "organisation":
             return lambda unit: directory.create_organisation(unit, ACTOR, f"o{number}")
-        return self.retention.step if name == "retention" else lapse.sweep
+        return self.retention.step if name == "retention" else expiring.sweep
 
     def run(self, group: list[Work], ending: str) -> list[Any]:
         unit, answers = self.unit, []
@@ -288,10 +288,10 @@ def test_what_a_failed_group_has_closed_or_renewed_still_expires(step: str, endi
         machine.run([machine.work(("gate", 2))], "commit")
         (held,) = machine.held
         machine.clock.now += HOUR
-        machine.run([machine.work((step, 2)), lapse.sweep], ending)
+        machine.run([machine.work((step, 2)), expiring.sweep], ending)
         machine.compare()
         assert machine.unit.reservations[held].state == "open"
-        machine.run([lapse.sweep], "commit")
+        machine.run([expiring.sweep], "commit")
         assert held not in machine.unit.reservations
 
 

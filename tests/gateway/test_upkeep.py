@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent, RequestOrigin
-from guard.gateway.ledger import lapse
+from guard.gateway.ledger import expiring
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import engine as sql_engine
 from guard.gateway.storage.sql.retention import STEP_ROWS, STEPS_MAX
@@ -168,7 +168,7 @@ async def test_expiry_goes_on_while_other_upkeep_takes_long(
     """An approval of three seconds ended after 23: its end waited for old rows to be deleted."""
     monkeypatch.setattr(sql_engine, "EXPIRE_EVERY_S", 0.01)
     may_end, swept = asyncio.Event(), list[bool]()
-    expire = lapse.sweep
+    expire = expiring.sweep
 
     def counted(unit: UnitOfWork) -> int:
         swept.append(may_end.is_set())
@@ -178,7 +178,7 @@ async def test_expiry_goes_on_while_other_upkeep_takes_long(
         await may_end.wait()
 
     async with opened_store(storage_factory, tmp_path) as store:
-        monkeypatch.setattr(lapse, "sweep", counted)
+        monkeypatch.setattr(expiring, "sweep", counted)
         monkeypatch.setattr(store.storage, "retain", takes_long)
         sweeping = asyncio.create_task(store.storage.sweep())
         await until_async(lambda: len(swept) >= 3)

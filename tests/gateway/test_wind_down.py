@@ -18,7 +18,7 @@ from guard.gateway.domain.commands import (
     PricedEvent,
     RequestOrigin,
 )
-from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue
 from guard.gateway.storage.port import Storage
@@ -177,8 +177,8 @@ def test_the_share_is_of_hard_budgets(chain: int | None, mode: Any) -> None:
         window="total", limit_nanousd=1000, mode=mode, wind_down_percent=7,
     )  # fmt: skip
     assert rule.kept_nanousd == (70 if mode == "hard" else 0)
-    account = BudgetAccount(rule, None, rule.kept_nanousd)  # type: ignore[arg-type]
-    full = BudgetAccount(rule, None)  # type: ignore[arg-type]
+    account = BudgetBalance(rule, None, rule.kept_nanousd)  # type: ignore[arg-type]
+    full = BudgetBalance(rule, None)  # type: ignore[arg-type]
     assert account.ceiling(chain) == full.ceiling(chain) - rule.kept_nanousd
 
 

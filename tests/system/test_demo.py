@@ -22,7 +22,7 @@ from psycopg import sql
 
 from guard.gateway.databases import own_schema
 from guard.gateway.settings import DatabaseUrl
-from guard.gateway.storage.postgres import own_schema as own_schema_module
+from guard.gateway.storage.postgres import temporary_schema as own_schema_module
 from tests.support import postgres
 from tests.support.commands import Command, run_commands
 from tests.support.programs import ROOT, environment, killed_at_last

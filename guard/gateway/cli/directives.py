@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from guard.gateway.cli.aim import Aim
+from guard.gateway.cli.directive_target import Aim
 from guard.gateway.cli.numbers import Finite
 from guard.gateway.cli.output import admin_options, client_of, examples_of, note, safe, where
 

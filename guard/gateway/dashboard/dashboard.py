@@ -9,8 +9,8 @@ from guard.gateway.dashboard.alerts import Alerts
 from guard.gateway.dashboard.answering import Answering
 from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
 from guard.gateway.dashboard.call_pages import CallPages
+from guard.gateway.dashboard.event_stream import Live
 from guard.gateway.dashboard.exports import Exports
-from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
 from guard.gateway.dashboard.people import People
 from guard.gateway.dashboard.prices import PricesAndSettings

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.core.wire import NANOUSD_MAX
-from guard.gateway.domain.lineage import root_of
+from guard.gateway.domain.key_hierarchy import top_key
 from guard.gateway.domain.records import BudgetRule, BudgetUnit
 from guard.gateway.domain.windows import UTC, length_ms, moment
 
@@ -87,7 +87,7 @@ class Balance(Struct, gc=False):
         return self.period_start_ms <= at_ms and (self.ends_ms is None or at_ms < self.ends_ms)
 
 
-class BudgetAccount(Struct):
+class BudgetBalance(Struct):
     """A balance with its budget.
 
     Attributes:
@@ -317,7 +317,7 @@ def held_by_key(
     for each in reservations:
         if not (each.held and each.is_lease and each.state == "open"):
             continue
-        if each.organisation_id == organisation_id and root_of(each.key_id) == root_id:
+        if each.organisation_id == organisation_id and top_key(each.key_id) == root_id:
             for balance_id in each.balance_ids:
                 found[balance_id] = found.get(balance_id, 0) + each.held
     return found
@@ -334,7 +334,7 @@ class Judgement(Struct):
     """
 
     amount: int
-    refused_by: BudgetAccount | None = None
+    refused_by: BudgetBalance | None = None
     refused_by_chain: bool = False
     warnings: list[str] = []
 
@@ -350,13 +350,13 @@ class Charge(Struct):
     """
 
     over: bool = False
-    over_account: BudgetAccount | None = None
-    exhausted: list[BudgetAccount] = []
-    crossed: list[tuple[BudgetAccount, float]] = []
+    over_account: BudgetBalance | None = None
+    exhausted: list[BudgetBalance] = []
+    crossed: list[tuple[BudgetBalance, float]] = []
 
 
 def judge(
-    accounts: Sequence[BudgetAccount],
+    accounts: Sequence[BudgetBalance],
     amount: int,
     *,
     guess: bool,
@@ -401,7 +401,7 @@ def judge(
 
 
 def reserve(
-    accounts: Iterable[BudgetAccount], amount: int, chain_over_permille: int | None = None
+    accounts: Iterable[BudgetBalance], amount: int, chain_over_permille: int | None = None
 ) -> None:
     """Reserve an amount that :func:`judge` has allowed."""
     # ``authorized_max`` rises only as far as this grant was allowed to go, so that the invariant
@@ -466,7 +466,7 @@ def give_back(reservation: Reservation, balances: Iterable[Balance], amount: int
 
 
 def charge(
-    accounts: Sequence[BudgetAccount],
+    accounts: Sequence[BudgetBalance],
     cost: int,
     reservation: Reservation | None,
     reserved_balances: Iterable[Balance],
@@ -518,7 +518,7 @@ def charge(
     return outcome
 
 
-def commit(accounts: Sequence[BudgetAccount], amount: int, now_ms: int) -> Charge:
+def commit(accounts: Sequence[BudgetBalance], amount: int, now_ms: int) -> Charge:
     """Commit tokens or calls, of which nothing is set aside any more.
 
     They are no event's cost, so the opening grows with them: what a balance has committed is always
@@ -532,13 +532,13 @@ def commit(accounts: Sequence[BudgetAccount], amount: int, now_ms: int) -> Charg
     return outcome
 
 
-def open_with(account: BudgetAccount, amount: int, now_ms: int) -> None:
+def open_with(account: BudgetBalance, amount: int, now_ms: int) -> None:
     """Commit an amount that is no event's of this balance."""
     account.balance.opening += amount
     _commit(account, amount, now_ms)
 
 
-def _commit(account: BudgetAccount, amount: int, now_ms: int) -> int:
+def _commit(account: BudgetBalance, amount: int, now_ms: int) -> int:
     """Commit an amount; return what is committed and reserved after that."""
     balance = account.balance
     if balance.ends_ms is None and amount > 0 and account.rule.window != "total":
@@ -552,7 +552,7 @@ def _commit(account: BudgetAccount, amount: int, now_ms: int) -> int:
     return total
 
 
-def _note_levels(account: BudgetAccount, outcome: Charge) -> None:
+def _note_levels(account: BudgetBalance, outcome: Charge) -> None:
     """Add what the account has reached to the outcome, each threshold and the limit once."""
     balance, limit = account.balance, account.rule.limit_nanousd
     thresholds = sorted(account.rule.thresholds)
@@ -567,7 +567,7 @@ def _note_levels(account: BudgetAccount, outcome: Charge) -> None:
         outcome.exhausted.append(account)
 
 
-def tightest(accounts: Iterable[BudgetAccount]) -> BudgetAccount | None:
+def tightest(accounts: Iterable[BudgetBalance]) -> BudgetBalance | None:
     """Return the account with the least room, hard ones before soft ones."""
     found, least = None, (True, 0)
     for account in accounts:

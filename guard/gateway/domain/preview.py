@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from guard.core import globs, wire
 from guard.gateway.domain import policy
-from guard.gateway.domain.lineage import counted_by
+from guard.gateway.domain.key_hierarchy import counted_by
 from guard.gateway.domain.records import BudgetRule, Policy
 from guard.gateway.domain.usage import ChargedEvent
 from guard.gateway.domain.windows import IN_UTC, Calendar, length_ms, period_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from guard.core import globs, wire
-from guard.gateway.domain.lineage import lineage
+from guard.gateway.domain.key_hierarchy import lineage
 from guard.gateway.domain.records import BudgetRule, Policy
 
 RULES_BYTES_MAX: Final = 64 * 1024

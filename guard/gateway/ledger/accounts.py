@@ -9,8 +9,8 @@ from guard.core import globs
 from guard.core.model_names import family
 from guard.gateway.domain import records, windows
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation, open_with
-from guard.gateway.domain.lineage import lineage
+from guard.gateway.domain.key_hierarchy import lineage
+from guard.gateway.domain.ledger import Balance, BudgetBalance, Reservation, open_with
 from guard.gateway.domain.windows import DAY_MS
 from guard.gateway.unit.state import (
     RUN,
@@ -41,7 +41,7 @@ def organisation(unit: UnitOfWork, organisation_id: str) -> OrganisationState:
     return org
 
 
-def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> list[BudgetAccount]:
+def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> list[BudgetBalance]:
     """Return the balances of money over a call or an event, in the current periods."""
     cached = unit.cached_accounts(org, keys)
     if cached is not None:
@@ -51,7 +51,7 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
 
 def metered_accounts_of(
     unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys
-) -> Iterator[tuple[Meter, list[BudgetAccount]]]:
+) -> Iterator[tuple[Meter, list[BudgetBalance]]]:
     """Yield the balances of tokens and calls over a call or an event, by what they count."""
     if org.budgets is None:
         _read_budgets(unit, org)
@@ -114,9 +114,9 @@ def _open(
     org: OrganisationState,
     keys: AccountKeys,
     budgets: Iterable[tuple[records.BudgetRule, str]],
-) -> list[BudgetAccount]:
+) -> list[BudgetBalance]:
     """Return the balances of budgets in the current periods, and cache them."""
-    accounts: list[BudgetAccount] = []
+    accounts: list[BudgetBalance] = []
     # The cached list is right until the first of its periods ends.
     valid_until_ms = float("inf")
     for budget, scope_id in budgets:
@@ -128,7 +128,7 @@ def _open(
             valid_until_ms = min(valid_until_ms, balance.ends_ms)
         elif budget.window != "total":  # its first charge gives it an end
             valid_until_ms = unit.now_ms
-        accounts.append(BudgetAccount(budget, balance))
+        accounts.append(BudgetBalance(budget, balance))
     # A fixed order, in which a storage with row locks takes the locks.
     accounts.sort(key=lambda account: account.balance.balance_id)
     unit.cache_accounts(org, keys, valid_until_ms, accounts)
@@ -382,6 +382,6 @@ def catch_up(
         lacking = used[budget.unit == "tokens"] - balance.committed
         if lacking > 0:
             unit.change_balances([balance])
-            open_with(BudgetAccount(budget, balance), lacking, unit.now_ms)
+            open_with(BudgetBalance(budget, balance), lacking, unit.now_ms)
             changed.append(balance)
     return changed

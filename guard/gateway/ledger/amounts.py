@@ -15,7 +15,7 @@ from msgspec import Struct
 from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import CallRefusal, GateCommand
-from guard.gateway.domain.ledger import BudgetAccount, Reservation
+from guard.gateway.domain.ledger import BudgetBalance, Reservation
 from guard.gateway.ledger import requests
 from guard.gateway.ledger.estimates import function_of, subjects
 from guard.gateway.unit.state import OrganisationState
@@ -109,7 +109,7 @@ def bound_of(decision: GateDecision) -> Amount | CallRefusal:
 
 def payable(
     decision: GateDecision,
-    accounts: list[BudgetAccount],
+    accounts: list[BudgetBalance],
     amount: Amount,
     read: Mapping[int, int] = ledger.NOTHING_PROMISED,
 ) -> Amount:
@@ -150,7 +150,7 @@ def payable(
 
 
 def tokens_of(
-    decision: GateDecision, accounts: Sequence[BudgetAccount], amount: Amount
+    decision: GateDecision, accounts: Sequence[BudgetBalance], amount: Amount
 ) -> tuple[Amount, int]:
     """Return what to reserve for a call under budgets of tokens: money, and tokens.
 
@@ -182,7 +182,7 @@ def tokens_of(
     return Amount(cost, "worst_case", cost, tokens_out), tokens_in + tokens_out
 
 
-def within_room(decision: GateDecision, accounts: list[BudgetAccount], amount: Amount) -> Amount:
+def within_room(decision: GateDecision, accounts: list[BudgetBalance], amount: Amount) -> Amount:
     """Return what to reserve for a guess, which is smaller or larger where little room is left."""
     call, allowance = decision.command.call, decision.allowance
     if amount.basis == "default":
@@ -194,7 +194,7 @@ def within_room(decision: GateDecision, accounts: list[BudgetAccount], amount: A
     return Amount(share, "learned", share if call.max_input_tokens else amount.least)
 
 
-def _few_at_once(accounts: list[BudgetAccount], amount: int, allowance: int | None) -> int:
+def _few_at_once(accounts: list[BudgetBalance], amount: int, allowance: int | None) -> int:
     """Return what to reserve for a call about which nothing is known.
 
     Where little room is left, a quarter of it: few such calls then run at once, and the cost of the
@@ -208,7 +208,7 @@ def _few_at_once(accounts: list[BudgetAccount], amount: int, allowance: int | No
 
 
 def _share_of_a_stream(
-    accounts: list[BudgetAccount], amount: int, least: int, allowance: int | None
+    accounts: list[BudgetBalance], amount: int, least: int, allowance: int | None
 ) -> int:
     """Return what to reserve for a stream without a limit: at most a share of the unspent money.
 

@@ -16,7 +16,7 @@ from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
-from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.domain.waiting import LAPSE_MS, RETRY_MS
 from guard.gateway.ledger import audit, control, webhooks
 from guard.gateway.ledger.accounts import organisation
@@ -27,7 +27,7 @@ FORGET_MS: Final = 60_000
 """A call that has not asked for so long is taken for gone. Long enough for a gateway to restart."""
 
 
-def may_wait(decision: GateDecision, account: BudgetAccount) -> bool:
+def may_wait(decision: GateDecision, account: BudgetBalance) -> bool:
     """Return whether a call may wait, or keep waiting, for a budget to be raised."""
     if not account.rule.asks:
         return False
@@ -36,7 +36,7 @@ def may_wait(decision: GateDecision, account: BudgetAccount) -> bool:
     return known is None or unit.now_ms < known[0].deadline_ms
 
 
-def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> None:
+def note(decision: GateDecision, asked: Iterable[tuple[BudgetBalance, int]]) -> None:
     """Note that a call waits for budgets to be raised; notify channels of the first at a limit.
 
     Args:
@@ -75,7 +75,7 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetAccount, int]]) -> 
             webhooks.enqueue(unit, rule.organisation_id, "budget.asks", msgspec.to_builtins(ask))
 
 
-def decided(decision: GateDecision, accounts: Iterable[BudgetAccount], *, refused: bool) -> str:
+def decided(decision: GateDecision, accounts: Iterable[BudgetBalance], *, refused: bool) -> str:
     """Delete what a call has asked, once it is decided.
 
     Args:

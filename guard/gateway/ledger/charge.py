@@ -15,7 +15,7 @@ from guard.gateway.domain.commands import (
     PricedEvent,
     RequestOrigin,
 )
-from guard.gateway.domain.ledger import BudgetAccount, Reservation
+from guard.gateway.domain.ledger import BudgetBalance, Reservation
 from guard.gateway.ledger import chains, control, expiry, idempotency, metered, repeats, requests
 from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
 from guard.gateway.unit.state import IN_DOUBT, OrganisationState, ScopeKeys
@@ -232,7 +232,7 @@ def _record(
     # Everything that reads comes first. Opening a balance sums up earlier events, so that this one
     # must not be among them yet; it is charged below.
     event, cost, own = priced.event, priced.cost, org.organisation_id
-    accounts: list[BudgetAccount] = []
+    accounts: list[BudgetBalance] = []
     asked = None if reservation is None else reservation.model
     named = models.names(priced.model, asked)
     keys = (
@@ -311,7 +311,7 @@ def _commit_cost(
     request: RequestOrigin,
     event: wire.Event,
     cost: int,
-    accounts: list[BudgetAccount],
+    accounts: list[BudgetBalance],
     reservation: Reservation | None,
 ) -> ledger.Charge:
     # The balances of the reservation and those of the event can differ: budgets may have been added
@@ -338,7 +338,7 @@ def _commit_cost(
 
 def _charged_accounts(
     unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys, reservation: Reservation | None
-) -> list[BudgetAccount]:
+) -> list[BudgetBalance]:
     """Return the accounts of the event's scopes, in the periods of its reservation if any."""
     accounts = accounts_of(unit, org, keys)
     if reservation is None:
@@ -350,6 +350,6 @@ def _charged_accounts(
         balance = unit.balance(balance_id)
         own[balance.budget_id, balance.scope_id] = balance
     return [
-        BudgetAccount(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
+        BudgetBalance(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
         for a in accounts
     ]

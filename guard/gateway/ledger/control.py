@@ -10,7 +10,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import alerts, ledger, records
 from guard.gateway.domain.commands import Actor, CallRefusal, PostCommitEvent
-from guard.gateway.domain.ledger import Balance, BudgetAccount
+from guard.gateway.domain.ledger import Balance, BudgetBalance
 from guard.gateway.ledger import alerting, audit, webhooks
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.unit.state import OrganisationState
@@ -128,7 +128,7 @@ def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Ch
         webhooks.enqueue(unit, org.organisation_id, "budget.threshold", body)
 
 
-def tell_exhausted(unit: UnitOfWork, account: BudgetAccount) -> None:
+def tell_exhausted(unit: UnitOfWork, account: BudgetBalance) -> None:
     """Send notices that a budget is spent, or too small for a call; once for each limit."""
     rule, balance = account.rule, account.balance
     if rule.mode != "hard":
@@ -141,7 +141,7 @@ def tell_exhausted(unit: UnitOfWork, account: BudgetAccount) -> None:
     alerting.tell(unit, rule.organisation_id, fact)
 
 
-def _about(unit: UnitOfWork, account: BudgetAccount) -> dict[str, Any]:
+def _about(unit: UnitOfWork, account: BudgetBalance) -> dict[str, Any]:
     """Return a notice's data about a budget."""
     view = account.view() if account.rule.unit == "usd" else account.counted()
     key = unit.directory.key(account.balance.scope_id) if account.rule.scope_kind == "key" else None
@@ -156,7 +156,7 @@ def _about(unit: UnitOfWork, account: BudgetAccount) -> dict[str, Any]:
 
 
 def _announce_budget(
-    unit: UnitOfWork, org: OrganisationState, account: BudgetAccount, *, exhausted: bool
+    unit: UnitOfWork, org: OrganisationState, account: BudgetBalance, *, exhausted: bool
 ) -> None:
     """Push a budget's state to the workflows that it stops.
 
@@ -185,7 +185,7 @@ def lift_ended(unit: UnitOfWork) -> None:
 
 
 def lift_unspent(
-    unit: UnitOfWork, org: OrganisationState, accounts: Iterable[BudgetAccount]
+    unit: UnitOfWork, org: OrganisationState, accounts: Iterable[BudgetBalance]
 ) -> None:
     """Lift the exhaustion of budgets that have room again."""
     for account in accounts:
@@ -201,7 +201,7 @@ def _lift(
     balance.exhausted = False
     unit.clear_exhausted(balance.balance_id)
     if rule is not None:
-        _announce_budget(unit, org, BudgetAccount(rule, balance), exhausted=False)
+        _announce_budget(unit, org, BudgetBalance(rule, balance), exhausted=False)
 
 
 def budget_changed(
@@ -235,5 +235,5 @@ def budget_changed(
                 balance.exhausted = True
                 unit.note_exhausted(balance.balance_id, org.organisation_id)
             if was_told == rule.asks:  # one that asks stops nothing without a question
-                account = BudgetAccount(rule, balance)
+                account = BudgetBalance(rule, balance)
                 _announce_budget(unit, org, account, exhausted=not rule.asks)

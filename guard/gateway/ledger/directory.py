@@ -11,7 +11,7 @@ from guard.core import wire
 from guard.gateway.domain import records, setting_table
 from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
-from guard.gateway.domain.lineage import LENGTH_MAX, lineage
+from guard.gateway.domain.key_hierarchy import LENGTH_MAX, lineage
 from guard.gateway.ledger import audit, control
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.unit.unit_of_work import UnitOfWork

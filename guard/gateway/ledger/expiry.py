@@ -10,8 +10,8 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
     RequestOrigin,
 )
+from guard.gateway.domain.key_hierarchy import lineage
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.domain.lineage import lineage
 from guard.gateway.ledger import approvals, estimates, idempotency, metered, rate_caps
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.unit.state import OrganisationState

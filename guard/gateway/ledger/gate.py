@@ -11,7 +11,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import ledger, models, policy, render
 from guard.gateway.domain.commands import CallRefusal, EncodedAnswer, GateCommand, Ingested
-from guard.gateway.domain.ledger import BudgetAccount, Reservation
+from guard.gateway.domain.ledger import BudgetBalance, Reservation
 from guard.gateway.domain.waiting import Waiter
 from guard.gateway.ledger import (
     amounts,
@@ -20,9 +20,9 @@ from guard.gateway.ledger import (
     chains,
     charge,
     control,
+    expiring,
     expiry,
     idempotency,
-    lapse,
     lease_sizes,
     leases,
     line,
@@ -30,7 +30,7 @@ from guard.gateway.ledger import (
     rate_caps,
     repeats,
     requests,
-    winding,
+    wind_down,
 )
 from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
 from guard.gateway.ledger.amounts import Amount, GateDecision
@@ -72,7 +72,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
         turn_in_ms = rate_caps.wait_ms(unit, org.organisation_id, pacing)
         if turn_in_ms is not None:
             leases.take_back(unit, command, give_back=False)
-            return line.told_its_turn(call.call_id, turn_in_ms, outcome)
+            return line.turn_answer(call.call_id, turn_in_ms, outcome)
     # 4. What the caller holds and does not need is given back first, so that the decision can use
     # it: a lease is decided as if it were new.
     requests.release_guess(unit, command)
@@ -108,7 +108,7 @@ def _answer(
         # where the question has given something back.
         if call.lease is not None and call.lease.lease_id and call.lease.unused_nanousd:
             idempotency.keep_undecided(unit, request)
-        return line.told_its_place(command, decided, unit.now_ms, outcome)
+        return line.place_answer(command, decided, unit.now_ms, outcome)
     # 3. It is refused. A refused top-up is not recorded as a refusal: no call was stopped by it.
     if isinstance(decided, CallRefusal):
         if not command.is_ahead:
@@ -268,11 +268,11 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
             return waiter
         if not refusal.recall and not command.is_ahead:
             unit = judgement.refused_by.rule.unit
-            short = winding.begins(decision, accounts, amount, needs) if unit != "calls" else []
-            if winding.may_be_last(decision, short):
+            short = wind_down.begins(decision, accounts, amount, needs) if unit != "calls" else []
+            if wind_down.may_be_last(decision, short):
                 return _last(decision, short)
             # Final: what the call has asked operators is dropped, and the refusal is remembered.
-            winding.note(decision, short)
+            wind_down.note(decision, short)
             answered = asks.decided(decision, _all(accounts, needs), refused=True)
             if answered:
                 refusal = msgspec.structs.replace(refusal, reason=refusal.reason + answered)
@@ -298,17 +298,17 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
 
 
 def _last(
-    decision: GateDecision, short: list[BudgetAccount]
+    decision: GateDecision, short: list[BudgetBalance]
 ) -> wire.GateReply | CallRefusal | Waiter:
     """Decide a request as the last one of its run, which may use the share for winding down."""
     decided = _reserve(msgspec.structs.replace(decision, is_last=True))
     if isinstance(decided, wire.GateReply):
-        winding.note(decision, short, is_last=True)
+        wind_down.note(decision, short, is_last=True)
         decided.winding_down = True
     return decided
 
 
-def _note_refused(unit: UnitOfWork, account: BudgetAccount, amount: int) -> None:
+def _note_refused(unit: UnitOfWork, account: BudgetBalance, amount: int) -> None:
     """Remember the smallest amount that a budget has refused; readers show it as exhausted."""
     # Written only when it changes, so that a storm of refusals does not write the balance again
     # and again.
@@ -329,13 +329,13 @@ def _keys(decision: GateDecision) -> ScopeKeys:
     return call.workflow_id, call.agent, decision.chain_id, call.user, key_id, tags, named
 
 
-def _accounts(decision: GateDecision, keys: ScopeKeys) -> list[BudgetAccount]:
+def _accounts(decision: GateDecision, keys: ScopeKeys) -> list[BudgetBalance]:
     """Return every balance of money over the call, less any kept share that it may not use."""
     accounts = accounts_of(decision.unit, decision.org, keys)
-    return accounts if decision.is_last else winding.without_kept(accounts, decision.command.call)
+    return accounts if decision.is_last else wind_down.without_kept(accounts, decision.command.call)
 
 
-def _all(accounts: list[BudgetAccount], needs: Sequence[metered.Need]) -> Iterable[BudgetAccount]:
+def _all(accounts: list[BudgetBalance], needs: Sequence[metered.Need]) -> Iterable[BudgetBalance]:
     """Return the balances of every unit over a call."""
     return itertools.chain(accounts, *(need.accounts for need in needs)) if needs else accounts
 
@@ -356,7 +356,7 @@ def _needs(
         if need.meter.unit == "tokens":
             usable = need.accounts
             if not decision.is_last:
-                usable = winding.without_kept(usable, call)
+                usable = wind_down.without_kept(usable, call)
             amount, tokens = amounts.tokens_of(decision, usable, amount)
             need = msgspec.structs.replace(need, accounts=usable, amount=tokens)
         needs.append(need)
@@ -369,7 +369,7 @@ def _model(call: wire.GateRequest) -> str | None:
 
 def _judge(
     decision: GateDecision,
-    accounts: list[BudgetAccount],
+    accounts: list[BudgetBalance],
     amount: Amount,
     promised: Mapping[int, int] = ledger.NOTHING_PROMISED,
     needs: Sequence[metered.Need] = metered.NO_NEEDS,
@@ -392,14 +392,14 @@ def _judge(
     # Sweeps are periodic. Expiring here only on a refusal keeps the usual decision cheap. The
     # accounts stay valid: expiry changes the same balance objects.
     judgement = judge()
-    if judgement.refused_by is not None and lapse.expire_reservations(decision.unit):
+    if judgement.refused_by is not None and expiring.expire_reservations(decision.unit):
         judgement = judge()
     return judgement
 
 
 def _granted(
     decision: GateDecision,
-    accounts: list[BudgetAccount],
+    accounts: list[BudgetBalance],
     lease: Reservation | None,
     judgement: ledger.Judgement,
     amount: Amount,
@@ -500,7 +500,7 @@ def _not_topped_up() -> CallRefusal:
 
 def _over_budget(
     decision: GateDecision,
-    accounts: list[BudgetAccount],
+    accounts: list[BudgetBalance],
     judgement: ledger.Judgement,
     amount: Amount,
     hint: str = "",
@@ -527,7 +527,7 @@ def _over_budget(
 
 
 def _over_metered(
-    decision: GateDecision, account: BudgetAccount, whose: str, needed: int
+    decision: GateDecision, account: BudgetBalance, whose: str, needed: int
 ) -> CallRefusal:
     """Return the refusal of a call by a budget of tokens or calls with too little left."""
     call, rule = decision.command.call, account.rule
@@ -548,7 +548,7 @@ def _over_metered(
     )
 
 
-def _fitting(decision: GateDecision, accounts: list[BudgetAccount]) -> str:
+def _fitting(decision: GateDecision, accounts: list[BudgetBalance]) -> str:
     """Return, for a refusal's text, how much of the call would fit at present."""
     unit, command, prices = decision.unit, decision.command, decision.rates
     call = command.call
@@ -565,7 +565,7 @@ def _fitting(decision: GateDecision, accounts: list[BudgetAccount]) -> str:
 
 
 def _holders(
-    decision: GateDecision, accounts: list[BudgetAccount], needed: int
+    decision: GateDecision, accounts: list[BudgetBalance], needed: int
 ) -> dict[str, list[str]]:
     """Return the leases of others that hold money where less than ``needed`` is left."""
     return leases.holders(decision.unit, accounts, needed, decision.lease, decision.allowance)

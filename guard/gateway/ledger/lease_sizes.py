@@ -7,8 +7,8 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import ledger
-from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.domain.lineage import root_of
+from guard.gateway.domain.key_hierarchy import top_key
+from guard.gateway.domain.ledger import BudgetBalance, Reservation
 from guard.gateway.ledger.amounts import GateDecision
 
 _LEASES_MAX: Final = 256
@@ -20,7 +20,7 @@ A key with more gets no more than its call needs where room is short.
 
 def size(
     decision: GateDecision,
-    accounts: Sequence[BudgetAccount],
+    accounts: Sequence[BudgetBalance],
     amount: int,
     demand: int,
     lease: Reservation | None,
@@ -54,7 +54,7 @@ def size(
 
 
 def _within_share_of_key(
-    decision: GateDecision, accounts: Sequence[BudgetAccount], wanted: int
+    decision: GateDecision, accounts: Sequence[BudgetBalance], wanted: int
 ) -> int:
     """Return how much of an amount a key's lease may take, however many leases the key has.
 
@@ -62,11 +62,11 @@ def _within_share_of_key(
     other keys can have as much. A key and the keys that belong to it count as one. A key that is
     alone in its organisation, or under a budget of its own, need not share.
     """
-    root = root_of(decision.command.request.key_id)
+    root = top_key(decision.command.request.key_id)
     rooms: dict[int, int] = {}
     for account in accounts:
         rule, balance = account.rule, account.balance
-        if rule.mode != "hard" or (rule.scope_kind == "key" and root_of(balance.scope_id) == root):
+        if rule.mode != "hard" or (rule.scope_kind == "key" and top_key(balance.scope_id) == root):
             continue
         room = account.room(decision.allowance)
         # With enough room even if all that is set aside were the key's own, its leases need not be

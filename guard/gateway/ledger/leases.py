@@ -16,7 +16,7 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import render
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseCommand, RequestOrigin
-from guard.gateway.domain.ledger import BudgetAccount, Reservation
+from guard.gateway.domain.ledger import BudgetBalance, Reservation
 from guard.gateway.ledger import approvals, expiry, idempotency, rate_caps, renewals
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.unit.state import OrganisationState
@@ -106,7 +106,7 @@ def grant(
     unit: UnitOfWork,
     org: OrganisationState,
     draft: Reservation,
-    accounts: Sequence[BudgetAccount],
+    accounts: Sequence[BudgetBalance],
     lease: Reservation | None,
     granted: int,
 ) -> Reservation:
@@ -139,7 +139,7 @@ def grant(
 
 
 def current(
-    unit: UnitOfWork, lease: Reservation | None, accounts: Sequence[BudgetAccount]
+    unit: UnitOfWork, lease: Reservation | None, accounts: Sequence[BudgetBalance]
 ) -> Reservation | None:
     """Return the lease if it may be topped up: the same balances apply, and it is not too old."""
     # A new period or a new budget changes the balances. The old lease then keeps what it holds, on
@@ -216,7 +216,7 @@ def resume(unit: UnitOfWork) -> int:
 
 def holders(
     unit: UnitOfWork,
-    accounts: Sequence[BudgetAccount],
+    accounts: Sequence[BudgetBalance],
     needed: int,
     own: Reservation | None,
     chain_over_permille: int | None,

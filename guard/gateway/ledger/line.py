@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand
-from guard.gateway.domain.ledger import BudgetAccount, Reservation
+from guard.gateway.domain.ledger import BudgetBalance, Reservation
 from guard.gateway.domain.waiting import RETRY_MS, Waiter, promised
 from guard.gateway.ledger import asks, expiry, metered
 from guard.gateway.ledger.amounts import Amount, GateDecision
@@ -19,7 +19,7 @@ from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def calls_around(
-    unit: UnitOfWork, command: GateCommand, accounts: list[BudgetAccount]
+    unit: UnitOfWork, command: GateCommand, accounts: list[BudgetBalance]
 ) -> list[Reservation]:
     """Return the open reservations of the calls around this one that hold money it needs."""
     call = command.call
@@ -67,7 +67,7 @@ def read_meanwhile(unit: UnitOfWork, command: GateCommand) -> Mapping[int, int]:
 
 def promised_room(
     decision: GateDecision,
-    accounts: list[BudgetAccount],
+    accounts: list[BudgetBalance],
     amount: Amount,
     around: Sequence[Reservation],
 ) -> Mapping[int, int]:
@@ -99,7 +99,7 @@ def promised_room(
     return found
 
 
-def is_awaited(command: GateCommand, accounts: list[BudgetAccount]) -> bool:
+def is_awaited(command: GateCommand, accounts: list[BudgetBalance]) -> bool:
     """Return whether other calls wait for money of these balances, here or at other replicas."""
     if not (command.waiters or command.awaited):
         return False
@@ -112,7 +112,7 @@ def is_awaited(command: GateCommand, accounts: list[BudgetAccount]) -> bool:
 
 def place_in_line(
     decision: GateDecision,
-    accounts: list[BudgetAccount],
+    accounts: list[BudgetBalance],
     amount: Amount,
     promised_to: Mapping[int, int],
     read: Mapping[int, int],
@@ -140,7 +140,7 @@ def place_in_line(
     longest_ms = decision.org.settings.wait_for_room_max_ms
     is_over = decision.unit.now_ms >= min(place.until_ms, place.from_ms + longest_ms)
     short: list[int] = []
-    asked: list[tuple[BudgetAccount, int]] = []
+    asked: list[tuple[BudgetBalance, int]] = []
     is_spent = False
     besides: dict[int, int] = {}
     wanted = [(account, amount.needed) for account in accounts]
@@ -173,7 +173,7 @@ def place_in_line(
     )
 
 
-def told_its_place(
+def place_answer(
     command: GateCommand, waiter: Waiter, now_ms: int, events: wire.EventsOutcome | None
 ) -> EncodedAnswer:
     """Return the answer to a call that has a place in line; it is not stored for repeats."""
@@ -190,9 +190,7 @@ def told_its_place(
     return EncodedAnswer(200, wire.encode(reply), kept=False, waits=waiter)
 
 
-def told_its_turn(
-    call_id: str, turn_in_ms: int, events: wire.EventsOutcome | None
-) -> EncodedAnswer:
+def turn_answer(call_id: str, turn_in_ms: int, events: wire.EventsOutcome | None) -> EncodedAnswer:
     """Return the answer to a call that is faster than a rate cap allows."""
     reply = wire.GateReply(
         decision="waiting", call_id=call_id, events=events, retry_after_ms=turn_in_ms

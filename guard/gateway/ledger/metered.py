@@ -17,7 +17,7 @@ from msgspec import Struct
 from guard.core import globs, wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import PostCommitEvent, PricedEvent
-from guard.gateway.domain.ledger import BudgetAccount, MeteredHold, Reservation
+from guard.gateway.domain.ledger import BudgetBalance, MeteredHold, Reservation
 from guard.gateway.ledger import control
 from guard.gateway.ledger.accounts import metered_accounts_of
 from guard.gateway.unit.state import Meter, OrganisationState, ScopeKeys
@@ -28,7 +28,7 @@ class Need(Struct, frozen=True):
     """What a call takes of budgets that count the same thing, in their unit."""
 
     meter: Meter
-    accounts: list[BudgetAccount]
+    accounts: list[BudgetBalance]
     amount: int
 
 
@@ -125,7 +125,7 @@ def reserve(
 # -- the end -----------------------------------------------------------------------------------
 
 
-MeteredAccounts = Sequence[tuple[Meter, list[BudgetAccount]]]
+MeteredAccounts = Sequence[tuple[Meter, list[BudgetBalance]]]
 
 
 def over_event(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> MeteredAccounts:
@@ -186,7 +186,7 @@ def charge(
     for meter, accounts in found:
         # A request that began before midnight is charged to the day in which it was reserved.
         over = [
-            BudgetAccount(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
+            BudgetBalance(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
             for a in accounts
         ]
         amount = tokens
@@ -247,14 +247,14 @@ def close(
         unit.announce(PostCommitEvent("room", own, balance_ids=tuple(sorted(returned))))
 
 
-def _accounts_of(unit: UnitOfWork, hold: MeteredHold) -> list[BudgetAccount]:
+def _accounts_of(unit: UnitOfWork, hold: MeteredHold) -> list[BudgetBalance]:
     """Return the accounts of a hold, without those whose budget was removed."""
     found = []
     for balance_id in hold.balance_ids:
         balance = unit.balance(balance_id)
         rule = unit.catalogue.budget(balance.budget_id)
         if rule is not None:
-            found.append(BudgetAccount(rule, balance))
+            found.append(BudgetBalance(rule, balance))
     return found
 
 

@@ -11,7 +11,7 @@ from guard.core import wire
 from guard.core.model_names import family
 from guard.gateway.domain import ledger, models, records, windows
 from guard.gateway.domain.commands import Actor, PostCommitEvent, PricedEvent
-from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.domain.records import Adjustment, Billed
 from guard.gateway.ledger import accounts, audit, control
 from guard.gateway.unit.state import NO_SCOPES, ChargedHour, OrganisationState, ScopeKeys
@@ -206,7 +206,7 @@ def _id(org: OrganisationState, adjustment: Adjustment, hours: Iterable[ChargedH
 
 def _accounts_at(
     unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys, at_ms: int
-) -> Iterator[BudgetAccount]:
+) -> Iterator[BudgetBalance]:
     """Yield the balances over a past time: those of open periods, and stored ones of ended ones."""
     rules: list[tuple[records.BudgetRule, str]] = list(
         accounts.applying(accounts.index_of(unit.catalogue.budgets(org.organisation_id)), keys)
@@ -221,4 +221,4 @@ def _accounts_at(
         elif stored is not None and stored.ends_ms is None:
             continue
         if stored is not None and stored.covers(at_ms):
-            yield BudgetAccount(rule, stored)
+            yield BudgetBalance(rule, stored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import RequestOrigin
-from guard.gateway.domain.ledger import BudgetAccount, Reservation
+from guard.gateway.domain.ledger import BudgetBalance, Reservation
 from guard.gateway.ledger import expiry, metered
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.unit.unit_of_work import UnitOfWork
@@ -64,7 +64,7 @@ def _hold_again(unit: UnitOfWork, reservation: Reservation, until_ms: int) -> bo
         budget = unit.catalogue.budget(balance.budget_id)
         if budget is None:  # removed since: there is no limit to judge by
             return False
-        accounts.append(BudgetAccount(budget, balance))
+        accounts.append(BudgetBalance(budget, balance))
     judgement = ledger.judge(accounts, lost, guess=True)
     if judgement.refused_by is not None:
         return False

@@ -23,7 +23,7 @@ from guard.core.request_bound import RequestBound
 from guard.gateway.domain import estimates, models, request_cost
 from guard.gateway.domain.commands import CallRefusal, GateCommand, PricedEvent
 from guard.gateway.domain.estimates import Estimate
-from guard.gateway.domain.ledger import BudgetAccount, Reservation
+from guard.gateway.domain.ledger import BudgetBalance, Reservation
 from guard.gateway.domain.request_cost import RequestCost
 from guard.gateway.ledger import estimates as learned
 from guard.gateway.ledger import expiry
@@ -52,7 +52,7 @@ def worst_case(
 def unnumbered(
     org: OrganisationState,
     command: GateCommand,
-    accounts: list[BudgetAccount],
+    accounts: list[BudgetBalance],
     rates: wire.ModelRates | None,
 ) -> CallRefusal | None:
     """Refuse a request with fees that nothing bounds, under a limit that must hold.

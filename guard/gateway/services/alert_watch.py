@@ -62,7 +62,7 @@ class AlertWatch:
         self._ids = IdFactory()
         # The messages to send if the store fails. Read with every look while it works: when it has
         # failed, neither rules nor channels can be read.
-        self._told_of_failures: list[DueDelivery] = []
+        self._failure_recipients: list[DueDelivery] = []
         # Since when the store fails, by ``passed_s`` and ``clock_ms``; ``None`` while it works.
         self._failed_since: tuple[float, int] | None = None
         # Whether this failure was reported, so that its end is reported as well.
@@ -94,9 +94,9 @@ class AlertWatch:
                 rules.setdefault(own, []).append(rule)
         # Before facts are looked for, which takes longer: the store may fail at any moment.
         if any(rule.on == "unhealthy" for of_own in rules.values() for rule in of_own):
-            self._told_of_failures = await self._storage.told_of_failures()
+            self._failure_recipients = await self._storage.failure_recipients()
         else:
-            self._told_of_failures = []
+            self._failure_recipients = []
         for own, of_own in rules.items():
             facts = [fact for rule in of_own for fact in await self._facts(own, rule)]
             if recovered is not None:
@@ -141,13 +141,13 @@ class AlertWatch:
                     type="traffic.unseen", key=f"unseen:{host}",
                     data={"host": host, "why": why, "workflow_id": workflow_id},
                 )
-                for host, why, workflow_id in await self._storage.unseen_traffic(own)
+                for host, why, workflow_id in await self._storage.uncounted_traffic(own)
             ]  # fmt: skip
         return []
 
     async def _forecasts(self, own: str, rule: AlertRule) -> list[Fact]:
         now_ms = self._clock_ms()
-        found = await self._storage.heading_for(own, rule.at_percent or 100)
+        found = await self._storage.forecast_exhausted(own, rule.at_percent or 100)
         return [
             Fact(
                 type="budget.forecast", key=f"forecast:{rule.name}:{balance.balance_id}",
@@ -181,7 +181,7 @@ class AlertWatch:
         self._has_told = True
         since_ms, now_ms = self._failed_since[1], self._clock_ms()
         messages = []
-        for each in self._told_of_failures:
+        for each in self._failure_recipients:
             body = {"type": each.type, "timestamp_ms": now_ms, "data": {"since_ms": since_ms},
                     "organisation_id": each.organisation_id}  # fmt: skip
             messages.append(

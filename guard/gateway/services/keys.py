@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from guard.core.ids import IdFactory
-from guard.gateway.domain.lineage import below
+from guard.gateway.domain.key_hierarchy import below
 from guard.gateway.domain.records import Key, KeyAttributes, KeySecret, Role
 from guard.gateway.ledger import directory
 from guard.gateway.storage.port import Storage

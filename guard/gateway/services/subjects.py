@@ -16,7 +16,7 @@ from msgspec import Struct
 from guard.core import globs
 from guard.core.mistaken import did_you_mean
 from guard.gateway.domain.errors import ConflictError
-from guard.gateway.domain.lineage import SEPARATOR
+from guard.gateway.domain.key_hierarchy import SEPARATOR
 from guard.gateway.domain.records import BudgetRule, Key, Policy, Price
 from guard.gateway.services.keys import ADMIN_PREFIX, PROXY_PREFIX, SDK_PREFIX
 from guard.gateway.services.published import listed, published

@@ -33,7 +33,7 @@ class LinePeers(Protocol):
     def tell_waiting(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
         """Notify them that calls wait here for money of some balances."""
 
-    def tell_room(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+    def announce_room(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
         """Notify them that money has come back on some balances."""
 
 
@@ -205,7 +205,7 @@ class WaitingLine:
         if self._peers is not None and self._elsewhere:
             told = self.awaited(organisation_id).intersection(balance_ids)
             if told:
-                self._peers.tell_room(organisation_id, told)
+                self._peers.announce_room(organisation_id, told)
         self.freed_at_peer(organisation_id, balance_ids)
 
     def freed_at_peer(self, organisation_id: str, balance_ids: Iterable[int]) -> None:

@@ -1,7 +1,7 @@
 """The interface between the shared SQL and an engine: connections to write and to read on.
 
 The queries of this package are written once, in the SQL that both engines understand. Where the two
-differ, the text is SQLite's, and :mod:`guard.gateway.storage.postgres.spelling` translates it.
+differ, the text is SQLite's, and :mod:`guard.gateway.storage.postgres.dialect` translates it.
 """
 
 from __future__ import annotations

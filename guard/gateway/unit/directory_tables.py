@@ -9,7 +9,7 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
-from guard.gateway.domain.lineage import below
+from guard.gateway.domain.key_hierarchy import below
 from guard.gateway.domain.operators import Operator, SignOn
 from guard.gateway.unit.control_tables import UnitPart
 from guard.gateway.unit.record import Table

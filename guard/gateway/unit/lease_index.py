@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 
+from guard.gateway.domain.key_hierarchy import top_key
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.domain.lineage import root_of
 
 
 class LeaseIndex:
@@ -60,4 +60,4 @@ class LeaseIndex:
 
 
 def _owner(lease: Reservation) -> tuple[str, str]:
-    return lease.organisation_id, root_of(lease.key_id)
+    return lease.organisation_id, top_key(lease.key_id)

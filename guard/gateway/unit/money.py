@@ -2,8 +2,8 @@
 
 Rows are cached from one unit to the next; the engine drops rows that another process may have
 changed. Rows that many requests share are changed in memory and written once for each group of
-commands. A cached row is therefore newer than the table until :meth:`MoneyTables.flush`: queries in
-the middle of a unit must not read those tables directly.
+commands. A cached row is therefore newer than the table until :meth:`LedgerTables.flush`: queries
+in the middle of a unit must not read those tables directly.
 
 All amounts are integers, in nano-dollars for budgets of money.
 """
@@ -17,7 +17,7 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
-from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation, held_by_key
+from guard.gateway.domain.ledger import Balance, BudgetBalance, Reservation, held_by_key
 from guard.gateway.unit.connection import WritingConnection
 from guard.gateway.unit.event_table import add_event
 from guard.gateway.unit.kept_rows import KeptRows
@@ -66,7 +66,7 @@ _SAVE_RESERVATION: Final = RESERVATIONS.update(_RESERVATION)
 _CHANGED_RESERVATION: Final = RESERVATIONS.values(*_RESERVATION, "reservation_id")
 
 
-class MoneyTables(Tables):
+class LedgerTables(Tables):
     """Balances, reservations and events."""
 
     def __init__(self, connection: WritingConnection) -> None:
@@ -124,7 +124,7 @@ class MoneyTables(Tables):
 
     def cached_accounts(
         self, org: OrganisationState, keys: AccountKeys
-    ) -> list[BudgetAccount] | None:
+    ) -> list[BudgetBalance] | None:
         """Return the cached accounts of these scopes, unless a period has ended."""
         cached = org.accounts.get(keys)
         return cached[1] if cached is not None and self.now_ms < cached[0] else None
@@ -134,7 +134,7 @@ class MoneyTables(Tables):
         org: OrganisationState,
         keys: AccountKeys,
         valid_until_ms: float,
-        found: list[BudgetAccount],
+        found: list[BudgetBalance],
     ) -> None:
         """Cache accounts for later calls; a store that must not cache does nothing."""
         if len(org.accounts) >= CACHE_MAX:

@@ -15,7 +15,7 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
 )
 from guard.gateway.domain.control import Directives
-from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.ledger import BudgetBalance
 
 ScopeKeys = tuple[
     str | None, str | None, str | None, str | None, str | None, tuple[str, ...], tuple[str, ...]
@@ -237,7 +237,7 @@ class OrganisationState(Struct):
     metered: dict[Meter, BudgetIndex] = {}
     is_metered: bool = False
     is_tagged: bool = False
-    accounts: dict[AccountKeys, tuple[float, list[BudgetAccount]]] = {}
+    accounts: dict[AccountKeys, tuple[float, list[BudgetBalance]]] = {}
     compacted_seq: int = 0
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 from guard.gateway.unit.connection import Cursor, WritingConnection
+from guard.gateway.unit.decision_counts import Tally
 from guard.gateway.unit.record import RowChange, Table
-from guard.gateway.unit.tally import Tally
 
 K = TypeVar("K")
 V = TypeVar("V")

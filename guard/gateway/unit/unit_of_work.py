@@ -26,7 +26,7 @@ from guard.gateway.unit.catalogue_tables import CatalogueTables
 from guard.gateway.unit.connection import WritingConnection
 from guard.gateway.unit.control_tables import ControlTables
 from guard.gateway.unit.directory_tables import DirectoryTables
-from guard.gateway.unit.money import MoneyTables
+from guard.gateway.unit.money import LedgerTables
 from guard.gateway.unit.raise_tables import RaiseTables
 from guard.gateway.unit.repeat_tables import RepeatTables
 from guard.gateway.unit.state import Scopes
@@ -34,7 +34,7 @@ from guard.gateway.unit.state import Scopes
 _PRUNED_MS: Final = 60_000
 
 
-class UnitOfWork(ControlTables, MoneyTables, abc.ABC):
+class UnitOfWork(ControlTables, LedgerTables, abc.ABC):
     """One unit of work, except its transaction.
 
     An engine opens, commits and rolls back the transaction, and decides which cached rows are

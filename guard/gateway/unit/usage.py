@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from guard.gateway.domain import models
 from guard.gateway.domain.commands import PricedEvent
-from guard.gateway.domain.lineage import SEPARATOR, counted_by, lineage
+from guard.gateway.domain.key_hierarchy import SEPARATOR, counted_by, lineage
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, QUARTER_MS
 from guard.gateway.unit.record import Table
 from guard.gateway.unit.state import IN_DOUBT, RUN, SCOPE_KINDS, ChargedHour, ScopeKeys

@@ -15,8 +15,8 @@ from psycopg.adapt import Dumper, Loader
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg.types.string import StrDumperUnknown as StrDumper
 
-from guard.gateway.storage.postgres.spelling import Spelled, spelled
-from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
+from guard.gateway.storage.postgres.dialect import Spelled, spelled
+from guard.gateway.storage.postgres.silence_watchdog import AnswerWatch, WatchedSocket
 from guard.gateway.unit.connection import Cursor
 from guard.gateway.unit.record import RowChange
 

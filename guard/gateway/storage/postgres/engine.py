@@ -21,6 +21,7 @@ from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.domain.statistics import StoreStatistics
 from guard.gateway.storage.group_writer import GroupWriter
+from guard.gateway.storage.postgres.answer_rotation import turn_answers
 from guard.gateway.storage.postgres.connection import (
     ANSWER_WAIT_S,
     WRITER,
@@ -37,9 +38,8 @@ from guard.gateway.storage.postgres.migrations import (
 )
 from guard.gateway.storage.postgres.notices import Feed
 from guard.gateway.storage.postgres.peers import PostgresPeers
-from guard.gateway.storage.postgres.turning import turn_answers
+from guard.gateway.storage.postgres.silence_watchdog import AnswerWatch
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
-from guard.gateway.storage.postgres.watch import AnswerWatch
 from guard.gateway.storage.sql.engine import SAMPLE_WAIT_S, SqlEngine
 from guard.gateway.storage.sql.failures import store_error
 from guard.gateway.storage.sql.retention import Retention

@@ -18,7 +18,7 @@ from guard.gateway.domain.ledger import Balance, Reservation, held_by_key
 from guard.gateway.storage.postgres.cached_keys import CachedKeys
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
-from guard.gateway.unit.money import SELECT_BALANCES, SELECT_RESERVATIONS, MoneyTables
+from guard.gateway.unit.money import SELECT_BALANCES, SELECT_RESERVATIONS, LedgerTables
 from guard.gateway.unit.rows import (
     APPROVALS,
     BALANCES,
@@ -51,7 +51,7 @@ class AskedReservations(NamedTuple):
     rows: Cursor[Any] | None
 
 
-class PostgresMoney(MoneyTables):
+class PostgresMoney(LedgerTables):
     """The rows of the locked organisations.
 
     Attributes:

@@ -77,7 +77,7 @@ class PostgresPeers:
         if self.are_there:
             self._send("waits", organisation_id, sorted(balance_ids)[:BALANCES_MAX])
 
-    def tell_room(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+    def announce_room(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
         """Notify them, after a moment, that money has returned to some balances."""
         if not self.are_there:
             return

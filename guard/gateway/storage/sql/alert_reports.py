@@ -9,7 +9,7 @@ from guard.core import wire
 from guard.gateway.domain import alerts, records
 from guard.gateway.domain.usage import HOUR_MS, QUARTER_MS
 from guard.gateway.ledger.webhooks import WEBHOOKS_MAX
-from guard.gateway.storage.sql.views import SELECT_BALANCE_VIEWS, balance_view_from_row
+from guard.gateway.storage.sql.admin_rows import SELECT_BALANCE_VIEWS, balance_view_from_row
 from guard.gateway.unit.connection import Connection
 from guard.gateway.unit.rows import NAMED
 
@@ -18,7 +18,7 @@ UNSEEN_MAX: Final = 100
 _RECENT_MS: Final = HOUR_MS
 
 
-def heading_for(
+def forecast_exhausted(
     reading: Connection, now_ms: int, organisation_id: str, percent: int
 ) -> list[records.BalanceView]:
     """Return balances that will reach a share of their limit, at the pace of their window so far.
@@ -63,7 +63,7 @@ def fallback_models(reading: Connection, now_ms: int, organisation_id: str) -> l
     return sorted(row[0] for row in rows)
 
 
-def unseen_traffic(
+def uncounted_traffic(
     reading: Connection, now_ms: int, organisation_id: str
 ) -> list[tuple[str, str, str | None]]:
     """Return hosts whose requests programs could not meter within an hour, why, and where."""
@@ -82,7 +82,7 @@ def unseen_traffic(
     return list(found.values())
 
 
-def told_of_failures(reading: Connection) -> list[records.DueDelivery]:
+def failure_recipients(reading: Connection) -> list[records.DueDelivery]:
     """Return a message without a body for each channel that reports a failed store.
 
     Read while the store works: when it has failed, the channels cannot be looked up.

@@ -11,8 +11,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.ledger.audit import GENESIS
-from guard.gateway.storage.sql.spend_series import tag_names
-from guard.gateway.storage.sql.views import (
+from guard.gateway.storage.sql.admin_rows import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
     SELECT_WORKFLOWS,
@@ -20,6 +19,7 @@ from guard.gateway.storage.sql.views import (
     run_record,
     workflow_record,
 )
+from guard.gateway.storage.sql.spend_series import tag_names
 from guard.gateway.unit.connection import Connection, equals
 from guard.gateway.unit.rows import APPROVALS, AUDIT, EVENTS, NAMED, approval_from_row
 from guard.gateway.unit.usage import place_of

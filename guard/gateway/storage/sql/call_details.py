@@ -8,7 +8,7 @@ from typing import Any, Final
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.storage.sql.views import (
+from guard.gateway.storage.sql.admin_rows import (
     SELECT_BALANCE_VIEWS,
     balance_view_from_row,
 )

@@ -10,8 +10,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
-from guard.gateway.storage.sql.analytics import directives_of
-from guard.gateway.storage.sql.views import (
+from guard.gateway.storage.sql.admin_rows import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
     SELECT_WORKFLOWS,
@@ -19,6 +18,7 @@ from guard.gateway.storage.sql.views import (
     run_record,
     workflow_record,
 )
+from guard.gateway.storage.sql.analytics import directives_of
 from guard.gateway.unit.connection import Connection, equals
 from guard.gateway.unit.rows import AUDIT, EVENTS, REFUSALS
 

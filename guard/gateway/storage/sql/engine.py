@@ -12,7 +12,7 @@ import msgspec
 
 from guard.gateway.domain.errors import StoreError, StoreFullError
 from guard.gateway.domain.statistics import MoneySample, StoreStatistics
-from guard.gateway.ledger import lapse
+from guard.gateway.ledger import expiring
 from guard.gateway.storage.group_writer import HEAVY_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sql import money_samples, samples
 from guard.gateway.storage.sql.failures import store_error, summary
@@ -176,9 +176,9 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         """Expire what is due in some or all organisations, a part in each unit of work."""
         # As heavy pieces, so that decisions have their turn between two parts.
         own = Scopes(organisations, weight=HEAVY_WEIGHT_MAX, is_own=True)
-        expired = part = await self.write(own, lapse.sweep)
-        while part == lapse.PART_MAX:
-            part = await self.write(own, lapse.expire_reservations)
+        expired = part = await self.write(own, expiring.sweep)
+        while part == expiring.PART_MAX:
+            part = await self.write(own, expiring.expire_reservations)
             expired += part
         return expired
 

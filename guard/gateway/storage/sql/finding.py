@@ -9,14 +9,14 @@ from typing import Any, Final
 from guard.gateway.domain import records
 from guard.gateway.domain.found import Found, ScopeEvents, Use
 from guard.gateway.domain.spend_series import TAG
-from guard.gateway.storage.sql.dashboard import LAST_ID, SCAN_MAX
-from guard.gateway.storage.sql.usage_report import COLUMNS
-from guard.gateway.storage.sql.views import (
+from guard.gateway.storage.sql.admin_rows import (
     SELECT_BALANCE_VIEWS,
     SELECT_RUNS,
     SELECT_WORKFLOWS,
     balance_view_from_row,
 )
+from guard.gateway.storage.sql.dashboard import LAST_ID, SCAN_MAX
+from guard.gateway.storage.sql.usage_report import COLUMNS
 from guard.gateway.unit.connection import Connection
 from guard.gateway.unit.rows import EVENTS
 

@@ -11,7 +11,7 @@ from typing import Final
 from guard.gateway.domain.records import BalanceView
 from guard.gateway.domain.statistics import MoneySample, OrganisationSpend
 from guard.gateway.domain.waiting import LAPSE_MS
-from guard.gateway.storage.sql.views import OF_BALANCE, balance_view_from_row
+from guard.gateway.storage.sql.admin_rows import OF_BALANCE, balance_view_from_row
 from guard.gateway.unit.connection import Connection
 from guard.gateway.unit.rows import BALANCES, BUDGETS
 from guard.gateway.unit.usage import FOREVER

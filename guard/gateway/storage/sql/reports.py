@@ -19,8 +19,8 @@ from guard.gateway.storage.sql import (
     dashboard,
     finding,
     latency,
-    pace,
     spend,
+    spend_rate,
     spend_series,
     usage_report,
     verify,
@@ -95,7 +95,7 @@ class SqlReports(ReadingStore):
     refusal = _report(call_details.refusal)
     refusals_of_call = _report(call_details.refusals_of_call)
     event_details = _report(call_details.event_details)
-    used_lately = _report_at(pace.used_lately)
+    used_lately = _report_at(spend_rate.used_lately)
     newest_audit = _report(dashboard.newest_audit)
     newest_charges = _report(dashboard.newest_charges)
     fullest_balances = _report_at(dashboard.fullest_balances)
@@ -106,12 +106,12 @@ class SqlReports(ReadingStore):
     events_of_scope = _report(finding.events_of_scope)
     balances_of = _report_at(finding.balances_of)
     latency = _report(latency.latency)
-    heading_for = _report_at(alert_reports.heading_for)
+    forecast_exhausted = _report_at(alert_reports.forecast_exhausted)
     newest_refusals = _report(alert_reports.newest_refusals)
     fallback_models = _report_at(alert_reports.fallback_models)
-    unseen_traffic = _report_at(alert_reports.unseen_traffic)
+    uncounted_traffic = _report_at(alert_reports.uncounted_traffic)
     loops = _report(repeat_tables.loops)
     repeat_counts = _report(repeat_tables.repeat_counts)
     spend_by_run = _report_at(repeat_tables.spend_by_run)
     spend_by_minute = _report_at(repeat_tables.spend_by_minute)
-    told_of_failures = _report(alert_reports.told_of_failures)
+    failure_recipients = _report(alert_reports.failure_recipients)

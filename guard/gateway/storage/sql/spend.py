@@ -7,7 +7,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.domain.usage import DAY_MS, QUARTER_MS
 from guard.gateway.ledger.accounts import (
     applying,
@@ -16,8 +16,8 @@ from guard.gateway.ledger.accounts import (
     metered_index,
     opens_with_usage,
 )
-from guard.gateway.ledger.winding import run_of
-from guard.gateway.storage.sql.views import SELECT_RUNS
+from guard.gateway.ledger.wind_down import run_of
+from guard.gateway.storage.sql.admin_rows import SELECT_RUNS
 from guard.gateway.unit.connection import Connection
 from guard.gateway.unit.rows import BALANCES, BUDGETS, ORGANISATIONS
 from guard.gateway.unit.state import ScopeKeys
@@ -78,7 +78,7 @@ def spend(
 
 
 def _winds_down(
-    reading: Connection, account: BudgetAccount, workflow_id: str, run_id: str | None
+    reading: Connection, account: BudgetBalance, workflow_id: str, run_id: str | None
 ) -> bool:
     """Return whether all but the kept share is spent, or was not enough for a run's request."""
     balance, rule = account.balance, account.rule
@@ -104,7 +104,7 @@ def _total(
     return (cost, doubt) if events else None
 
 
-def _uncertain(reading: Connection, account: BudgetAccount) -> int:
+def _uncertain(reading: Connection, account: BudgetBalance) -> int:
     """Return what a balance was charged in doubt."""
     budget, scope_id = account.rule, account.balance.scope_id
     start_ms, end_ms = account.balance.period_start_ms, account.balance.ends_ms
@@ -125,7 +125,7 @@ def _uncertain(reading: Connection, account: BudgetAccount) -> int:
 def _account(
     reading: Connection, settings: records.OrganisationSettings, budget: records.BudgetRule,
     scope_id: str, now_ms: int,
-) -> BudgetAccount:  # fmt: skip
+) -> BudgetBalance:  # fmt: skip
     """Return a budget with its balance; one that no call has opened yet begins with its totals."""
     rows = reading.rows(
         f"{BALANCES.select()} WHERE budget_id = ? AND scope_id = ? AND period_start_ms <= ?"
@@ -140,4 +140,4 @@ def _account(
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
         cost, tokens = used(reading.rows, *scope, start_ms, until_ms, budget.scope_id)
         balance.opening = balance.committed = cost if budget.unit == "usd" else tokens
-    return BudgetAccount(budget, balance)
+    return BudgetBalance(budget, balance)

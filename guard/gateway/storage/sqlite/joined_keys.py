@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 
 from guard.core.wire import dollars
-from guard.gateway.domain.lineage import SEPARATOR
+from guard.gateway.domain.key_hierarchy import SEPARATOR
 
 _ROTATED: Final = "SELECT target, details FROM {0}.audit WHERE action = 'key.rotate' ORDER BY seq"
 _KEYS: Final = (

@@ -14,7 +14,7 @@ from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.storage.sql.usage_report import TOOL_NAME
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 from guard.gateway.storage.sqlite.joined_keys import Joined
-from guard.gateway.unit.money import MoneyTables
+from guard.gateway.unit.money import LedgerTables
 
 BATCH_EVENTS: Final = 1000
 """Events whose sums are written together."""
@@ -100,7 +100,7 @@ def convert(old: str, connection: SqliteWriteConnection, now_ms: int, *, carry: 
 
 
 def _sum_events(connection: SqliteWriteConnection) -> None:
-    tables = MoneyTables(connection)
+    tables = LedgerTables(connection)
     for number, row in enumerate(connection.execute(_EVENTS), start=1):
         _count(tables, *row)
         if number % BATCH_EVENTS == 0:
@@ -109,7 +109,7 @@ def _sum_events(connection: SqliteWriteConnection) -> None:
 
 
 def _count(
-    tables: MoneyTables, organisation_id: str, charged_at_ms: int, workflow_id: str | None,
+    tables: LedgerTables, organisation_id: str, charged_at_ms: int, workflow_id: str | None,
     agent: str | None, chain_id: str | None, key_id: str, model: str | None, kind: str,
     run_id: str | None, provider: str | None, cost: int, input_tokens: int, output_tokens: int,
     flags: str, tool: str | None,
@@ -124,6 +124,6 @@ def _count(
     tables.count_usage(organisation_id, keys, charged_at_ms, priced)
 
 
-def _write(tables: MoneyTables) -> None:
+def _write(tables: LedgerTables) -> None:
     tables.usage.flush()
     tables.undo_log.clear()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from guard.core import wire
-from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.ledger.amounts import Amount, GateDecision
 from guard.gateway.ledger.metered import NO_NEEDS, Need
 from guard.gateway.unit.unit_of_work import UnitOfWork
@@ -20,21 +20,21 @@ FORGET_MS: Final = 30 * 86_400_000
 """How long it is remembered that a run winds down."""
 
 
-def without_kept(accounts: list[BudgetAccount], call: wire.GateRequest) -> list[BudgetAccount]:
+def without_kept(accounts: list[BudgetBalance], call: wire.GateRequest) -> list[BudgetBalance]:
     """Return the accounts as a call may use them: without the shares kept for winding down."""
     # New accounts, as the given ones are cached and shared. The balances in them are the same.
     for account in accounts:
         if account.rule.wind_down_percent and not call.winding_down:
-            return [BudgetAccount(a.rule, a.balance, a.rule.kept_nanousd) for a in accounts]
+            return [BudgetBalance(a.rule, a.balance, a.rule.kept_nanousd) for a in accounts]
     return accounts
 
 
 def begins(
     decision: GateDecision,
-    accounts: Sequence[BudgetAccount],
+    accounts: Sequence[BudgetBalance],
     amount: Amount,
     needs: Sequence[Need] = NO_NEEDS,
-) -> list[BudgetAccount]:
+) -> list[BudgetBalance]:
     """Return the accounts with a kept share outside of which a call does not fit."""
     allowance = decision.allowance
     found = [a for a in accounts if a.kept and a.room(allowance) < amount.needed]
@@ -43,7 +43,7 @@ def begins(
     return found
 
 
-def may_be_last(decision: GateDecision, short: Sequence[BudgetAccount]) -> bool:
+def may_be_last(decision: GateDecision, short: Sequence[BudgetBalance]) -> bool:
     """Return whether a request may use the kept shares, as the last one of its run."""
     # A question for more (``grows``) is not a request of its own, so it cannot be the last one.
     call = decision.command.call
@@ -53,7 +53,7 @@ def may_be_last(decision: GateDecision, short: Sequence[BudgetAccount]) -> bool:
     return all(not unit.raises.last_call(a.balance.balance_id, _run(a, call)) for a in short)
 
 
-def note(decision: GateDecision, short: Sequence[BudgetAccount], *, is_last: bool = False) -> None:
+def note(decision: GateDecision, short: Sequence[BudgetBalance], *, is_last: bool = False) -> None:
     """Note that the run winds down on these accounts.
 
     Args:
@@ -75,7 +75,7 @@ def run_of(scope_kind: str, workflow_id: str | None, run_id: str | None) -> str:
     return "" if scope_kind == "key" else run_id or workflow_id or ""
 
 
-def _run(account: BudgetAccount, call: wire.GateRequest) -> str:
+def _run(account: BudgetBalance, call: wire.GateRequest) -> str:
     return run_of(account.rule.scope_kind, call.workflow_id, call.run_id)
 
 

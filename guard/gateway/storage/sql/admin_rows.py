@@ -7,7 +7,7 @@ from typing import Any, Final
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, TargetState
-from guard.gateway.domain.ledger import BudgetAccount
+from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.domain.usage import QUARTER_MS
 from guard.gateway.unit.rows import BALANCES, BUDGETS
 from guard.gateway.unit.usage import DOUBT, FOREVER
@@ -49,11 +49,11 @@ SELECT_BALANCE_VIEWS: Final = (
 def balance_view_from_row(row: tuple[Any, ...]) -> records.BalanceView:
     """Build a balance from its row of ``SELECT_BALANCE_VIEWS``."""
     balance = BALANCES.read(row)
-    account = BudgetAccount(BUDGETS.read(row[BALANCES.width :]), balance)
+    account = BudgetBalance(BUDGETS.read(row[BALANCES.width :]), balance)
     return _balance_view(account, row[-1])
 
 
-def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView:
+def _balance_view(account: BudgetBalance, uncertain: int) -> records.BalanceView:
     """Return a balance as the admin API shows it."""
     rule, balance = account.rule, account.balance
     is_money = rule.unit == "usd"

@@ -46,11 +46,11 @@ def counted_by(pattern: str, key_id: str) -> str | None:
     return next((name for name in lineage(key_id) if globs.matches(pattern, name)), None)
 
 
-def root_of(key_id: str) -> str:
+def top_key(key_id: str) -> str:
     """Return the id of the key at the top of a key's lineage.
 
     Example:
-        >>> root_of("a.b")
+        >>> top_key("a.b")
         'a'
     """
     return key_id.partition(SEPARATOR)[0]

@@ -18,7 +18,7 @@ from guard.gateway.ledger import (
     expiry,
     metered,
     repeats,
-    winding,
+    wind_down,
 )
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
@@ -60,7 +60,7 @@ def sweep(unit: UnitOfWork) -> int:
     approvals.expire(unit)
     asks.lapse(unit)
     alerting.lapse(unit)
-    winding.lapse(unit)
+    wind_down.lapse(unit)
     repeats.lapse(unit)
     control.lift_ended(unit)
     control.compact(unit)
