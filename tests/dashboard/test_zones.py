@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from guard.gateway.dashboard import charts
+from guard.gateway.dashboard.time_ranges import RANGES, Range
+from guard.gateway.domain import windows
 from guard.gateway.domain.usage import UsagePoint
 from guard.gateway.domain.windows import Calendar, period_of
 
@@ -60,6 +62,10 @@ def test_pages_and_reports_have_the_organisations_days(visitor: Any, tenant: Any
     now_ms = time.time_ns() // 10**6
     visitor.http.cookies.set("guard_zone", "Asia/Kolkata")
     assert f"Times in {zone}" in visitor.get("/spend").text
+    today = f"{in_zone(now_ms, zone):%a %-d %b}"
+    overview = visitor.get("/", range="30d").text
+    assert f"Times in {zone}" in overview
+    assert f'data-label="{today}" data-value="$1.00"' in overview
     rows = visitor.get("/export/spend.json", range="7d").json()
     spent = [row for row in rows if row["cost_nanousd"]]
     assert [row["starts_at_ms"] for row in spent] == [period_of("day", now_ms, Calendar(zone))[0]]
@@ -67,6 +73,21 @@ def test_pages_and_reports_have_the_organisations_days(visitor: Any, tenant: Any
     (day,) = tenant.admin.usage("day")
     assert day["group"] == f"{in_zone(now_ms, zone):%Y-%m-%d}"
     assert day["cost_nanousd"] == 10**9
+
+
+@pytest.mark.parametrize("chosen", [RANGES["7d"], RANGES["30d"]], ids=lambda chosen: chosen.name)
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Australia/Lord_Howe", "Asia/Kathmandu"])
+def test_the_steps_of_a_range_begin_with_the_zones_days(chosen: Range, zone: str) -> None:
+    for hour in range(0, 400 * 24, 7):
+        now_ms = 1_800_000_000_000 + hour * DAY // 24
+        starts = chosen.starts(now_ms, zone)
+        first = in_zone(now_ms - chosen.span_ms, zone).date()
+        days = [first + dt.timedelta(days=at) for at in range(chosen.span_ms // DAY + 1)]
+        midnights = {windows.day_begins(day, zone) for day in days}
+        assert {at for at in midnights if now_ms - chosen.span_ms < at <= now_ms} <= {*starts}
+        assert starts == sorted({*starts})
+        assert now_ms - chosen.span_ms < starts[0] <= starts[-1] <= now_ms
+        assert now_ms - starts[-1] <= chosen.step_ms + DAY // 24
 
 
 @pytest.mark.parametrize(("zone", "window", "first", "days"), [

@@ -75,34 +75,37 @@ def nice_ceiling(value: float) -> tuple[float, int]:
 
 
 def spend_bars(
-    points: Sequence[UsagePoint], chosen: Range, now_ms: int, uncertain_nanousd: int = 0
-) -> Chart:
+    points: Sequence[UsagePoint], chosen: Range, now_ms: int, uncertain_nanousd: int = 0,
+    zone: str = UTC,
+) -> Chart:  # fmt: skip
     """Return spend per step over a range that ends now, and the part charged in doubt."""
-    by_start: Mapping[int, UsagePoint] = {point.start_ms: point for point in points}
-    starts = chosen.starts(now_ms)
-    top, parts = nice_ceiling(max((p.cost_nanousd for p in points), default=0) / 1e9)
+    starts = chosen.starts(now_ms, zone)
+    costs, calls = [0] * len(starts), [0] * len(starts)
+    for point in points:
+        at = max(0, bisect.bisect(starts, point.start_ms) - 1)
+        costs[at] += point.cost_nanousd
+        calls[at] += point.llm_calls
+    top, parts = nice_ceiling(max(costs, default=0) / 1e9)
     width = 100 / len(starts)
     bars = []
-    for at, start in enumerate(starts):
-        point = by_start.get(start)
-        cost = 0 if point is None else point.cost_nanousd
+    for at, (start, cost) in enumerate(zip(starts, costs, strict=True)):
         height = 100 * cost / 1e9 / top
         if cost:
             height = max(height, _LEAST)
-        calls = 0 if point is None else point.llm_calls
         bars.append(
             Bar(round(at * width, 4), round(width, 4), round(100 - height, 3), round(height, 3),
-                step_label(start, chosen.step_ms), money(cost),
-                f"{count(calls)} LLM call{'' if calls == 1 else 's'}")
+                step_label(start, chosen.step_ms, zone), money(cost),
+                f"{count(calls[at])} LLM call{'' if calls[at] == 1 else 's'}")
         )  # fmt: skip
-    total = sum(point.cost_nanousd for point in points)
+    total = sum(costs)
     summary = f"{money(total)} in the last {chosen.label}", in_doubt(min(uncertain_nanousd, total))
     return Chart(
         bars=bars,
         y_ticks=money_ticks(top, parts),
-        x_ticks=_time_ticks(starts, chosen.step_ms),
+        x_ticks=_time_ticks(starts, chosen.step_ms, zone),
         summary=", ".join(filter(None, summary)),
         empty=total == 0,
+        zone=zone,
     )
 
 

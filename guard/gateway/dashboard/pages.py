@@ -15,6 +15,7 @@ from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.refusal_groups import grouped
 from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.spend import viewers_zone
 from guard.gateway.dashboard.time_ranges import RANGES, Range
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
@@ -77,7 +78,7 @@ class Pages:
         """Show spend over time and against budgets, and running workflows."""
         now_ms, own = self._site.parts.clock_ms(), context.org()
         chosen = RANGES.get(context.query("range"), RANGES["24h"])
-        chart = await self._spend(own, chosen, now_ms, None)
+        chart = await self._spend(context, chosen, now_ms, None)
         balances = await self._storage.fullest_balances(own, OVERVIEW_ROWS)
         workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
         refused = await self._storage.refusals(own, None, NEWEST, COUNT_MAX)
@@ -112,14 +113,16 @@ class Pages:
         )
 
     async def _spend(
-        self, own: str, chosen: Range, now_ms: int, workflow_id: str | None
+        self, context: RequestContext, chosen: Range, now_ms: int, workflow_id: str | None
     ) -> charts.Chart:
-        starts = chosen.starts(now_ms)
+        own, zone = context.org(), viewers_zone(context).key
+        starts = chosen.starts(now_ms, zone)
+        size_ms = min(chosen.step_ms, QUARTER_MS)
         points = await self._storage.spend_over_time(
-            own, chosen.size_ms, starts[0], now_ms + 1, chosen.step_ms, workflow_id
+            own, size_ms, starts[0], now_ms + 1, size_ms, workflow_id
         )
         uncertain = await self._storage.uncertain_spend(own, starts[0], now_ms + 1, workflow_id)
-        return charts.spend_bars(points, chosen, now_ms, uncertain)
+        return charts.spend_bars(points, chosen, now_ms, uncertain, zone)
 
     def _figures(
         self,
@@ -202,7 +205,7 @@ class Pages:
         tab = context.query("tab", "calls")
         tab = tab if tab in _TABS else "calls"
         chosen = RANGES.get(context.query("range"), RANGES["24h"])
-        chart = await self._spend(own, chosen, now_ms, workflow_id)
+        chart = await self._spend(context, chosen, now_ms, workflow_id)
         runs = await self._storage.newest_runs(own, workflow_id, "", 20)
         shown = await self._tab(context, tab, workflow_id, [run.run_id for run in runs], now_ms)
         balances = await self._storage.balances_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zoneinfo
 from typing import Any, Final
 
 from msgspec import Struct
@@ -42,16 +43,20 @@ class SpendQuery(Struct):
 
 
 def asked_range(context: RequestContext, now_ms: int, default: str = "7d") -> TimeRange:
-    """Return the range that a page's query asks for, in the organisation's time zone.
+    """Return the range that a page's query asks for, in its viewer's time zone."""
+    zone = viewers_zone(context)
+    return time_range(
+        context.query("range"), context.query("from"), context.query("to"), zone, now_ms, default
+    )
+
+
+def viewers_zone(context: RequestContext) -> zoneinfo.ZoneInfo:
+    """Return the organisation's time zone.
 
     Where that is UTC, as it is unless it was set, each viewer has the one of their browser.
     """
     zone = zone_of(context.organisation.settings.zone)
-    if zone.key == UTC:
-        zone = zone_of(context.request.cookies.get(COOKIE, UTC))
-    return time_range(
-        context.query("range"), context.query("from"), context.query("to"), zone, now_ms, default
-    )
+    return zone if zone.key != UTC else zone_of(context.request.cookies.get(COOKIE, UTC))
 
 
 def asked(context: RequestContext, now_ms: int) -> SpendQuery:

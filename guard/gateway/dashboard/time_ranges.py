@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS
-from guard.gateway.domain.windows import UTC, day_begins
+from guard.gateway.domain.windows import UTC, day_begins, zone_of
 
 KEPT_DAYS: Final = 400
 """How long sums by hour are kept, and the longest range."""
@@ -34,10 +34,20 @@ class Range(Struct, frozen=True):
     step_ms: int
     size_ms: int
 
-    def starts(self, now_ms: int) -> list[int]:
-        """Return the starts of the steps of which the last one has begun."""
-        first = now_ms - self.span_ms + self.step_ms
-        return list(range(first - first % self.step_ms, now_ms + 1, self.step_ms))
+    def starts(self, now_ms: int, zone: str = UTC) -> list[int]:
+        """Return the starts of the steps of which the last one has begun.
+
+        Those of more than an hour are counted from the midnights of a zone.
+        """
+        since_ms = now_ms - self.span_ms
+        if self.step_ms <= HOUR_MS:
+            first = since_ms + self.step_ms
+            return list(range(first - first % self.step_ms, now_ms + 1, self.step_ms))
+        day, found = _moment(since_ms, zone_of(zone)).date(), list[int]()
+        while (begins_ms := day_begins(day, zone)) <= now_ms:
+            day += _ONE_DAY
+            found += range(begins_ms, min(day_begins(day, zone), now_ms + 1), self.step_ms)
+        return [at_ms for at_ms in found if at_ms > since_ms]
 
 
 RANGES: Final = {
