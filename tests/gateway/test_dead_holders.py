@@ -46,7 +46,7 @@ for line in sys.stdin:  # whether the gateway has answered that it knows of all 
     leases = active_runtime().leases
     with leases.lock:
         held = list(leases._leases.values())
-        told = sum(each.told for each in held)
+        told = sum(each.reported for each in held)
         is_answered = all(each.expires_s >= each.renewed_s + each.ttl_s for each in held)
     known = sum(amount for _, amount in list(leases.unwritten.values()))
     is_told = is_answered and told == known

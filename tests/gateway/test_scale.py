@@ -171,7 +171,7 @@ async def test_scopes_between_two_times_agree_with_their_events(
             " sum(input_tokens), sum(output_tokens), sum(cost_nanousd) AS cost,"
             " sum(flags LIKE '%unpriced%') FROM events WHERE organisation_id = 'o'"
             " AND charged_at_ms >= ? AND charged_at_ms < ? GROUP BY grp"
-            " ORDER BY cost DESC, grp LIMIT 50",
+            " ORDER BY cost DESC, count(*) DESC, grp LIMIT 50",
             (since, until),
         ).fetchall()
         for group, column in names.items()

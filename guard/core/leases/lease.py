@@ -48,8 +48,8 @@ class Lease:
         overspent: what the gateway has charged beyond what it held; nothing is owed for that.
         is_current: whether holds may still be taken from it.
         is_asked: whether a question that names it is under way; top-ups do not count.
-        told, told_s: the amount under way that was last reported to the gateway, and when; -1 when
-            the gateway's figure is unknown.
+        reported, reported_s: the amount under way that was last reported to the gateway, and when;
+            -1 when the gateway's figure is unknown.
         returns_until_s: until then others wait for the money: what is not used goes back at once.
         question: the question of the newest grant; a top-up repeats it.
     """

@@ -157,15 +157,15 @@ def test_no_exception_ends_the_poller(start: Start, tenant: Any) -> None:
     runtime = start(transport_mode="http")
     until(lambda: channel(runtime) == "poller", WAIT_S)
     assert runtime.link.session is not None
-    listening = runtime.link.session.subscriber
-    position, failed = listening._position, threading.Event()
+    directives: Any = runtime.link.session.subscriber._directives
+    failed = threading.Event()
 
     def mistaken() -> tuple[int, str]:
-        listening._position = position
+        del directives.position  # from the next call on, the class's
         failed.set()
         raise RuntimeError("a mistake")
 
-    listening._position = mistaken
+    directives.position = mistaken
     tenant.admin.kill("earlier")  # ends the poll that waits
     assert failed.wait(WAIT_S)
     tenant.admin.kill("w")
