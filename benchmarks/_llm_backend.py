@@ -1,6 +1,7 @@
 """The servers that `instrumentation.py` uses, each in a process of its own.
 
-Run as ``python _llm_backend.py llm`` for the stand-in of a vendor, ``... gateway`` for a gateway.
+Run as ``python _llm_backend.py llm`` for the stand-in of a vendor, ``... gateway`` for a gateway,
+``... team`` for one with a key of a proxy.
 """
 
 from __future__ import annotations
@@ -102,13 +103,19 @@ async def _llm() -> None:
     await server.serve_forever()
 
 
-def _gateway() -> None:
+def _gateway(*, is_teams: bool) -> None:
+    from guard.gateway.admin import AdminClient
     from guard.gateway.embedded import run_gateway
 
     if hasattr(os, "nice"):
         os.nice(19)  # in production it runs on another machine
     with run_gateway() as gateway:
-        print(gateway.base_url, gateway.api_key, flush=True)
+        more = []
+        if is_teams:
+            admin = AdminClient(gateway.base_url, gateway.admin_key)
+            more.append(admin.create_key("proxy", role="proxy", every_organisation=True))
+            admin.close()
+        print(gateway.base_url, gateway.api_key, *more, flush=True)
         sys.stdin.read()
 
 
@@ -117,4 +124,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "llm":
         asyncio.run(_llm())
     else:
-        _gateway()
+        _gateway(is_teams=sys.argv[1] == "team")

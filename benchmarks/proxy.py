@@ -5,7 +5,8 @@ Run: ``python -m benchmarks.proxy [--litellm PYTHON] [--seconds 4] [--rounds 5] 
 
 ``PYTHON`` is an interpreter that has ``litellm[proxy]``. All forward to one stand-in of a vendor on
 this machine and take turns, round after round. Guard's proxy is that of a run: it holds money for
-each request at a gateway in a process of its own, and charges it. Printed are requests for each
+each request at a gateway in a process of its own, and charges it; then a team's, to which each
+caller brings the vendor's key, and one that holds it (custody). Printed are requests for each
 second of CPU of the proxy's process (its gateway's CPU stands beside it), the time that is added to
 a request at the median and the 99th percentile over one connection, the time until the first byte
 of a stream, and the memory with many streams open at once.
@@ -19,6 +20,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -52,6 +54,7 @@ class Subject:
         url: its base URL of OpenAI.
         pid: of its process.
         beside: process of its gateway, which works for it; None without one.
+        credentials: the headers of a request that carry keys.
         rates, medians_ms, p99s_ms, firsts_ms: of each round.
     """
 
@@ -59,6 +62,7 @@ class Subject:
     url: str
     pid: int
     beside: int | None = None
+    credentials: str = "Authorization: Bearer k\r\n"
     rates: list[float] = attrs.Factory(list)
     beside_us: list[float] = attrs.Factory(list)
     medians_ms: list[float] = attrs.Factory(list)
@@ -75,7 +79,7 @@ def _cpu_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
-def request(url: str, *, stream: bool) -> bytes:
+def request(subject: Subject, *, stream: bool) -> bytes:
     """Return a chat request as a coding agent's client sends it, about 4 kB."""
     words = "Read the file and say what it does. " * 100
     body = json.dumps({
@@ -83,10 +87,10 @@ def request(url: str, *, stream: bool) -> bytes:
         **({"stream_options": {"include_usage": True}} if stream else {}),
         "messages": [{"role": "user", "content": words}],
     }).encode()  # fmt: skip
-    path = "/" + url.removeprefix("http://").partition("/")[2]
+    path = "/" + subject.url.removeprefix("http://").partition("/")[2]
     head = (
         f"POST {path.rstrip('/')}/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        "Authorization: Bearer k\r\nUser-Agent: codex_cli_rs/0.4\r\n"
+        f"{subject.credentials}User-Agent: codex_cli_rs/0.4\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -136,6 +140,35 @@ def guards(upstream: str) -> Iterator[Subject]:
 
 
 @contextlib.contextmanager
+def teams(upstream: str, *, custody: bool) -> Iterator[Subject]:
+    """Run guard's proxy of a team, and its gateway."""
+    (gateway_url, key, own_key), gateway = serve("team")
+    with tempfile.TemporaryDirectory(prefix="guard-proxy-") as folder:
+        accounts = Path(folder, "accounts.toml")
+        accounts.write_text(f'[openai]\norigins = ["{upstream}"]\ncredential_env = "VENDOR_KEY"\n')
+        given = ["--accounts", str(accounts)] if custody else ["--upstream", f"openai={upstream}"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "guard", "proxy", "serve", "--port", "0",
+             *given],
+            env={**os.environ, "GUARD_API_URL": gateway_url, "GUARD_API_KEY": own_key,
+                 "GUARD_PRICE_LOCAL": "1", "VENDOR_KEY": "k", "PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://[\d.:]+", process.stdout.readline())
+            assert found is not None, "the proxy has not started"
+            own = f"Authorization: Bearer {key}\r\n"
+            both = f"Authorization: Bearer k\r\nx-guard-key: {key}\r\n"
+            yield Subject("guard, custody" if custody else "guard, a team's", f"{found[0]}/openai",
+                          process.pid, gateway.pid, own if custody else both)  # fmt: skip
+        finally:
+            process.terminate()
+            process.wait(60)
+            gateway.communicate(timeout=60)
+
+
+@contextlib.contextmanager
 def litellms(python: str, upstream: str) -> Iterator[Subject]:
     """Run LiteLLM's proxy with one worker and without a database."""
     port = 4000 + os.getpid() % 1000
@@ -176,14 +209,14 @@ def measure(subject: Subject, seconds: float) -> None:
     """Load a proxy over 16 connections for its CPU, and over one for the time it adds."""
     url = subject.url
     before = subject.cpu_s()
-    many = _run(url, request(url, stream=False), 16, seconds)
+    many = _run(url, request(subject, stream=False), 16, seconds)
     own_s, beside_s = (b - a for a, b in zip(before, subject.cpu_s(), strict=True))
     subject.rates.append(many.answers / own_s)
     subject.beside_us.append(beside_s / many.answers * 1e6)
-    one = _run(url, request(url, stream=False), 1, seconds / 2)
+    one = _run(url, request(subject, stream=False), 1, seconds / 2)
     subject.medians_ms.append(statistics.median(one.whole_s) * 1e3)
     subject.p99s_ms.append(sorted(one.whole_s)[int(len(one.whole_s) * 0.99)] * 1e3)
-    streams = _run(url, request(url, stream=True), 1, seconds / 2)
+    streams = _run(url, request(subject, stream=True), 1, seconds / 2)
     subject.firsts_ms.append(statistics.median(streams.first_s) * 1e3)
 
 
@@ -230,15 +263,17 @@ def main() -> None:
     (upstream,), vendor = serve("llm")
     with contextlib.ExitStack() as stack:
         stack.callback(vendor.communicate)
-        subjects = [stack.enter_context(bare(upstream)), stack.enter_context(guards(upstream))]
+        made = [bare(upstream), guards(upstream),
+                teams(upstream, custody=False), teams(upstream, custody=True)]  # fmt: skip
+        subjects = [stack.enter_context(each) for each in made]
         if given.litellm:
             subjects.append(stack.enter_context(litellms(given.litellm, upstream)))
         for each in subjects:
-            _run(each.url, request(each.url, stream=False), 4, 1.0)  # until all is loaded
+            _run(each.url, request(each, stream=False), 4, 1.0)  # until all is loaded
         for _ in range(given.rounds):
             for each in subjects:
                 measure(each, given.seconds)
-        direct = _run(upstream, request(upstream, stream=False), 1, given.seconds)
+        direct = _run(upstream, request(Subject("", upstream, 0), stream=False), 1, given.seconds)
         rows = report(subjects, direct)
     if given.streams:
         rows |= {"open_streams": open_streams(given.streams)}
@@ -254,13 +289,13 @@ def open_streams(count: int) -> dict[str, Any]:
 
     with slow_vendor() as upstream, guards(upstream) as subject:
         process = psutil.Process(subject.pid)
-        _run(subject.url, request(subject.url, stream=True), 4, 0.1)
+        _run(subject.url, request(subject, stream=True), 4, 0.1)
         before = process.memory_info().rss
         peaks = []
 
         async def watch() -> Load:
             host = subject.url.removeprefix("http://").partition("/")[0]
-            what = request(subject.url, stream=True)
+            what = request(subject, stream=True)
             loading = asyncio.create_task(load(f"http://{host}", what, count, 0.0))
             while not loading.done():
                 peaks.append(process.memory_info().rss)
