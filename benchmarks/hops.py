@@ -173,16 +173,24 @@ def _run(transport: str, *, lists: bool) -> None:
             with guard.workflow(workflow.format(number)):
                 if is_covered:
                     flow()
-                time.sleep(_SETTLE_S)
+                _settle(runtime)
                 with recorder.recording() as steps:
                     flow()
-                time.sleep(_SETTLE_S)
+                _settle(runtime)
             for thread, found in steps.items():
                 if thread not in best or len(set(found)) < len(set(best[thread])):
                     best[thread] = found
         for thread, found in best.items():
             _show(name, over, thread, found, lists=lists)
     guard.shutdown()
+
+
+def _settle(runtime: Any) -> None:
+    """Wait until no answer is unread, which the next question would read on its way."""
+    ends_s = time.monotonic() + 10
+    time.sleep(_SETTLE_S)
+    while runtime._keeper._unread.calls and time.monotonic() < ends_s:
+        time.sleep(_SETTLE_S)
 
 
 def _gateway_flows(gateway: Gateway) -> Iterator[tuple[str, str, Callable[[], object]]]:

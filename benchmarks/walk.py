@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from guard.core.bounds.unknown import look
+from guard.core.bounds.unknown import find_unknown
 from guard.core.usage.request_body import read_request
 from guard.core.vendors.bodies import BODIES
 
@@ -68,7 +68,7 @@ def main() -> None:
             _us(lambda data=data: msgspec.json.decode(data)),
             _us(lambda data=data: read_request(data)),
             _us(lambda data=spaced: read_request(data)),
-            _us(lambda said=said, place=place: look(said, place)),
+            _us(lambda said=said, place=place: find_unknown(said, place)),
         ]
         figures = " ".join(f"{us:8.1f}" for us in each)
         print(f"{kind:>10} {len(data) / 1000:6.1f} {figures}")

@@ -42,6 +42,7 @@ TINY: Final[dict[str, tuple[str, ...]]] = {
                      "service"),
     "unit_of_work": ("--groups", "4", "--seconds", "0.1", "--rounds", "1", "--postgres",
                      "POSTGRES"),
+    "walk": (),
 }  # fmt: skip
 
 
