@@ -327,6 +327,13 @@ def test_a_forecast_is_told_before_the_limit(
         tenant.send(tenant.llm(200_000_000))  # 50 in 11
         until(lambda: len(receiver.got) == 3)
         assert "272%" in texts(receiver)[2], "the other rule's"
+        tenant.admin.set_alert("double", "forecast", at_percent=1000)
+        made = tenant.admin.create_key_full("laptop of alice")
+        key_id = made["key"]["key_id"]
+        tenant.admin.set_budget(100, scope_kind="key", scope_id=key_id, window="hour")
+        tenant.send(tenant.llm(400_000_000), headers={"X-API-Key": made["api_key"]})
+        until(lambda: any("key laptop of alice (hour)" in text for text in texts(receiver)))
+        assert not any(key_id in text for text in texts(receiver))
         tenant.http.close()
         tenant.admin.close()
 

@@ -21,6 +21,7 @@ from guard.gateway.services import webhooks as sender
 from guard.gateway.services.channels.message import signature
 from guard.gateway.services.egress import address_of, check_url
 from tests.gateway.conftest import Tenant, new_tenant
+from tests.gateway.test_waiting_line import WORST, ask, end
 from tests.support import postgres
 from tests.support.waiting import until
 
@@ -82,18 +83,27 @@ def test_threshold_webhooks_are_signed(private: Any, receiver: Any) -> None:
     until(lambda: private.admin.request("GET", "/webhooks/deliveries")[0]["delivered_at_ms"])
 
 
-def test_a_notice_of_a_keys_budget_has_the_keys_name(private: Any, receiver: Any) -> None:
+def test_a_notice_of_a_keys_budget_has_the_keys_name(
+    private: Any, receiver: Any, lasting_places: None
+) -> None:
     url = f"http://127.0.0.1:{receiver.server_port}/hook"
-    private.admin.request("PUT", "/webhooks", {"url": url, "types": ["budget.threshold"]})
+    kinds = ["budget.threshold", "budget.asks"]
+    private.admin.request("PUT", "/webhooks", {"url": url, "types": kinds})
     made = private.admin.create_key_full("laptop of alice")
-    private.admin.set_budget(10, scope_kind="key", scope_id="laptop of alice", thresholds=[0.5])
-    private.send(private.llm(60_000_000), headers={"X-API-Key": made["api_key"]})
-    until(lambda: receiver.received)
-    data = json.loads(receiver.received[0][1])["data"]
-    assert data["key_name"] == "laptop of alice"
-    assert made["key"]["key_id"] in data["scope"], "by which programs go"
-    text = said("budget.threshold", data)
-    assert text.title == "Budget at 50%: key laptop of alice (total)"
+    limit = {"limit_nanousd": WORST + 5000, "thresholds": [0.5], "on_exhausted": "ask"}
+    private.admin.set_budget(scope_kind="key", scope_id="laptop of alice", **limit)
+    private.http.headers["X-API-Key"] = made["api_key"]
+    end(private, ask(private, "first"), cost=WORST)
+    assert ask(private, "second")["decision"] == "waiting"
+    until(lambda: len(receiver.received) == 2)
+    sent = [json.loads(body) for _, body, *_ in receiver.received]
+    found = {each["type"]: each["data"] for each in sent}
+    for data in found.values():
+        assert data["key_name"] == "laptop of alice"
+        assert made["key"]["key_id"] in data["scope"], "by which programs go"
+    titles = [said(kind, found[kind]).title for kind in kinds]
+    assert titles[0] == "Budget at 50%: key laptop of alice (total)"
+    assert titles[1].endswith(": key laptop of alice (total)")
 
 
 @pytest.mark.parametrize(

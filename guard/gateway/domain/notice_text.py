@@ -105,7 +105,7 @@ def _exhausted(data: Mapping[str, Any]) -> Said:
 
 
 def _forecast(data: Mapping[str, Any]) -> Said:
-    scope, runs_out = _text(data["scope"]), data.get("exhausted_at_ms")
+    scope, runs_out = _scope(data), data.get("exhausted_at_ms")
     when = f", used up about {moment(runs_out, data.get('zone', UTC))}" if runs_out else ""
     return Said(
         title=f"Budget heads for {data['percent']}%{when}: {scope}", lines=_figures(data),
@@ -154,7 +154,7 @@ def _asks(data: Mapping[str, Any]) -> Said:
     )
     is_money = unit == "usd"
     return Said(
-        title=f"Waits for a raise of {lacking}: {_text(data['scope'])}",
+        title=f"Waits for a raise of {lacking}: {_scope(data)}",
         lines=_lines(
             ("Call", data["function"]), ("Workflow", data.get("workflow_id")),
             ("Agent", data.get("agent")), ("User", data.get("user")), ("Model", data.get("model")),

@@ -72,7 +72,8 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetBalance, int]]) -> 
         )  # fmt: skip
         unit.raises.save_ask(ask)
         if is_first:
-            webhooks.enqueue(unit, rule.organisation_id, "budget.asks", msgspec.to_builtins(ask))
+            body = msgspec.to_builtins(ask) | control.key_name(unit, account)
+            webhooks.enqueue(unit, rule.organisation_id, "budget.asks", body)
 
 
 def decided(decision: GateDecision, accounts: Iterable[BudgetBalance], *, refused: bool) -> str:

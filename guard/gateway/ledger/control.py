@@ -144,15 +144,20 @@ def tell_exhausted(unit: UnitOfWork, account: BudgetBalance) -> None:
 def _about(unit: UnitOfWork, account: BudgetBalance) -> dict[str, Any]:
     """Return a notice's data about a budget."""
     view = account.view() if account.rule.unit == "usd" else account.counted()
-    key = unit.directory.key(account.balance.scope_id) if account.rule.scope_kind == "key" else None
     return {
-        **({} if key is None else {"key_name": key.name}),
+        **key_name(unit, account),
         "budget_id": account.rule.budget_id,
         "scope": account.label(),
         "unit": account.rule.unit,
         "zone": account.balance.zone,
         "budget": msgspec.to_builtins(view),
     }
+
+
+def key_name(unit: UnitOfWork, account: BudgetBalance) -> dict[str, Any]:
+    """Return the name of a budget's key for a notice's data: people know no ids."""
+    key = unit.directory.key(account.balance.scope_id) if account.rule.scope_kind == "key" else None
+    return {} if key is None else {"key_name": key.name}
 
 
 def _announce_budget(

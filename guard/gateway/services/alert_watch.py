@@ -148,10 +148,15 @@ class AlertWatch:
     async def _forecasts(self, own: str, rule: AlertRule) -> list[Fact]:
         now_ms = self._clock_ms()
         found = await self._storage.forecast_exhausted(own, rule.at_percent or 100)
+        is_named = any(balance.scope_kind == "key" for balance in found)
+        keys = await self._storage.keys(own) if is_named else []
+        names = {("key", key.key_id): {"key_name": key.name} for key in keys}
         return [
             Fact(
                 type="budget.forecast", key=f"forecast:{rule.name}:{balance.balance_id}",
-                data=forecast(balance, now_ms), rule=rule.name,
+                data=forecast(balance, now_ms)
+                | names.get((balance.scope_kind, balance.scope_id), {}),
+                rule=rule.name,
             )
             for balance in found
         ]  # fmt: skip
