@@ -15,9 +15,9 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    ("call, covered", "socket"): 25,
-    ("request, covered", "socket"): 96,
-    ("streamed, covered", "socket"): 128,
+    ("call, covered", "socket"): 26,
+    ("request, covered", "socket"): 101,
+    ("streamed, covered", "socket"): 131,
     ("call, asked", "socket"): 65,
     ("request, asked", "socket"): 138,
     ("call, asked", "HTTP"): 65,
@@ -28,8 +28,9 @@ CEILINGS: Final = {
     ("/budgets", "HTTP"): 135,
 }
 """Distinct functions, by flow and by how the gateway is asked. Those that wait have about ten to
-spare, since how a caller waits depends on when its answer comes; the others two or three, since
-interpreters differ, or since once a second a request looks whether all is still patched."""
+spare, since how a caller waits depends on when its answer comes; the others five to seven, since
+interpreters differ, and since once a second a request looks whether all is still patched: on a busy
+machine each of the five rounds does."""
 
 
 def test_no_flow_grows_longer() -> None:
