@@ -9,13 +9,16 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
+import gc
 import socket
 import sys
 import threading
 import weakref
 from asyncio import AbstractEventLoop, CancelledError
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Final, Literal
 
@@ -83,11 +86,30 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Safepoi
             without patience.
     """
     # The other thread may run on from here: `ThreadBody._post` inspects it again after the post.
-    innermost = sys._current_frames().get(thread_id)
-    point = point_at(innermost, body, patient=patient)
-    if point is SAFE and patient and innermost is not None and not _checks(innermost):
-        return UNSAFE
-    return point
+    with _without_collection():
+        innermost = sys._current_frames().get(thread_id)
+        point = point_at(innermost, body, patient=patient)
+        if point is SAFE and patient and innermost is not None and not _checks(innermost):
+            return UNSAFE
+        return point
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep the garbage collector away while frames of a running thread are walked over.
+
+    CPython 3.11 may collect when it makes an object for a frame. Finalisers then let the other
+    thread run, its frame ends, and the interpreter goes on in that frame's memory: a segmentation
+    fault. Later versions collect between instructions only.
+    """
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def frames_inside(frame: FrameType | None, body: FrameType) -> list[FrameType]:
