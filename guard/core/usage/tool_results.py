@@ -21,7 +21,8 @@ def new_tool_results(body: bytes) -> list[tuple[str, str | None]]:
     >>> call = {"id": "c1", "function": {"name": "delete_files", "arguments": "{}"}}
     >>> messages = [{"role": "assistant", "tool_calls": [call]},
     ...             {"role": "tool", "tool_call_id": "c1", "content": "gone"}]
-    >>> new_tool_results(msgspec.json.encode({"messages": messages}))
+    >>> import json
+    >>> new_tool_results(json.dumps({"messages": messages}).encode())
     [('delete_files', 'c1')]
     """
     if not any(mark in body for mark in _MARKS):

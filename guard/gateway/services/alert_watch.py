@@ -150,7 +150,7 @@ class AlertWatch:
         found = await self._storage.forecast_exhausted(own, rule.at_percent or 100)
         is_named = any(balance.scope_kind == "key" for balance in found)
         keys = await self._storage.keys(own) if is_named else []
-        names = {("key", key.key_id): {"key_name": key.name} for key in keys}
+        names: dict[Any, Any] = {("key", k.key_id): {"key_name": k.name} for k in keys}
         return [
             Fact(
                 type="budget.forecast", key=f"forecast:{rule.name}:{balance.balance_id}",
