@@ -112,7 +112,7 @@ class Courier:
         self._is_carrying_out = False
         # Set when something was decided: from then on things may become due by the clock.
         self.begun = asyncio.Event()
-        self._standstill = decision_log.BudgetWaitWarning()
+        self._wait_warning = decision_log.BudgetWaitWarning()
 
     def after_fork(self) -> None:
         """Forget the parent's callers."""
@@ -247,7 +247,7 @@ class Courier:
                 elif isinstance(effect, Wait):
                     decision_log.waits(effect.question.request, effect.place)
                     if effect.asks:
-                        self._standstill.note(effect.question.request)
+                        self._wait_warning.note(effect.question.request)
                 elif isinstance(effect, Withdraw):
                     if session is not None:
                         session.release_soon(effect.question.request.call_id)

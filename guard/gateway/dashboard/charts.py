@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import datetime as dt
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -82,7 +81,7 @@ def spend_bars(
     starts = chosen.starts(now_ms, zone)
     costs, calls = [0] * len(starts), [0] * len(starts)
     for point in points:
-        at = max(0, bisect.bisect(starts, point.start_ms) - 1)
+        at = _step_at(starts, point.start_ms)
         costs[at] += point.cost_nanousd
         calls[at] += point.llm_calls
     top, parts = nice_ceiling(max(costs, default=0) / 1e9)
@@ -123,10 +122,10 @@ def spend_against_limit(
             since_ms,
             *(at_ms for at_ms in _midnights(starts, zone) if since_ms < at_ms < ends_ms),
         ]
-    by_start: dict[int, int] = defaultdict(int)
+    costs = [0] * len(starts)
     for point in points:
-        by_start[starts[max(0, bisect.bisect(starts, point.start_ms) - 1)]] += point.cost_nanousd
-    running = committed_nanousd - sum(by_start.values())
+        costs[_step_at(starts, point.start_ms)] += point.cost_nanousd
+    running = committed_nanousd - sum(costs)
     highest = max(committed_nanousd, limit_nanousd) / 1e9
     top, parts = nice_ceiling(highest * 1.02)
     width = 100 / len(starts)
@@ -134,7 +133,7 @@ def spend_against_limit(
     for at, start in enumerate(starts):
         if start > now_ms:
             break
-        running += by_start.get(start, 0)
+        running += costs[at]
         x, y = at * width, _y(running, top)
         path.append(
             f"L{x:.2f} {y:.2f}L{min(x + width, _now_x(starts, step_ms, now_ms)):.2f} {y:.2f}"
@@ -153,6 +152,11 @@ def spend_against_limit(
         limit_label=f"limit {money(limit_nanousd)}",
         zone=zone,
     )
+
+
+def _step_at(starts: Sequence[int], at_ms: int) -> int:
+    """Return the number of the step that a time is in; what comes before belongs to the first."""
+    return max(0, bisect.bisect(starts, at_ms) - 1)
 
 
 def _midnights(starts: Sequence[int], zone: str) -> list[int]:

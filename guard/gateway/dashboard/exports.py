@@ -109,7 +109,8 @@ class Exports:
     async def _spend_rows(self, context: RequestContext) -> Batches:
         wanted = asked(context, self._site.parts.clock_ms())
         found = await wanted.spend(self._storage, context.org())
-        names = await self._key_names(context) if wanted.group_by == "key" else {}
+        is_named = wanted.group_by == "key"
+        names = await self._storage.key_names(context.org()) if is_named else {}
         for at, step in enumerate(wanted.shown.steps):
             yield [
                 {"starts_at_ms": step.start_ms, "ends_at_ms": step.end_ms, "starts": step.begins,
@@ -187,13 +188,8 @@ class Exports:
         for budget in budgets:
             own = [each for each in balances if each.budget_id == budget.budget_id]
             rows += [_balance(budget, each) for each in own] or [_balance(budget, None)]
-        is_named = any(row["scope_kind"] == "key" for row in rows)
-        names = await self._key_names(context) if is_named else {}
+        names = await self._storage.key_names(context.org())
         yield [{**row, "key_name": names.get(row["of"] or row["scope_id"])} for row in rows]
-
-    async def _key_names(self, context: RequestContext) -> dict[str, str]:
-        """Return the names of keys by their ids; whoever reads a file knows no ids."""
-        return {key.key_id: key.name for key in await self._storage.keys(context.org())}
 
     def _audit(self, _: RequestContext) -> Export:
         columns = ("seq", "done_at_ms", "actor", "action", "target", "details", "hash")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -148,15 +148,11 @@ class AlertWatch:
     async def _forecasts(self, own: str, rule: AlertRule) -> list[Fact]:
         now_ms = self._clock_ms()
         found = await self._storage.forecast_exhausted(own, rule.at_percent or 100)
-        is_named = any(balance.scope_kind == "key" for balance in found)
-        keys = await self._storage.keys(own) if is_named else []
-        names: dict[Any, Any] = {("key", k.key_id): {"key_name": k.name} for k in keys}
+        names = await self._storage.key_names(own) if found else {}
         return [
             Fact(
                 type="budget.forecast", key=f"forecast:{rule.name}:{balance.balance_id}",
-                data=forecast(balance, now_ms)
-                | names.get((balance.scope_kind, balance.scope_id), {}),
-                rule=rule.name,
+                data=forecast(balance, now_ms, names), rule=rule.name,
             )
             for balance in found
         ]  # fmt: skip
@@ -198,19 +194,22 @@ class AlertWatch:
         await self._send(messages)
 
 
-def forecast(balance: BalanceView, now_ms: int) -> dict[str, Any]:
+def forecast(balance: BalanceView, now_ms: int, names: Mapping[str, str]) -> dict[str, Any]:
     """Return a notice's data about a budget that heads for its limit.
 
     ``percent`` is the share of the limit that it reaches at the end of its window at the present
     pace, and ``exhausted_at_ms`` the time at which it reaches its limit, if that is earlier.
+    ``names`` are those of keys, by their ids.
     """
     assert balance.ends_ms is not None
     passed_ms, whole_ms = now_ms - balance.epoch_ms, balance.ends_ms - balance.epoch_ms
     spent, limit = balance.committed_nanousd, balance.limit_nanousd
     percent = 100 * spent * whole_ms // (limit * max(1, passed_ms))
     at_ms = balance.epoch_ms + passed_ms * limit // spent
+    is_named = balance.scope_kind == "key" and balance.scope_id in names
     return {
         **spent_view(balance),
+        **({"key_name": names[balance.scope_id]} if is_named else {}),
         "percent": percent,
         "exhausted_at_ms": at_ms if at_ms < balance.ends_ms else None,
     }

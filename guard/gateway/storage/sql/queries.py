@@ -104,6 +104,11 @@ class SqlQueries(ReadingStore):
         where, arguments = equals(organisation_id=organisation_id)
         return await self._keys(where or "true", *arguments)
 
+    async def key_names(self, own: str) -> dict[str, str]:
+        """Return the names of an organisation's keys by their ids: people know no ids."""
+        rows = await self._rows("SELECT key_id, name FROM keys WHERE organisation_id = ?", own)
+        return {str(key_id): str(name) for key_id, name in rows}
+
     async def current_key_id(self, key_id: str) -> str:
         """Return the id of the key that had another one in release 0.7; any other as it is."""
         rows = await self._rows(ALIASED, key_id)
