@@ -135,7 +135,7 @@ class Gate:
         with _as_guard_errors():
             try:
                 # A kill cancels the ticket, which ends the wait below in this thread.
-                with self._enforcement.bodies.waiting(scope, future.cancel):
+                with self._enforcement.waiting(scope, future.cancel):
                     submit(question, future)
                     return self._result(question, future)
             # 1. The loop has ended and cancelled its tickets. (A kill cancels the ticket too, but
@@ -215,9 +215,8 @@ class Gate:
         # For a kill the wait is a body like any other: it cancels the task, and `wait.end` turns
         # that cancellation into the interrupt.
         wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
-        bodies = self._enforcement.bodies
-        bodies.enter(wait)
         try:
+            self._enforcement.enter_wait(wait)
             submit(question, future)
             grant = await self._arrival(question, future)
         except BaseException as exc:
@@ -233,7 +232,7 @@ class Gate:
             wait.end(None)  # a kill that came with the answer is noticed on entering the body
             return grant
         finally:
-            bodies.leave(wait)
+            self._enforcement.bodies.leave(wait)
 
     async def _arrival(self, question: Question, future: Ticket[Grant]) -> Grant:
         """Like :meth:`_result`."""

@@ -13,8 +13,7 @@ marks it as killed and delivers the interrupt.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Final, Protocol
 
@@ -366,22 +365,3 @@ class ActiveBodies:
             delay_s, retry_s = retry_s, min(retry_s * _RETRY_GROWTH, _RETRY_MAX_S)
         loop = asyncio.get_running_loop()
         loop.call_later(delay_s, self._pursue, key, running, retry_s, again_s)
-
-    @contextlib.contextmanager
-    def waiting(self, scope: Scope, cancel: Callable[[], object]) -> Iterator[None]:
-        """Call ``cancel`` when the workflow of ``scope``, or a body around this wait, is killed.
-
-        Raises:
-            WorkflowKilledInterrupt: it was killed.
-        """
-        wait = GateWait(scope, cancel)
-        try:
-            self.enter(wait)  # inside the `try`: Ctrl-C right after it must not leave it entered
-            yield
-        except BaseException as exc:
-            killed = wait.end(exc)
-            if killed is not None and killed is not exc:
-                raise killed from None
-            raise
-        finally:
-            self.leave(wait)

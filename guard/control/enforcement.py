@@ -6,13 +6,14 @@ any thread, reads that one attribute: it takes no lock and waits for no network.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal, exception_for_halt, interrupt_for
-from guard.control.bodies import ActiveBodies, Body, TaskRequest
+from guard.control.bodies import ActiveBodies, Body, GateWait, TaskRequest
 from guard.control.task_kill import running_task
 from guard.control.threads import ThreadRequest, this_thread
 from guard.core import wire
@@ -139,6 +140,43 @@ class Enforcement:
             budgets=scope.chain_id is None,  # inside a chain a budget is soft: the gate decides
         )
 
+    def enter_wait(self, wait: Body) -> None:
+        """Register a call's wait for an answer, so that a kill ends it.
+
+        A kill that came before, between two questions of one call, found no body to stop.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow has been killed already.
+        """
+        # Entered before the check: so the check finds a kill, or the kill finds the wait, or both.
+        self.bodies.enter(wait)
+        try:
+            self.check_killed(wait.scope)
+        except WorkflowKilledInterrupt:
+            wait.stopped = True
+            raise
+
+    @contextlib.contextmanager
+    def waiting(self, scope: Scope, cancel: Callable[[], object]) -> Iterator[None]:
+        """Call ``cancel`` when the workflow of ``scope``, or a body around this wait, is killed.
+
+        Raises:
+            WorkflowKilledInterrupt: it was killed.
+        """
+        wait = GateWait(scope, cancel)
+        try:
+            self.enter_wait(
+                wait
+            )  # inside the `try`: Ctrl-C right after it must not leave it entered
+            yield
+        except BaseException as exc:
+            killed = wait.end(exc)
+            if killed is not None and killed is not exc:
+                raise killed from None
+            raise
+        finally:
+            self.bodies.leave(wait)
+
     def enter_request(
         self, frame: FrameType | None, llm: bool
     ) -> TaskRequest | ThreadRequest | None:
@@ -169,9 +207,7 @@ class Enforcement:
         # 3. Killed already: no further LLM request, but others for the clean-up.
         if kills and (killed := self.killed(scope)):
             if llm:
-                error = interrupt_for(killed, scope.workflow_id)
-                scope.refuse(error)
-                raise error
+                raise refusal_in(scope, interrupt_for(killed, scope.workflow_id))
             return None
         # 4. Entered before the second check. The loop replaces `control` before it looks through
         #    the bodies: so the check finds a kill, or the kill finds the request, or both.
@@ -179,9 +215,7 @@ class Enforcement:
         bodies.enter(request)
         if self.control.kills is not kills and (killed := self.killed(scope)):
             bodies.leave(request)  # it was applied before the request was known to `bodies`
-            error = interrupt_for(killed, scope.workflow_id)
-            scope.refuse(error)
-            raise error
+            raise refusal_in(scope, interrupt_for(killed, scope.workflow_id))
         return request
 
     def leave_request(self, request: Body) -> None:
