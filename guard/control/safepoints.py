@@ -121,6 +121,22 @@ def frames_inside(frame: FrameType | None, body: FrameType) -> list[FrameType]:
     return [] if frame is None else frames
 
 
+def variables(frame: FrameType, *names: str) -> dict[str, Any]:
+    """Return those local variables of a frame that are set, and leave no reference to any there.
+
+    Before CPython 3.13 the frame keeps the dictionary, and the next read drops from it what the
+    program has replaced since. A finaliser would then let the other thread run, its frame end, and
+    the interpreter go on in that frame's memory: a segmentation fault.
+    """
+    kept = frame.f_locals
+    found = {name: kept[name] for name in names if name in kept}
+    # Unless somebody else has it: a module, a class, a program that called `locals()`. The three
+    # references are the frame's and two of the count.
+    if isinstance(kept, dict) and sys.getrefcount(kept) == 3:
+        kept.clear()
+    return found
+
+
 def point_at(innermost: FrameType | None, body: FrameType, *, patient: bool) -> Safepoint:
     """Return the point that a thread has reached, as :func:`inspect`, by its innermost frame."""
     # 1. The body's frame is not among them: the thread has left it.
@@ -129,7 +145,7 @@ def point_at(innermost: FrameType | None, body: FrameType, *, patient: bool) -> 
         return GONE
     # 2. A finaliser, an event loop, or the start of a thread, anywhere inside the body.
     for frame in frames:
-        if frame.f_code is _START and frame.f_locals["self"].ident is None:
+        if frame.f_code is _START and variables(frame, "self")["self"].ident is None:
             return UNSAFE
         running = _running_loop(frame)
         if running is not None:
@@ -146,7 +162,7 @@ def point_at(innermost: FrameType | None, body: FrameType, *, patient: bool) -> 
 
 def _by_module(frames: list[FrameType], *, patient: bool) -> Safepoint:
     innermost = frames[0]
-    if innermost.f_code is _WAIT and "saved_state" in innermost.f_locals:
+    if innermost.f_code is _WAIT and variables(innermost, "saved_state"):
         return SAFE  # it waits inside its `try`
     # From the innermost frame outwards, the first frame of a module that is known to be safe or
     # not decides. Other modules of the standard library do neither: their caller decides.
@@ -155,7 +171,7 @@ def _by_module(frames: list[FrameType], *, patient: bool) -> Safepoint:
         if module in HTTP_CLIENTS:
             # Only while it blocks: its pool is consistent then, and the shutdown of the socket
             # leads it through its own clean-up.
-            sock = blocking_socket(innermost)
+            sock = blocking_socket(**variables(innermost, "self", "sock"))
             return UNSAFE if sock is None else Safepoint("interruptible", socket=sock)
         if module in _UNSAFE_MODULES or (patient and module in _HOLDING_MODULES):
             return UNSAFE
@@ -184,7 +200,7 @@ def is_inside(frame: FrameType, body: object) -> bool:
     outer = frame.f_back
     while outer is not None:
         if outer.f_code in INTERRUPTIBLE:
-            edge = outer.f_locals.get("edge")
+            edge = variables(outer, "edge").get("edge")
             if isinstance(edge, CallLifecycle) and edge.body is body:
                 return True
         outer = outer.f_back
@@ -226,9 +242,9 @@ def _holds(frame: FrameType) -> bool:
     if code.co_name in _HOLDING_METHODS or frame.f_lasti in _holding_offsets(code):
         return True
     # The callback of a weak reference is a finaliser too: it gets the reference, maybe as `*args`.
-    found = [frame.f_locals.get(name) for name in code.co_varnames[: min(code.co_argcount + 1, 3)]]
+    given = variables(frame, *code.co_varnames[: min(code.co_argcount + 1, 3)]).values()
     return any(
-        isinstance(each[0] if type(each) is tuple and each else each, weakref.ref) for each in found
+        isinstance(each[0] if type(each) is tuple and each else each, weakref.ref) for each in given
     )
 
 
@@ -273,17 +289,15 @@ def _root(frame: FrameType) -> str:
 
 def _running_loop(frame: FrameType) -> Safepoint | None:
     """Return the event loop that a frame runs (``asyncio.run`` in a plain function), or None."""
-    code = frame.f_code
-    if code.co_name == "run_until_complete" and frame.f_globals.get("__name__") == (
-        "asyncio.base_events"
-    ):
-        variables = frame.f_locals
-        return Safepoint("loop", loop=variables["self"], task=variables.get("future"))
-    if code.co_name == "run" and frame.f_globals.get("__name__") == "asyncio.runners":
-        variables = frame.f_locals  # a loop that is not written in Python has no frame of its own
-        runner, task = variables.get("self"), variables.get("task")
-        if runner is not None and task is not None:
-            return Safepoint("loop", loop=runner.get_loop(), task=task)
+    called = frame.f_globals.get("__name__"), frame.f_code.co_name
+    if called == ("asyncio.base_events", "run_until_complete"):
+        known = variables(frame, "self", "future")
+        return Safepoint("loop", loop=known["self"], task=known.get("future"))
+    if called == ("asyncio.runners", "run"):
+        # A loop that is not written in Python has no frame of its own.
+        known = variables(frame, "self", "task")
+        if "task" in known:
+            return Safepoint("loop", loop=known["self"].get_loop(), task=known["task"])
     return None
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from types import FrameType
 from typing import Final
 
 HTTP_CLIENTS: Final = frozenset(
@@ -32,16 +31,14 @@ HTTP_CLIENTS: Final = frozenset(
 """Top-level modules whose frames mean that a thread is in an HTTP call."""
 
 
-def blocking_socket(frame: FrameType) -> socket.socket | None:
-    """Return the socket that a thread's innermost frame blocks on, or None.
+def blocking_socket(self: object = None, sock: object = None) -> socket.socket | None:
+    """Return the socket that a thread blocks on, by variables of its innermost frame, or None.
 
     The frame is a method of the socket (``ssl.SSLSocket.read``), of something that holds it as
-    ``_sock`` (``socket.SocketIO``, httpcore's streams), or a function with a local variable of that
-    name (``socket.create_connection`` and its copy in urllib3).
+    ``_sock`` (``socket.SocketIO``, httpcore's streams), or a function with a variable ``sock``
+    (``socket.create_connection`` and its copy in urllib3).
     """
-    variables = frame.f_locals
-    owner = variables.get("self")
-    for candidate in (owner, getattr(owner, "_sock", None), variables.get("sock")):
+    for candidate in (self, getattr(self, "_sock", None), sock):
         if isinstance(candidate, socket.socket):
             return candidate
     return None
