@@ -56,6 +56,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from tests.guard.instrumentation.gated_clients import genai
 from tests.support import postgres
 from tests.support.waiting import WAIT_S
 
@@ -602,14 +603,44 @@ def _client(client: Any, url: str) -> Thing:
             response.read()
         compute()
 
+    return _pooled(use, client, client._transport._pool)
+
+
+def _pooled(use: Callable[[], object], client: Any, pool: Any) -> Thing:
     def left() -> list[object]:
-        client.get(f"{url}/ok")
-        pool = client._transport._pool
+        use()
         busy = [each for each in pool.connections if not each.is_idle()]
         client.close()
         return [*pool._requests, *busy]
 
     return use, left
+
+
+@thing
+def genai_client(folder: Path, url: str) -> Thing:
+    client = genai(url)
+
+    def use() -> None:
+        client.models.generate_content(model="gemini-x", contents="Hello?")
+        compute()
+
+    return _pooled(use, client, client._api_client._httpx_client._transport._pool)
+
+
+@thing
+def genai_client_of_its_own(folder: Path, url: str) -> Thing:
+    port = int(url.rpartition(":")[2])
+
+    def use() -> None:
+        with genai(url) as client:
+            for _ in range(10):
+                client.models.generate_content(model="gemini-x", contents="Hello?")
+
+    def count() -> int:
+        found = psutil.Process().net_connections("tcp")
+        return sum(bool(each.raddr) and each.raddr.port == port for each in found)
+
+    return use, _more(count)
 
 
 @thing
