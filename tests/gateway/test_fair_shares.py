@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -220,6 +221,38 @@ def test_a_neighbour_gets_places_beside_an_organisation_that_takes_all(
         for tenant in (greedy, other):
             tenant.http.close()
             tenant.admin.close()
+
+
+@attrs.define(eq=False)
+class Connection:
+    """Stands for a connection of an organisation."""
+
+    of: connections.HttpConnections
+    is_idle: bool = True
+    waiting_since: float | None = None
+    organisation_id: str | None = "o"
+    is_held: bool = False
+
+    def evict(self) -> None:
+        self.of.forget(self)
+
+    def end_stalled(self) -> None: ...
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_one_organisation_has_nine_tenths_of_the_connections(is_idle: bool) -> None:
+    """Its WebSockets count. Beyond, one of its own that is idle makes room, else there is none."""
+    made = connections.HttpConnections(10.0, 100, {"o": 30}.__getitem__)
+    group = made.known["o"] = {}
+    for number in range(1, 71):
+        newest = Connection(made, is_idle)
+        group[newest] = None
+        assert made.has_place("o", newest) is (number <= 60 or is_idle)
+        if number > 60 and not is_idle:
+            made.forget(newest)
+        assert len(group) == min(number, 60)
+        assert newest in group or not is_idle
 
 
 def test_control_channels_of_one_organisation_leave_room(

@@ -18,6 +18,7 @@ import pytest_asyncio
 from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.ledger import expiring
+from guard.gateway.storage.group_writer import HEAVY_WEIGHT_MAX
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import engine as sql_engine
 from guard.gateway.storage.sql.retention import STEP_ROWS, STEPS_MAX
@@ -25,6 +26,7 @@ from guard.gateway.storage.sqlite import engine
 from guard.gateway.storage.sqlite.backup import backup
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.unit.state import Scopes
 from guard.gateway.unit.unit_of_work import UnitOfWork
 from tests.support import large_store
 from tests.support.store import DAY, Clock, ingest, opened_store
@@ -194,6 +196,24 @@ async def test_expiry_goes_on_while_other_upkeep_takes_long(
         with pytest.raises(asyncio.CancelledError):
             await sweeping
         assert [task for task in asyncio.all_tasks() if "_tend" in str(task.get_coro())] == []
+
+
+@pytest.mark.asyncio
+async def test_expiry_goes_ahead_of_what_clients_ask_for(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(expiring, "sweep", lambda unit: order.append("own") or 0)
+    heavy = Scopes(weight=HEAVY_WEIGHT_MAX)
+    asked = [
+        asyncio.ensure_future(storage.write(heavy, lambda unit: order.append("asked")))
+        for _ in range(9)
+    ]
+    await asyncio.sleep(0)  # they are in line
+    async with asyncio.timeout(WAIT_S):
+        await storage._expire()
+        await asyncio.gather(*asked)
+    assert order.index("own") <= 1
 
 
 @pytest.mark.asyncio
