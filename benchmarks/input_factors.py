@@ -6,9 +6,13 @@ hold them) and one of texts in many languages (JSON lines with ``text`` and ``la
 
     python benchmarks/input_factors.py --tokenizers DIR --languages FILE [--fit] [--out FILE.json]
         [--cache FILE]
+    python benchmarks/input_factors.py --tokenizers DIR --characters
+    python benchmarks/input_factors.py --tokenizers DIR --beside
 
 Without ``--fit`` it evaluates the factors that are in use: for each kind of text the share of texts
-above their bound, and how far above the true tokens the bound lies.
+above their bound, and how far above the true tokens the bound lies. ``--characters`` writes how
+many tokens each character has alone, which bounds it. ``--beside`` writes the tokens of the texts
+of ``tests/support/kinds_of_text.py``, none of which is in the fit.
 """
 
 # ruff: noqa: E501  # tables of texts read better in one line each
@@ -26,15 +30,18 @@ import string
 import sys
 import sysconfig
 import textwrap
+import unicodedata
 import uuid
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from guard.core.bounds import input_factors
+from tests.support import kinds_of_text
 
 FITTED: Final = (
     "claude",
@@ -239,6 +246,24 @@ def vectors() -> str:
     return json.dumps([round(rng.gauss(0, 0.05), 8) for _ in range(220)])
 
 
+def escapes() -> str:
+    """JSON in JSON, up to five deep, as tools hand it on."""
+    text = rng.choice([records, prose, logs])()[:1500]
+    for level in range(rng.randrange(1, 6)):
+        text = json.dumps([text] if level % 2 else {"a": text}, ensure_ascii=rng.random() < 0.5)
+    return text
+
+
+def prose() -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(300))
+
+
+def rare() -> str:
+    """Characters of one block beyond ASCII, such as Yi or an extension of the Han characters."""
+    first = rng.choice([*range(0x80, 0xD800, 64), *range(0xE000, 0x33480, 64)])
+    return "".join(chr(first + rng.randrange(64)) for _ in range(500))
+
+
 WORDS: list[str] = []
 LANGUAGES: Final = frozenset(
     [
@@ -321,7 +346,7 @@ MADE: Final[dict[str, Callable[[], str]]] = {
     "chat with emoji": chat_with_emoji, "symbols": symbols, "random letters": letters,
     "random words": consonants, "capitals": capitals, "digits": digits,
     "punctuation": punctuation, "random printable": printable, "LaTeX": latex, "SQL": sql,
-    "HTML": markup, "vectors": vectors,
+    "HTML": markup, "vectors": vectors, "escapes": escapes, "rare characters": rare,
 }  # fmt: skip
 
 CODE: Final = {
@@ -395,7 +420,7 @@ def counters(folder: Path) -> dict[str, Callable[[str], int]]:
     found: dict[str, Callable[[str], int]] = {}
     for path in sorted(folder.glob("*/models/tokenizer.json")):
         encoder = Tokenizer.from_file(str(path))
-        found[path.parts[-3]] = lambda text, encoder=encoder: len(
+        found[path.parts[-3].removeprefix("tokenizer-")] = lambda text, encoder=encoder: len(
             encoder.encode(text, add_special_tokens=False).ids
         )
     try:
@@ -419,7 +444,7 @@ def body(text: str) -> bytes:
 
 # -- the fit ----------------------------------------------------------------------------------------
 
-KINDS: Final = (*input_factors.FACTORS, "vowel and consonant")
+KINDS: Final = (*input_factors.FACTORS, "vowel and consonant", "alone")
 PAIR_LEAST: Final = -0.6
 """Less would be a better fit, and too little for languages of short open syllables."""
 
@@ -430,7 +455,8 @@ _TABLE: Final = bytes(_CODES.get(input_factors.kind(byte), 0) for byte in range(
 def counts(data: bytes) -> list[int]:
     kinds = data.translate(_TABLE)
     pair = bytes((_CODES["vowels"], _CODES["consonants"]))
-    return [kinds.count(code) for code in _CODES.values()] + [kinds.count(pair)]
+    beyond = input_factors.beyond_ascii(data.translate(None, bytes(range(128))))
+    return [kinds.count(code) for code in _CODES.values()] + [kinds.count(pair), beyond]
 
 
 def fit(rows: list[tuple[str, list[int], int]]) -> list[float]:
@@ -448,22 +474,51 @@ def fit(rows: list[tuple[str, list[int], int]]) -> list[float]:
     )
     equal = hstack([csr_matrix(counts), -eye(number), eye(number)]).tocsr()
     solved = linprog(cost, A_eq=equal, b_eq=np.ones(number), method="highs",
-                     bounds=[(0, None)] * (kinds - 1) + [(PAIR_LEAST, None)]
+                     bounds=[(0, None)] * (kinds - 2) + [(PAIR_LEAST, None), (1, 1)]
                      + [(0, None)] * (2 * number))  # fmt: skip
     return [float(x) for x in solved.x[:kinds]]
+
+
+def characters(counts: Callable[[Sequence[str]], Iterator[int]]) -> None:
+    """Write how many tokens each character of the basic plane has alone."""
+    table = bytearray(3 if code >= 0x800 else 2 if code >= 0x80 else 0 for code in range(0x10000))
+    known = [code for code in range(0x80, 0x10000)
+             if unicodedata.category(chr(code)) not in ("Cs", "Cn")]  # fmt: skip
+    for code, tokens in zip(known, counts([chr(code) for code in known]), strict=True):
+        table[code] = tokens
+    path = Path(input_factors.__file__).with_name("characters.bin")
+    path.write_bytes(zlib.compress(bytes(table), 9))
+
+
+def beside(counts: Callable[[Sequence[str]], Iterator[int]]) -> None:
+    """Write the tokens of the texts that are not in the fit."""
+    found: dict[str, dict[str, int]] = {}
+    for name in ("kinds", "blocks"):
+        texts = dict(getattr(kinds_of_text, name)())
+        found[name] = dict(zip(texts, counts(list(texts.values())), strict=True))
+    kinds_of_text.COUNTED.write_text(json.dumps(found, indent=0) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizers", type=Path, required=True)
-    parser.add_argument("--languages", type=Path, required=True)
+    parser.add_argument("--languages", type=Path)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--characters", action="store_true")
+    parser.add_argument("--beside", action="store_true")
     parser.add_argument("--cache", type=Path, help="keeps the texts and their tokens")
     options = parser.parse_args()
     rng.seed(options.seed)
     encoders = {n: c for n, c in counters(options.tokenizers).items() if n in (*FITTED, "tekken")}
+    if options.characters or options.beside:
+
+        def most(texts: Sequence[str]) -> Iterator[int]:
+            return (max(count(text) for count in encoders.values()) for text in texts)
+
+        (characters if options.characters else beside)(most)
+        return
     rows: list[tuple[str, list[int], int]] = []
     sizes: list[int] = []
     if options.cache and options.cache.exists():

@@ -61,10 +61,12 @@ class Desk:
             "PYTHONPATH": str(ROOT),
         }  # fmt: skip
 
-    def start(self, prompt: str, *options: str, resume: bool = False) -> subprocess.Popen[str]:
+    def start(
+        self, prompt: str, *options: str, resume: bool = False, limit: int = LIMIT
+    ) -> subprocess.Popen[str]:
         command = self.agent.command(prompt, resume=resume)
         process = self._guard.start(
-            "run", "--limit", f"${LIMIT / 1e9:g}", "--json", *options, "--", *command,
+            "run", "--limit", f"${limit / 1e9:g}", "--json", *options, "--", *command,
             cwd=self.work, start_new_session=True,
         )  # fmt: skip
         assert process.stdin is not None
@@ -124,6 +126,47 @@ def test_a_limit_is_spent_and_never_passed(desk: Desk) -> None:
     assert least * LIMIT <= desk.billed <= LIMIT
     assert facts["proxied_requests"] - facts["requests"] <= 2, "the refused one, and one more"
     assert "the limit of $2 is reached" in screen
+
+
+SMALL = (400_000_000, 1_000_000_000)
+"""Limits that pay for a task of a few turns, as people set them."""
+
+
+@pytest.mark.parametrize("limit", SMALL)
+def test_a_small_limit_refuses_and_cuts_nothing_that_it_pays_for(desk: Desk, limit: int) -> None:
+    """Four turns with tools of 2,000 tokens each cost about a quarter of the smaller limit."""
+
+    def work(asked: Asked) -> Turn:
+        if asked.results >= 4:
+            return Turn("All is well.")
+        call = desk.agent.run_shell(f"echo step {asked.results} > step-{asked.results}.txt")
+        return Turn("I work.", (call,), thought=2000)
+
+    desk.vendor.script = work
+    facts, screen = desk.end(desk.start("Work in steps.", limit=limit))
+    assert (facts["exit_code"], facts["refused"]) == (0, None), screen
+    assert "All is well." in screen
+    assert (desk.work / "step-3.txt").read_text() == "step 3\n"
+    assert all(bill.is_whole for bill in desk.vendor.bills)
+    assert all(asked.most is None or asked.most > 2000 for asked in desk.vendor.asked)
+    assert facts["spent_nanousd"] == desk.billed
+
+
+@pytest.mark.parametrize("limit", SMALL)
+def test_a_small_limit_is_spent(desk: Desk, limit: int) -> None:
+    def go_on(asked: Asked) -> Turn:
+        call = desk.agent.run_shell(f"echo {asked.turns}")
+        return Turn("I go on.", (call,), thought=limit // 125_000)  # a twelfth of it each
+
+    desk.vendor.script = go_on
+    facts, screen = desk.end(desk.start("Go on for ever.", limit=limit))
+    assert facts["exit_code"] == 77, screen
+    assert facts["refused"]["error_code"] in ("GD-B001", "GD-B004")
+    print(f"\n{desk.agent.name}: {desk.billed / limit:.0%} of {limit / 1e9:g}")
+    assert facts["spent_nanousd"] == desk.billed <= limit
+    # A prompt of 90 kB is held at the dearest rate of its tokens, several times what this stand-in
+    # counts of it: that much of a small limit is left.
+    assert desk.billed >= 0.55 * limit
 
 
 def test_a_kill_ends_it_in_mid_answer(desk: Desk, guard: Runs) -> None:

@@ -1,4 +1,4 @@
-"""How long, how large or how many pages a file in a prompt is, read from the file itself.
+"""How large or how many pages a file in a prompt is, read from the file itself.
 
 What a reader does not understand, or finds contradictory, it leaves to the flat figures: ``None``.
 """
@@ -9,12 +9,18 @@ import base64
 import binascii
 import re
 import struct
+import zlib
 from typing import Final
 
 _HEAD_CHARS: Final = 4096
 _PAGES: Final = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 _NO_FRAME: Final = (0xC4, 0xC8, 0xCC)
 """Markers of a JPEG between those of frames: tables, and one that is reserved."""
+
+_PACKED: Final = re.compile(rb"/ObjStm\b(?:(?!endobj|stream)[\0-\xff]){0,400}stream\r?\n")
+"""Where objects of a PDF begin that are packed together, as most files of today have them."""
+
+_UNPACKED_BYTES_MAX: Final = 32 * 1024 * 1024
 
 _COUNT: Final = re.compile(rb"/Count\s+(\d{1,6})(?!\d)(?!\s+\d+\s+R)")
 
@@ -29,30 +35,24 @@ def decoded(encoded: str, *, whole: bool) -> bytes:
         return b""
 
 
-def wav_seconds(head: bytes, size_bytes: int) -> float | None:
-    """Return how long uncompressed sound is.
-
-    >>> form = struct.pack("<IHHIIHH", 16, 1, 1, 8000, 16000, 2, 16)
-    >>> wav_seconds(b"RIFF" + bytes(4) + b"WAVEfmt " + form, 32_000)
-    2.0
-    """
-    if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
-        return None
-    at = head.find(b"fmt ", 12)
-    if at < 0 or len(head) < at + 24:
-        return None
-    form, channels, rate, bytes_per_s, _, bits = struct.unpack("<HHIIHH", head[at + 8 : at + 24])
-    if form != 1 or bytes_per_s != channels * rate * bits // 8 or bytes_per_s < 4000:
-        return None
-    return size_bytes / float(bytes_per_s)
-
-
 def pdf_pages(data: bytes) -> int | None:
-    """Return how many pages a PDF has at most; ``None`` where its objects are packed."""
-    if data[:5] != b"%PDF-" or b"/ObjStm" in data or b"/Encrypt" in data:
+    """Return how many pages a PDF has at most; ``None`` where it is encrypted, or damaged."""
+    if data[:5] != b"%PDF-" or b"/Encrypt" in data:
         return None
-    pages = len(_PAGES.findall(data))
-    counts = [int(found) for found in _COUNT.findall(data)]
+    texts, room = [data], _UNPACKED_BYTES_MAX
+    for found in _PACKED.finditer(data):
+        packed = zlib.decompressobj()
+        try:
+            texts.append(packed.decompress(data[found.end() :], room))
+        except zlib.error:
+            return None
+        room -= len(texts[-1])
+        if not packed.eof or room <= 0:
+            return None
+    if len(texts) == 1 and b"/ObjStm" in data:
+        return None
+    pages = sum(len(_PAGES.findall(text)) for text in texts)
+    counts = [int(found) for text in texts for found in _COUNT.findall(text)]
     return max(pages, *counts) if pages and counts else None
 
 

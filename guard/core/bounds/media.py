@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from guard.core.bounds import files
+from guard.core.bounds import files, sound
 from guard.core.bounds.image_rules import tokens_by_pixels
 
 Kind = Literal["", "image", "audio", "document", "video"]
@@ -36,7 +36,8 @@ _IMAGE_TOKENS: Final[tuple[tuple[tuple[str, ...], int], ...]] = (
 _ANY_IMAGE_TOKENS: Final = 12_300
 
 _AUDIO_BYTES_PER_TOKEN: Final = 25
-"""Gemini counts 32 tokens per second, OpenAI 10; speech is at least 800 bytes per second."""
+"""Gemini counts 32 tokens per second, OpenAI 10; where its frames are not read, speech is taken to
+have 800 bytes per second."""
 
 _AUDIO_TOKENS_PER_S: Final = 32
 """Gemini's count, for sound whose length is known."""
@@ -188,7 +189,7 @@ def _image(encoded: str, model: str | None) -> int:
 
 
 def _sound(encoded: str, size_bytes: int) -> int:
-    seconds = files.wav_seconds(files.decoded(encoded, whole=False), size_bytes)
+    seconds = sound.seconds(files.decoded(encoded, whole=True))
     if seconds is None:
         return math.ceil(size_bytes / _AUDIO_BYTES_PER_TOKEN)
     return math.ceil(seconds * _AUDIO_TOKENS_PER_S)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from guard.core import fees
-from guard.core.bounds import files
+from guard.core.bounds import sound
 from guard.core.bounds.asked import how_many
 from guard.core.bounds.forms import Upload
 from guard.core.bounds.paid import NOTHING, OPENAI, Paid
@@ -20,7 +20,7 @@ SOUND: Final = re.compile(r"/audio/(?:speech|transcriptions|translations)$")
 VIDEOS: Final = re.compile(r"/videos(?:/.+)?$")
 
 _SPEECH_BYTES_PER_S: Final = 800
-"""No format of speech has fewer bytes in a second."""
+"""Speech whose frames are not read is taken to have so many."""
 
 _SORA_SECONDS: Final = 4
 _VEO_SECONDS: Final = 8
@@ -92,7 +92,6 @@ def _seconds(uploads: Sequence[Upload]) -> int:
     """Return how long uploaded sound is at most."""
     total = 0
     for upload in uploads:
-        size = len(upload.content)
-        known = files.wav_seconds(upload.content[:4096], size)
-        total += math.ceil(size / _SPEECH_BYTES_PER_S if known is None else known)
+        known = sound.seconds(upload.content)
+        total += math.ceil(len(upload.content) / _SPEECH_BYTES_PER_S if known is None else known)
     return min(max(1, total), UNITS_MAX)

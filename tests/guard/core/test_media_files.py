@@ -9,11 +9,15 @@ import math
 import random
 import struct
 import wave
+import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from guard.core.bounds import InputRatios, bound_of, files
+from guard.core.bounds import InputRatios, bound_of, files, sound
 from guard.core.bounds.media import image_tokens, measure
 from guard.core.usage.vendors import find_endpoint
 
@@ -73,6 +77,32 @@ def test_a_pdf_by_its_pages() -> None:
     assert 3 * 4_600 <= large < 3 * 4_600 + 600
 
 
+def packed_pdf(pages: int, padding: int = 0) -> bytes:
+    """A PDF as word processors write it: its pages are packed into streams."""
+    objects = " ".join(["<< /Type /Page /Parent 2 0 R >>"] * pages)
+    tree = zlib.compress(f"<< /Type /Pages /Count {pages} /Kids [] >> {objects}".encode())
+    head = f"5 0 obj\n<< /Type /ObjStm /N 9 /First 40 /Filter /FlateDecode /Length {len(tree)} >>"
+    return (b"%PDF-1.5\n" + head.encode() + b"\nstream\r\n" + tree + b"\nendstream\nendobj\n%"
+            + b"x" * padding)  # fmt: skip
+
+
+@pytest.mark.parametrize("pages", [1, 40])
+def test_a_pdf_by_its_pages_where_they_are_packed(pages: int) -> None:
+    data = packed_pdf(pages, padding=500_000)
+    assert files.pdf_pages(data) == pages
+    assert tokens(block("document", "application/pdf", data)) < pages * 4_600 + 600
+    broken = data.replace(b"stream\r\nx", b"stream\r\ny")
+    assert files.pdf_pages(broken) is None
+    for size in range(0, len(data) - 500_000, 7):
+        assert files.pdf_pages(data[:size]) in (None, pages)
+
+
+def test_a_pdf_that_unpacks_to_more_than_is_looked_at_is_bounded_by_its_bytes() -> None:
+    bomb = zlib.compress(bytes(40 * 1024 * 1024))
+    data = packed_pdf(1) + b"6 0 obj << /Type /ObjStm >> stream\n" + bomb
+    assert files.pdf_pages(data) is None
+
+
 @pytest.mark.parametrize("packed", ["/Type /ObjStm ", "/Encrypt 5 0 R "])
 def test_a_pdf_whose_pages_cannot_be_counted_by_its_bytes(packed: str) -> None:
     data = pdf(1, padding=100_000, packed=packed)
@@ -85,6 +115,44 @@ def test_sound_by_its_seconds() -> None:
     found = tokens(block("audio", "audio/wav", data))
     assert 60 * 32 <= found < 60 * 33 + 500
     assert tokens(block("audio", "audio/mp3", data[44:])) > 60 * 1_000
+
+
+SOUNDS = sorted(Path(__file__).parents[2].joinpath("support", "sounds").iterdir())
+"""Three seconds of each format, as an encoder has written them; more by the encoders' padding."""
+
+
+@pytest.mark.parametrize("path", SOUNDS, ids=lambda path: path.name)
+def test_sound_by_its_frames(path: Path) -> None:
+    data = path.read_bytes()
+    found = sound.seconds(data)
+    assert found is not None
+    assert 3 <= found < 3.15
+    assert 3 * 32 <= tokens(block("audio", f"audio/{path.suffix[1:]}", data)) < 500 + 4 * 32
+    for size in range(0, len(data), 41):  # cut anywhere, it is shorter or not known
+        cut = sound.seconds(data[:size])
+        assert cut is None or cut <= found
+
+
+def test_silence_has_fewer_bytes_than_any_flat_figure() -> None:
+    [path] = [path for path in SOUNDS if path.name == "silence.ogg"]
+    data = path.read_bytes()
+    assert len(data) / 800 < 2
+    body = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--x\r\n'
+    body += b'Content-Disposition: form-data; name="file"; filename="a.ogg"\r\n\r\n' + data
+    endpoint = find_endpoint("POST", "api.openai.com", "/v1/audio/transcriptions")
+    assert endpoint is not None
+    bound = bound_of(endpoint.format, "/v1/audio/transcriptions", body + b"\r\n--x--\r\n",
+                     InputRatios())  # fmt: skip
+    assert bound.fees == {"whisper-1": 4}
+
+
+@given(st.sampled_from(SOUNDS), st.randoms())
+def test_a_damaged_sound_raises_nothing(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    for _ in range(20):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    found = sound.seconds(bytes(data))
+    assert found is None or found >= 0
 
 
 def test_a_picture_for_claude_by_its_pixels() -> None:
@@ -164,6 +232,6 @@ def test_a_jpeg_whose_frame_comes_late_is_left_to_the_flat_figure() -> None:
 @pytest.mark.parametrize("data", [b"", b"%PDF-", b"RIFF", b"\x89PNG", b"x" * 5000])
 def test_what_is_no_such_file_is_left_to_the_flat_figures(data: bytes) -> None:
     assert files.pdf_pages(data) is None
-    assert files.wav_seconds(data, 1_000) is None
+    assert sound.seconds(data) is None
     assert files.image_pixels(data) is None
     assert files.decoded("%%%", whole=True) == b""
