@@ -113,7 +113,7 @@ async def _set_budgets(app: Any, organisation_id: str) -> None:
     for kind, scope_id, window in (("organisation", "", "month"), ("workflow", "*", "day")):
         budget = BudgetRule(
             budget_id="", organisation_id=organisation_id, scope_kind=kind, scope_id=scope_id,
-            window=window, limit_nanousd=2**60,
+            window=window, limit=2**60,
         )  # fmt: skip
         await app.storage.write(
             within(budget.organisation_id), catalogue.put_budget, Actor("benchmark"), budget

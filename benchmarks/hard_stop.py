@@ -345,7 +345,7 @@ class Bench:
         ledger = [row for row in self.admin.ledger() if row["scope_id"] == workflow]
         booked = ledger[0] if ledger else {}
         return {"ran": billed["ran"], "used": billed[limit.used], "most": limit.most,
-                "outcomes": outcomes, "booked": booked.get("committed_nanousd", 0)}  # fmt: skip
+                "outcomes": outcomes, "booked": booked.get("committed", 0)}  # fmt: skip
 
     def _forbid(self, workflow: str) -> None:
         self.admin.set_policy(

@@ -126,7 +126,7 @@ async def opened(store: Storage) -> AsyncIterator[str]:
         ).organisation_id
         wanted = BudgetRule(
             budget_id="", organisation_id=own, scope_kind="organisation", scope_id="",
-            window="month", limit_nanousd=LIMIT,
+            window="month", limit=LIMIT,
         )  # fmt: skip
         await store.write(within(wanted.organisation_id), catalogue.put_budget, _OPERATOR, wanted)
         yield own

@@ -83,7 +83,7 @@ class RunAccount:
         if self._session_id is not None:
             for rule in self._admin.budgets():
                 if rule["scope_kind"] == "key" and rule["scope_id"] == self._session_id:
-                    of, amount = ", ".join(rule["counts"]), int(rule["limit_nanousd"])
+                    of, amount = ", ".join(rule["counts"]), int(rule["limit"])
                     self._budgets[str(rule["budget_id"])] = RunLimit(rule["unit"], of, amount)
         for limit in wanted:
             budget = self._admin.set_budget(
@@ -113,8 +113,8 @@ class RunAccount:
             began = self._budgets.get(ask["budget_id"])
             if began is not None:
                 return WaitingRaise(
-                    str(ask["budget_id"]), began, int(ask["limit_nanousd"]),
-                    int(ask["spent_nanousd"]), int(ask["lacking_nanousd"]),
+                    str(ask["budget_id"]), began, int(ask["limit"]),
+                    int(ask["spent"]), int(ask["lacking"]),
                     int(ask["deadline_ms"]), str(ask["scope"]),
                 )  # fmt: skip
         return None
@@ -129,7 +129,7 @@ class RunAccount:
 
     def _limits_now(self) -> dict[str, int]:
         return {
-            str(rule["budget_id"]): int(rule["limit_nanousd"])
+            str(rule["budget_id"]): int(rule["limit"])
             for rule in self._admin.budgets()
             if rule["budget_id"] in self._budgets
         }
@@ -195,7 +195,7 @@ class RunAccount:
         for row in self._admin.ledger():
             if row["budget_id"] in self._budgets:
                 names = ("committed", "limit", "reserved", "kept", "uncertain")
-                amounts = [int(row[f"{name}_nanousd"]) for name in names]
+                amounts = [int(row[name]) for name in names]
                 yield RunBalance(str(row["unit"]), ", ".join(row["counts"]), *amounts)
 
     def spend_in_full(self) -> RunSpend:

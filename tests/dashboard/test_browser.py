@@ -202,7 +202,7 @@ def test_a_budget_that_asks_is_raised_and_shows_by_whom(
     expect(page.get_by_role("status").filter(has_text="was raised")).to_be_visible()
     assert tenant.gate("nightly", **call).json()["decision"] == "allow"
     [raised] = tenant.admin.budget_raises()
-    assert raised["limit_nanousd"] == 4_500_000_000
+    assert raised["limit"] == 4_500_000_000
 
     page.get_by_role("link", name="Edit workflow nightly").click()
     history = page.get_by_role("region", name="Raises")

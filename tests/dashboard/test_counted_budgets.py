@@ -37,7 +37,7 @@ def test_they_are_set_shown_and_edited(tenant: Tenant, visit: Callable[..., Visi
     assert "no preview" in preview.text or "none for this unit" in preview.text
     wrong = visitor.post("/budgets", unit="tokens", limit="1.5", **fields)
     assert wrong.status_code == 400
-    assert {each["limit_nanousd"] for each in tenant.admin.budgets()} == {20_000, 20}
+    assert {each["limit"] for each in tenant.admin.budgets()} == {20_000, 20}
 
 
 def test_a_team_has_a_budget_by_the_week(tenant: Tenant, visit: Callable[..., Visitor]) -> None:

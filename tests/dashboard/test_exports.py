@@ -67,10 +67,10 @@ def test_amounts_and_moments_are_written_twice() -> None:
         '-2.500000001,2027-01-15T08:00:00.000+00:00,true,,"{""x"": ""=1""}",1.5\r\n'
     )
     assert json.loads(tables.json_rows([row], is_first=True)) == row
-    units = ("unit", "limit_nanousd")
+    units = ("unit", "limit")
     assert tables.csv_head(units) == "unit,limit\r\n"
-    assert tables.csv_lines(units, [{"unit": "tokens", "limit_nanousd": 5}]) == "tokens,5\r\n"
-    assert tables.csv_lines(units, [{"unit": "usd", "limit_nanousd": 5}]) == "usd,0.000000005\r\n"
+    assert tables.csv_lines(units, [{"unit": "tokens", "limit": 5}]) == "tokens,5\r\n"
+    assert tables.csv_lines(units, [{"unit": "usd", "limit": 5}]) == "usd,0.000000005\r\n"
 
 
 @pytest.mark.parametrize("by", ["model", "workflow", "user", "agent", "tag:=1+1"])
@@ -134,7 +134,7 @@ def test_budgets_of_every_unit(visitor: Any, tenant: Any) -> None:
     money = next(each for each in table if each["of"] == "plain")
     assert (money["limit"], money["committed"]) == ("10", "2.5")
     tokens = next(each for each in records if each["unit"] == "tokens")
-    assert (tokens["limit_nanousd"], tokens["committed_nanousd"]) == (5000, 7 * len(FORMULAS) + 100)
+    assert (tokens["limit"], tokens["committed"]) == (5000, 7 * len(FORMULAS) + 100)
     assert next(each for each in table if each["unit"] == "tokens")["limit"] == "5000"
 
 

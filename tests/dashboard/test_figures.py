@@ -103,7 +103,7 @@ def test_no_event_is_lost_in_the_tree_whatever_the_parents_say(rows: Any) -> Non
 
 def budget(limit: int, **fields: Any) -> BudgetRule:
     known = {"scope_kind": "organisation", "scope_id": "", "window": "hour", **fields}
-    return BudgetRule(budget_id="", organisation_id="o", limit_nanousd=limit, **known)
+    return BudgetRule(budget_id="", organisation_id="o", limit=limit, **known)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5 * HOUR_MS), st.integers(1, 50)), max_size=60),

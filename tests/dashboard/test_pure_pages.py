@@ -25,8 +25,8 @@ def balance(**fields: Any) -> BalanceView:
     given: dict[str, Any] = {
         "balance_id": 1, "budget_id": "b", "scope_kind": "workflow", "scope_id": "w",
         "window": "day", "epoch_ms": NOW - 12 * HOUR_MS, "ends_ms": NOW + 12 * HOUR_MS,
-        "mode": "hard", "limit_nanousd": 100, "committed_nanousd": 50, "reserved_nanousd": 0,
-        "remaining_nanousd": 50, "overshoot_nanousd": 0, "limit_cents": 0.0,
+        "mode": "hard", "limit": 100, "committed": 50, "reserved": 0,
+        "remaining": 50, "overshoot": 0, "limit_cents": 0.0,
         "committed_cents": 0.0, "reserved_cents": 0.0, "exhausted": False,
     }  # fmt: skip
     return BalanceView(**{**given, **fields})
@@ -48,23 +48,23 @@ LASTS = Forecast(None, "last day")
         ({}, [used(10, 10), used(1, 20)], LASTS),
         ({}, [used(2, 50)], Forecast(NOW + 2 * HOUR_MS, "last day")),
         ({"unit": "tokens"}, [used(2, 50)], Forecast(NOW + HOUR_MS, "last day")),
-        ({"unit": "calls", "limit_nanousd": 52}, [used(2, 0), used(1, 0)],
+        ({"unit": "calls", "limit": 52}, [used(2, 0), used(1, 0)],
          Forecast(NOW + 2 * HOUR_MS, "last day")),
         ({"window": "total", "ends_ms": None}, [used(4, 25)],
          Forecast(NOW + 8 * HOUR_MS, "last day")),
         ({}, [used(0, 50)], None),  # it began in this hour
         ({"window": "total", "ends_ms": None}, [], None),
-        ({"window": "total", "ends_ms": None, "limit_nanousd": 10**9}, [used(4, 1)], None),
-        ({"committed_nanousd": 100}, [used(2, 50)], None),
-        ({"committed_nanousd": 130}, [used(2, 50)], None),
+        ({"window": "total", "ends_ms": None, "limit": 10**9}, [used(4, 1)], None),
+        ({"committed": 100}, [used(2, 50)], None),
+        ({"committed": 130}, [used(2, 50)], None),
         ({"exhausted": True}, [used(2, 50)], None),
-        ({"limit_nanousd": 0}, [], None),
+        ({"limit": 0}, [], None),
         # Of tags nothing is summed: by the window so far.
-        ({"scope_kind": "tag", "committed_nanousd": 80}, [],
+        ({"scope_kind": "tag", "committed": 80}, [],
          Forecast(NOW + 3 * HOUR_MS, "window so far")),
-        ({"scope_kind": "tag", "committed_nanousd": 10}, [], Forecast(None, "window so far")),
+        ({"scope_kind": "tag", "committed": 10}, [], Forecast(None, "window so far")),
         ({"window": "hour", "epoch_ms": NOW - HOUR_MS // 2, "ends_ms": NOW + HOUR_MS // 2,
-          "committed_nanousd": 80}, [used(2, 50)],
+          "committed": 80}, [used(2, 50)],
          Forecast(NOW + HOUR_MS // 8, "last hour")),
         ({"window": "hour", "epoch_ms": NOW - 60_000, "ends_ms": NOW + HOUR_MS - 60_000},
          [used(2, 50)], None),
@@ -77,9 +77,9 @@ def test_a_forecast_is_made_where_there_is_enough_to_tell(
 
 
 def test_a_share_is_whole_only_where_all_is_used() -> None:
-    shown = [share(balance(committed_nanousd=n, limit_nanousd=1000)) for n in (0, 1, 999, 1000)]
+    shown = [share(balance(committed=n, limit=1000)) for n in (0, 1, 999, 1000)]
     assert shown == ["0%", "<1%", "99%", "100%"]
-    assert share(balance(limit_nanousd=0, committed_nanousd=0)) == "100%"
+    assert share(balance(limit=0, committed=0)) == "100%"
 
 
 def refused(seq: int, **fields: Any) -> Refused:

@@ -46,7 +46,7 @@ def _notices(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "budget.exhausted", budget
     yield "budget.forecast", {**budget, "percent": 120, "exhausted_at_ms": 1}
     call = {"function": text, "workflow_id": text, "agent": text, "user": text, "deadline_ms": 1}
-    money = {f"{each}_nanousd": 1 for each in ("lacking", "needed", "spent", "limit")}
+    money = dict.fromkeys(("lacking", "needed", "spent", "limit"), 1)
     yield "budget.asks", {**call, **money, "scope": text, "model": text, "balance_id": 1}
     codes = {"GD-B004": 1}
     yield "calls.refused", {"within_ms": 1, "codes": codes, "newest": text, "count": 1, "rule": "r"}

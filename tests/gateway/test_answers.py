@@ -165,11 +165,11 @@ def test_a_budget_is_raised_in_slack_and_the_call_goes_on(team: Tenant, receiver
     assert found["approve"]["text"]["text"] == "Raise by $0.05 and go on"
     body = pressed(found["approve"], "")
     assert press(team, channel_id, body, signed(body)) == 200
-    assert team.admin.budgets()[0]["limit_nanousd"] == 150_000_000
+    assert team.admin.budgets()[0]["limit"] == 150_000_000
     assert team.gate(**asking).json()["decision"] == "allow"
     later = pressed(found["approve"], "", user="U5")
     assert press(team, channel_id, later, signed(later)) == 200
-    assert team.admin.budgets()[0]["limit_nanousd"] == 150_000_000, "raised once"
+    assert team.admin.budgets()[0]["limit"] == 150_000_000, "raised once"
     raises = team.admin.budget_raises(budget["budget_id"])
     assert [each["raised_by"] for each in raises] == ["slack alice (U1)"]
 
@@ -186,7 +186,7 @@ def test_a_raise_is_refused_in_slack_and_the_call_with_it(team: Tenant, receiver
     actions = [e["action"] for e in team.admin.request("GET", "/audit", limit=1000)]
     assert "budget.refuse" in actions
     assert "budget.unanswered" not in actions
-    assert team.admin.budgets()[0]["limit_nanousd"] == 100_000_000
+    assert team.admin.budgets()[0]["limit"] == 100_000_000
 
 
 def test_a_budget_of_tokens_is_raised_in_slack_by_tokens(team: Tenant, receiver: Receiver) -> None:
@@ -203,7 +203,7 @@ def test_a_budget_of_tokens_is_raised_in_slack_by_tokens(team: Tenant, receiver:
     assert "$" not in said
     body = pressed(found["approve"], "")
     assert press(team, channel_id, body, signed(body)) == 200
-    assert team.admin.budgets()[0]["limit_nanousd"] == 1500
+    assert team.admin.budgets()[0]["limit"] == 1500
     assert team.gate(**asking).json()["decision"] == "allow"
 
 

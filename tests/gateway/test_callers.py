@@ -198,7 +198,7 @@ def test_a_proxys_capabilities_are_its_callers(two: Two) -> None:
 
 
 def _balances(each: Organisation) -> list[tuple[int, int]]:
-    return [(b["committed_nanousd"], b["reserved_nanousd"]) for b in each.admin.ledger()]
+    return [(b["committed"], b["reserved"]) for b in each.admin.ledger()]
 
 
 def test_the_caller_is_charged_and_nobody_else(two: Two) -> None:

@@ -153,7 +153,7 @@ def test_budgets_of_tokens_and_calls(invoke: Invoke, tenant: Any) -> None:
     ):  # fmt: skip
         invoke("budgets", "set", *wrong, expect=2)
     found = {each["unit"]: each for each in tenant.admin.budgets()}
-    assert found["tokens"]["limit_nanousd"] == 2_000_000
+    assert found["tokens"]["limit"] == 2_000_000
     assert found["calls"]["counts"] == ["search", "web_*"]
     tenant.allowed(tool_name="search")
     head, *rows = invoke("budgets", "list").output.splitlines()
@@ -223,7 +223,7 @@ def test_a_file_of_rules_has_all_units(invoke: Invoke, tenant: Any, tmp_path: Pa
     path.write_text('[[budgets]]\nlimit_calls = 9\ncounts = ["a", "b"]\n')
     invoke("apply", str(path), "--prune")
     (left,) = tenant.admin.budgets()
-    assert (left["unit"], left["counts"], left["limit_nanousd"]) == ("calls", ["a", "b"], 9)
+    assert (left["unit"], left["counts"], left["limit"]) == ("calls", ["a", "b"], 9)
 
 
 def test_the_example_of_a_file_of_rules(invoke: Invoke, tenant: Any, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_the_example_of_a_file_of_rules(invoke: Invoke, tenant: Any, tmp_path: P
     invoke("apply", str(path))
     assert "0 changed" in invoke("apply", str(path)).output
     found = tenant.admin.budgets()
-    assert {(each["window"], each["limit_nanousd"]) for each in found if each["unit"] == "usd"} == {
+    assert {(each["window"], each["limit"]) for each in found if each["unit"] == "usd"} == {
         ("month", 500 * 10**9), ("day", 5 * 10**9),
     }  # fmt: skip
     assert {each["ask_ms"] for each in found} == {300_000}
@@ -259,7 +259,7 @@ def test_budgets_usage_audit(invoke: Invoke, tenant: Any) -> None:
     invoke("budgets", "set", "--limit", "$0.10", "--limit-cents", "10", expect=2)
     for amount in ("$0.10", "0.1", ".1 usd"):
         invoke("budgets", "set", "--limit", amount, "--window", "day")
-        assert [each["limit_nanousd"] for each in tenant.admin.budgets()] == [10**8]
+        assert [each["limit"] for each in tenant.admin.budgets()] == [10**8]
     invoke("budgets", "set", "--scope", "workflow", expect=2)
     invoke("budgets", "set", "--scope", "workflow", "--limit-cents", "1", expect=1)
     tenant.send(tenant.llm(20_000_000, workflow_id="w\x1b[31m"))
@@ -421,7 +421,7 @@ def test_backup_of_a_running_gateway(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(target)) as copy:
         assert copy.execute("SELECT count(*) FROM budgets").fetchone() == (1,)
     with run_gateway(target) as restored:
-        assert restored.admin.budgets()[0]["limit_nanousd"] == 100_000_000
+        assert restored.admin.budgets()[0]["limit"] == 100_000_000
         assert admin_key
 
 

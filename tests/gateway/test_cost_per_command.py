@@ -172,7 +172,7 @@ class Tenants:
 
     def budget(self, limit: int, scope_id: str = "new", kind: Any = "workflow") -> Any:
         rule = BudgetRule(budget_id="", organisation_id=self.own, scope_kind=kind,
-                          scope_id=scope_id, window="total", limit_nanousd=limit)  # fmt: skip
+                          scope_id=scope_id, window="total", limit=limit)  # fmt: skip
         return self.admin(catalogue.put_budget, rule)
 
     def direct(self, kind: Any, target: str) -> Any:
@@ -242,7 +242,7 @@ class Tenants:
         self.budget(10, name)
         self.gate(workflow_id=name)
         found = self.budget(20, name)
-        self.admin(asks.raise_budget, self.own, found.budget_id, by_nanousd=1, raise_key=name)
+        self.admin(asks.raise_budget, self.own, found.budget_id, by=1, raise_key=name)
         self.gate(workflow_id=name)
         self.admin(catalogue.delete_budget, self.own, found.budget_id)
         self.gate(workflow_id=name)
@@ -251,7 +251,7 @@ class Tenants:
         """Cross a threshold, which webhooks are told."""
         name = f"new{next(_numbers)}"
         rule = BudgetRule(budget_id="", organisation_id=self.own, scope_kind="workflow",
-                          scope_id=name, window="total", limit_nanousd=10,
+                          scope_id=name, window="total", limit=10,
                           thresholds=[0.5])  # fmt: skip
         self.admin(catalogue.put_budget, rule)
         self.event(cost=6, workflow_id=name)

@@ -93,8 +93,8 @@ async def test_what_a_holder_has_spent_meanwhile_is_still_its_own(
         spent = tenant.llm(granted, reservation_id=reply["lease"]["lease_id"])
         assert (await asyncio.to_thread(tenant.send, spent)).status_code == 202
         balance = await asyncio.to_thread(tenant.balance)
-        assert (balance["committed_nanousd"], balance["overshoot_nanousd"]) == (granted, 0)
-        await asyncio.to_thread(until, lambda: tenant.balance()["reserved_nanousd"] == 0)
+        assert (balance["committed"], balance["overshoot"]) == (granted, 0)
+        await asyncio.to_thread(until, lambda: tenant.balance()["reserved"] == 0)
         tenant.http.close()
         admin.close()
 

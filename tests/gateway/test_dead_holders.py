@@ -150,7 +150,7 @@ def test_money_of_a_dead_holder_comes_back_before_a_wait_ends(
         spool = {"GUARD_SPOOL_DIR": str(tmp_path / "spool")}
         with program(tenant, vendor, over_http | spool) as holder:
             until(lambda: vendor.received == 1)
-            held = tenant.balance()["reserved_nanousd"]
+            held = tenant.balance()["reserved"]
             assert BUDGET / 2 < held <= BUDGET
             with program(tenant, vendor, over_http | waits):
                 until(lambda: waiting_calls(tenant) == 1)
@@ -160,7 +160,7 @@ def test_money_of_a_dead_holder_comes_back_before_a_wait_ends(
                 assert seen_by(holder)[:2] == ("open", 0)
                 kill(holder)
                 until(lambda: vendor.received == 2)  # long before the wait ends
-    assert tenant.balance()["committed_nanousd"] == 0, "its journal is for others to charge"
+    assert tenant.balance()["committed"] == 0, "its journal is for others to charge"
 
 
 @pytest.mark.parametrize("mode", ["http", "websocket"])
@@ -177,10 +177,10 @@ def test_without_a_journal_what_was_under_way_is_charged_once(tenant: Tenant, mo
         journal, requests, _, amount = seen_by(holder)
         assert (journal, requests) == ("none", 3)
         kill(holder)
-        until(lambda: not tenant.balance()["reserved_nanousd"])
+        until(lambda: not tenant.balance()["reserved"])
     found: list[Any] = tenant.admin.events(flag="in_doubt")
     assert sum(each["cost_nanousd"] for each in found) == amount >= 3 * 500_000
-    assert tenant.balance()["committed_nanousd"] == amount
+    assert tenant.balance()["committed"] == amount
     assert {each["workflow_id"] for each in found} == {"w"}
 
 
@@ -198,12 +198,12 @@ def test_what_is_under_way_stays_held_for_as_long_as_it_takes_while_others_wait(
     ):
         until(lambda: vendor.received == 2)
         until(lambda: waiting_calls(tenant) >= 1)
-        held = tenant.balance()["reserved_nanousd"]
+        held = tenant.balance()["reserved"]
         ends_s = time.monotonic() + 1.5 * LIFE_S
         until(lambda: time.monotonic() > ends_s)
         assert (vendor.received, seen_by(holder)[1]) == (2, 2)
         # Both, more than two thirds of less than three; room beside them may have gone back.
-        assert tenant.balance()["reserved_nanousd"] > held * 2 // 3
+        assert tenant.balance()["reserved"] > held * 2 // 3
 
 
 @pytest.mark.parametrize("mode", ["http", "websocket"])
@@ -220,7 +220,7 @@ def test_who_stood_still_asks_before_it_sends(
         program(tenant, vendor, settings, client, STANDS_STILL) as holder,
     ):
         until(lambda: is_stopped(holder))
-        until(lambda: not tenant.balance()["reserved_nanousd"])
+        until(lambda: not tenant.balance()["reserved"])
         tenant.send(tenant.llm(cost_nanousd=BUDGET))
         holder.send_signal(signal.SIGCONT)
         out, _ = holder.communicate(timeout=WAIT_S)

@@ -23,7 +23,7 @@ def batch(tenant: Tenant, **fields: Any) -> list[dict[str, Any]]:
 
 
 def spent(tenant: Tenant) -> int:
-    return int(tenant.balance()["committed_nanousd"])
+    return int(tenant.balance()["committed"])
 
 
 @pytest.fixture
@@ -173,4 +173,4 @@ def test_files_take_turns(tenant: Tenant) -> None:
     headers = {"Authorization": f"Bearer {tenant.gateway.admin_key}"}
     with ThreadPoolExecutor() as pool:
         list(pool.map(apply, range(4)))
-    assert len({each["limit_nanousd"] for each in tenant.admin.budgets()}) == 1
+    assert len({each["limit"] for each in tenant.admin.budgets()}) == 1

@@ -79,7 +79,7 @@ def test_repeats_in_batches(storage_factory: Callable[..., Storage], tmp_path: P
         own = made.organisation_id
         budget = BudgetRule(
             budget_id="", organisation_id=own, scope_kind="organisation", scope_id="",
-            window="total", limit_nanousd=10**9,
+            window="total", limit=10**9,
         )  # fmt: skip
         await storage.write(
             within(budget.organisation_id), catalogue.put_budget, Actor("test"), budget
@@ -96,7 +96,7 @@ def test_repeats_in_batches(storage_factory: Callable[..., Storage], tmp_path: P
             accepted += [wire.decode(each.body, wire.EventsReply).accepted for each in answers]
         balances = await storage.balances(own, current_only=False)
         assert (await storage.verify_ledger()).problems == []
-        return accepted, sum(view.committed_nanousd for view in balances)
+        return accepted, sum(view.committed for view in balances)
 
     runner.run(storage.open(lambda _: None))
 

@@ -152,13 +152,13 @@ def overflows() -> int:
 
 def settled(admin: AdminClient, bodies: int, calls: int) -> None:
     """Require that each body and call was charged once, and that nothing is held any more."""
-    until(lambda: admin.ledger()[0]["reserved_nanousd"] == 0, 120)
+    until(lambda: admin.ledger()[0]["reserved"] == 0, 120)
     assert admin.verify_ledger()["problems"] == []
     usage = {each["group"]: (each["llm_calls"], each["cost_nanousd"])
              for each in admin.usage("workflow")}  # fmt: skip
     for workflow, count in ((WORKFLOW, bodies), (CALLS, calls)):
         assert usage[workflow] == (count, count * COST_NANOUSD)
-    assert admin.ledger()[0]["committed_nanousd"] == (bodies + calls) * COST_NANOUSD
+    assert admin.ledger()[0]["committed"] == (bodies + calls) * COST_NANOUSD
 
 
 def test_every_socket_is_cut_at_once(

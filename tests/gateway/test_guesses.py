@@ -90,7 +90,7 @@ def test_a_models_budget_is_charged_whatever_name_answers(tenant: Tenant, asked:
     tenant.send(event, tenant.final(held))
     tenant.send(tenant.llm(CENT, data={"model": "gpt-4o-2024-11-20"}))
     balance = tenant.balance(scope_id="gpt-4o")
-    assert (balance["committed_nanousd"], balance["reserved_nanousd"]) == (2 * CENT, 0)
+    assert (balance["committed"], balance["reserved"]) == (2 * CENT, 0)
 
 
 def test_a_model_that_was_asked_for_is_charged_though_another_answers(tenant: Tenant) -> None:
@@ -98,7 +98,7 @@ def test_a_model_that_was_asked_for_is_charged_though_another_answers(tenant: Te
     tenant.admin.set_price("our-alias", input_per_mtok=1, output_per_mtok=1)
     held = tenant.allowed(model="our-alias")["reservation_id"]
     tenant.send(tenant.llm(CENT, reservation_id=held, data={"model": "gpt-4o"}), tenant.final(held))
-    assert tenant.balance(scope_id="our-alias")["committed_nanousd"] == CENT
+    assert tenant.balance(scope_id="our-alias")["committed"] == CENT
 
 
 def test_one_balance_for_a_family_under_a_budget_of_every_model(tenant: Tenant) -> None:

@@ -158,9 +158,9 @@ def _check(admin: AdminClient, charged: dict[str, int]) -> None:
     report = admin.verify_ledger()
     assert report["problems"] == []
     for balance in admin.request("GET", "/ledger", all=True):
-        assert balance["overshoot_nanousd"] == 0
-        assert balance["committed_nanousd"] <= balance["limit_nanousd"]
-        assert balance["reserved_nanousd"] == 0
+        assert balance["overshoot"] == 0
+        assert balance["committed"] <= balance["limit"]
+        assert balance["reserved"] == 0
     stored: dict[str, int] = {}
     after = 0
     while page := admin.events(after=after, type="llm"):
@@ -168,7 +168,7 @@ def _check(admin: AdminClient, charged: dict[str, int]) -> None:
         stored |= {event["event_id"]: event["cost_nanousd"] for event in page}
     assert stored == charged
     total = next(b for b in admin.ledger() if b["scope_kind"] == "organisation")
-    assert total["committed_nanousd"] == sum(charged.values())
+    assert total["committed"] == sum(charged.values())
 
 
 @pytest.mark.fault

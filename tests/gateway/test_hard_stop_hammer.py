@@ -78,8 +78,7 @@ class Watch(threading.Thread):
         self.wrong += [
             balance
             for balance in balances
-            if balance["committed_nanousd"] + balance["reserved_nanousd"] > balance["limit_nanousd"]
-            or balance["overshoot_nanousd"]
+            if balance["committed"] + balance["reserved"] > balance["limit"] or balance["overshoot"]
         ]
         self._has_refused |= any(balance["exhausted"] for balance in balances)
         self.looks += 1
@@ -124,7 +123,7 @@ def _check(watch: Watch, admin: AdminClient) -> None:
     assert watch.wrong == [], [*map(str, watch.wrong[:2]), *map(str, watch.wrong[-1:])]
     until(lambda: admin.verify_ledger()["reservations_open"] == 0)
     assert admin.verify_ledger()["problems"] == []
-    assert all(balance["reserved_nanousd"] == 0 for balance in admin.ledger())
+    assert all(balance["reserved"] == 0 for balance in admin.ledger())
     answers = [event["data"].get("response_id") for event in _llm_events(admin)]
     assert max(Counter(filter(None, answers)).values()) == 1
 

@@ -535,7 +535,7 @@ class History:
             )
             for each in tenant.accounts.values()
         }
-        rules = {(b["scope_id"], b["window"]): (b["budget_id"], b["limit_nanousd"])
+        rules = {(b["scope_id"], b["window"]): (b["budget_id"], b["limit"])
                  for b in tenant.admin.budgets()}  # fmt: skip
         assert rules == tenant.budgets
         policies = {each["scope_id"]: each["name"] for each in tenant.admin.policies()}
@@ -552,11 +552,11 @@ class History:
             if own not in tenant.balances:
                 tenant.balances[own] = tenant.spent(rule, row["scope_id"], self.now_ms)
             expected = tenant.balances[own]
-            assert (row["committed_nanousd"], row["reserved_nanousd"]) == (expected, 0), row
+            assert (row["committed"], row["reserved"]) == (expected, 0), row
             doubt = tenant.doubt(rule, row["scope_id"], self.now_ms)
             if expected == tenant.spent(rule, row["scope_id"], self.now_ms):
-                assert row["uncertain_nanousd"] == doubt, row
-            assert row["limit_nanousd"] == tenant.budgets[rule][1]
+                assert row["uncertain"] == doubt, row
+            assert row["limit"] == tenant.budgets[rule][1]
         used = {row["group"]: row["cost_nanousd"] for row in tenant.admin.usage("key")}
         spent = {each.key_id: sum(charge.cost for charge in each.charges)
                  for each in tenant.accounts.values()}  # fmt: skip

@@ -211,10 +211,10 @@ def test_the_budget_that_was_set_last_stays_and_counts_all(
     with opened(carry=carry) as gateway, httpx.Client(base_url=gateway.base_url) as http:
         admin = gateway.admin
         (budget,) = [each for each in admin.budgets() if each["scope_kind"] == "key"]
-        assert (budget["scope_id"], budget["limit_nanousd"]) == (FIRST, limit)
+        assert (budget["scope_id"], budget["limit"]) == (FIRST, limit)
         (balance,) = [each for each in admin.ledger() if each["scope_kind"] == "key"]
         starts_anew = is_above and not carry
-        assert balance["committed_nanousd"] == (0 if starts_anew else joined)
+        assert balance["committed"] == (0 if starts_anew else joined)
         assert admin.verify_ledger()["problems"] == []
         assert ask(http, secret_of(third), "1") == (402 if is_above and carry else 200)
         assert ask(http, secret_of(second), "2") == (402 if is_above and carry else 200)

@@ -64,7 +64,7 @@ async def granted(
 
 async def held(store: Store) -> int:
     (balance,) = await store.storage.balances(store.org, current_only=True)
-    return balance.reserved_nanousd
+    return balance.reserved
 
 
 @pytest.mark.asyncio

@@ -50,7 +50,7 @@ def test_reservations_of_a_soft_budget_have_an_end(tenant: Any) -> None:
     assert reply["reserved_nanousd"] <= TOTAL_MAX
     for _ in range(3):
         tenant.refused(402, "GD-B004", **call)
-    assert tenant.balance(scope_kind="organisation")["reserved_nanousd"] <= TOTAL_MAX
+    assert tenant.balance(scope_kind="organisation")["reserved"] <= TOTAL_MAX
 
 
 def test_the_ceiling_of_a_chain_is_bounded(tenant: Any) -> None:
@@ -61,7 +61,7 @@ def test_the_ceiling_of_a_chain_is_bounded(tenant: Any) -> None:
     call = {"model": "huge", "max_input_tokens": 2**40, "max_output_tokens": 2**40}
     tenant.allowed(chain={"id": "c", "op": "start"}, **call)
     tenant.refused(402, "GD-CH001", chain={"id": "c"}, **call)
-    assert tenant.balance(scope_kind="organisation")["reserved_nanousd"] <= TOTAL_MAX
+    assert tenant.balance(scope_kind="organisation")["reserved"] <= TOTAL_MAX
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,7 @@ class LeaseMachine(StorageMachine):
             if view is None:
                 assert account == Account(), key
                 continue
-            assert (view.committed_nanousd, view.reserved_nanousd) == (
+            assert (view.committed, view.reserved) == (
                 account.committed, account.reserved,
             ), key  # fmt: skip
         for held in self.all_held:
@@ -498,9 +498,7 @@ class LeaseMachine(StorageMachine):
             self.crash("x")
             self.crash("y")
             self.time_passes(HOUR)
-            assert all(view.reserved_nanousd == 0 for view in self.balances()), (
-                "nothing is held for ever"
-            )
+            assert all(view.reserved == 0 for view in self.balances()), "nothing is held for ever"
         super().teardown()
 
 

@@ -85,7 +85,7 @@ async def update(
 
 async def totals(store: Store) -> tuple[int, int]:
     (balance,) = await store.storage.balances(store.org, current_only=True)
-    return balance.committed_nanousd, balance.reserved_nanousd
+    return balance.committed, balance.reserved
 
 
 async def span(store: Store, event_id: str, reservation_id: str) -> None:
@@ -353,7 +353,7 @@ async def test_a_lease_of_an_ended_period_is_replaced(store: Store) -> None:
     assert new.lease_id != lease.lease_id
     await store.charge("e", 40, reservation_id=lease.lease_id)
     balances = await store.storage.balances(store.org, current_only=False)
-    assert [(b.committed_nanousd, b.reserved_nanousd) for b in balances] == [(40, 0), (0, 100)]
+    assert [(b.committed, b.reserved) for b in balances] == [(40, 0), (0, 100)]
 
 
 @pytest.mark.asyncio

@@ -335,10 +335,10 @@ class LedgerMachine(StorageMachine):
                 del self.accounts[key]  # a window that has ended, without entries
                 continue
             view = seen[key]
-            assert (view.committed_nanousd, view.reserved_nanousd) == (
+            assert (view.committed, view.reserved) == (
                 account.committed, account.reserved,
             )  # fmt: skip
-            assert view.overshoot_nanousd == account.overspend
+            assert view.overshoot == account.overspend
             assert (
                 account.committed + account.reserved <= account.authorized_max + account.overspend
             )

@@ -63,11 +63,11 @@ def test_a_repeated_question_gets_the_answer_that_was_given(
     asked = {"call_id": "call-of-which-the-answer-is-lost", "headers": {"Idempotency-Key": "once"}}
     tenant.refused(503, "GD-R002", **{**asked, "headers": dict(asked["headers"])})  # type: ignore[call-overload]
     proxy.mute_after = None
-    [held] = [each["reserved_nanousd"] for each in tenant.admin.ledger()]
+    [held] = [each["reserved"] for each in tenant.admin.ledger()]
     assert held, "it was decided"
     reply = tenant.allowed(**asked)
     assert reply["reserved_nanousd"] == held
-    assert tenant.balance()["reserved_nanousd"] == held
+    assert tenant.balance()["reserved"] == held
 
 
 def test_an_event_is_charged_once(tenant: Tenant, proxy: ChaosProxy) -> None:
@@ -75,9 +75,9 @@ def test_an_event_is_charged_once(tenant: Tenant, proxy: ChaosProxy) -> None:
     proxy.mute_after = b"event-of-which-the-answer-is-lost"
     assert tenant.send(event).status_code == 503
     proxy.mute_after = None
-    assert tenant.balance()["committed_nanousd"] == 500
+    assert tenant.balance()["committed"] == 500
     assert tenant.send(event).json()["duplicates"] == 1
-    assert tenant.balance()["committed_nanousd"] == 500
+    assert tenant.balance()["committed"] == 500
 
 
 def test_an_order_arrives_although_nobody_was_told_that_it_is_given(

@@ -30,7 +30,7 @@ def answer(
 
 
 def counted(balance: dict[str, Any]) -> tuple[int, int]:
-    return balance["committed_nanousd"], balance["reserved_nanousd"]
+    return balance["committed"], balance["reserved"]
 
 
 def test_a_request_holds_its_tokens_and_is_charged_what_it_used(tenant: Tenant) -> None:
@@ -128,7 +128,7 @@ def test_each_list_of_what_is_counted_is_a_budget_of_its_own(tenant: Tenant) -> 
     admin.set_budget(limit_calls=7)
     admin.set_budget(limit_tokens=8)
     admin.set_budget(9)
-    found = {(b["unit"], *b["counts"]): b["limit_nanousd"] for b in admin.budgets()}
+    found = {(b["unit"], *b["counts"]): b["limit"] for b in admin.budgets()}
     assert found == {("calls", "a", "b"): 6, ("calls",): 7, ("tokens",): 8, ("usd",): 90_000_000}
     admin.delete_budget(first["budget_id"])
     assert len(admin.budgets()) == 3

@@ -38,7 +38,7 @@ def admin(served: Any) -> Iterator[AdminClient]:
 
 
 def counted(admin: AdminClient, unit: str) -> int:
-    found = [each["committed_nanousd"] for each in admin.ledger() if each["unit"] == unit]
+    found = [each["committed"] for each in admin.ledger() if each["unit"] == unit]
     return sum(found)  # of one balance, or none yet
 
 
@@ -46,9 +46,9 @@ def check(admin: AdminClient) -> None:
     until(lambda: admin.verify_ledger()["reservations_open"] == 0)
     assert admin.verify_ledger()["problems"] == []
     for balance in admin.ledger():
-        assert balance["reserved_nanousd"] == 0
-        assert balance["overshoot_nanousd"] == 0
-        assert balance["committed_nanousd"] <= balance["limit_nanousd"]
+        assert balance["reserved"] == 0
+        assert balance["overshoot"] == 0
+        assert balance["committed"] <= balance["limit"]
 
 
 @pytest.mark.fault

@@ -104,7 +104,7 @@ class MeteredMachine(StorageMachine):
             budget = BudgetRule(
                 budget_id="", organisation_id=self.org, scope_kind=scope,  # type: ignore[arg-type]
                 scope_id="" if scope == "organisation" else "*", window=window,  # type: ignore[arg-type]
-                limit_nanousd=self.limits[name], unit=unit, counts=counts,  # type: ignore[arg-type]
+                limit=self.limits[name], unit=unit, counts=counts,  # type: ignore[arg-type]
                 wind_down_percent=KEEP if unit != "calls" else 0,
             )  # fmt: skip
             made = self.run(
@@ -401,12 +401,12 @@ class MeteredMachine(StorageMachine):
             seen[name, view.scope_id, view.epoch_ms] = view
         for key, count in self.counts.items():
             view = seen.pop(key)
-            assert (view.committed_nanousd, view.reserved_nanousd) == (
+            assert (view.committed, view.reserved) == (
                 count.committed, count.reserved,
             ), key  # fmt: skip
             # Only what was reported beyond what was held can be above the limit.
-            assert count.committed + count.reserved <= count.authorized + view.overshoot_nanousd
-        assert all(not (v.committed_nanousd or v.reserved_nanousd) for v in seen.values())
+            assert count.committed + count.reserved <= count.authorized + view.overshoot
+        assert all(not (v.committed or v.reserved) for v in seen.values())
 
 
 @pytest.mark.long

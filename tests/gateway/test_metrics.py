@@ -397,7 +397,7 @@ async def test_only_so_many_budgets_and_organisations_are_shown(make: Make, tmp_
         for limit in range(6):
             budget = BudgetRule(
                 budget_id="", organisation_id=own, scope_kind="user", scope_id=f"u{limit}",
-                window="total", limit_nanousd=100 + limit,
+                window="total", limit=100 + limit,
             )  # fmt: skip
             await storage.write(within(own), catalogue.put_budget, ACTOR, budget)
             store = Store(storage, Clock(), own, lambda: None, [])
@@ -408,7 +408,7 @@ async def test_only_so_many_budgets_and_organisations_are_shown(make: Make, tmp_
     assert found.spent[""].nanousd == 6 * (20 + 21 + 22), "those that were made last"
     assert found.budget_count == 23 * 6
     assert len(found.budgets) == money_samples.BUDGETS_MAX
-    shares = [view.committed_nanousd / view.limit_nanousd for _, view in found.budgets]
+    shares = [view.committed / view.limit for _, view in found.budgets]
     assert shares == sorted(shares, reverse=True)
     assert len({view.budget_id for _, view in found.budgets}) == money_samples.BUDGETS_MAX
     await storage.close()

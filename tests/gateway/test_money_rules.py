@@ -23,7 +23,7 @@ TTL = 900_000
 
 def account(limit: int, committed: int = 0, reserved: int = 0, **fields: Any) -> BudgetBalance:
     rule = BudgetRule(
-        budget_id="b", organisation_id="o", limit_nanousd=limit,
+        budget_id="b", organisation_id="o", limit=limit,
         **{"scope_kind": "organisation", "scope_id": "", "window": "total", **fields},
     )  # fmt: skip
     balance = Balance(

@@ -34,7 +34,7 @@ def test_a_reservation_is_released_by_its_own_key_only(tenant: Tenant, confined:
     body = {"reservation_id": held["reservation_id"], "reason": "not mine"}
     answer = tenant.http.post("/gate/release", json=body, headers=other)
     assert answer.status_code == 404
-    assert tenant.balance(scope_id="b")["reserved_nanousd"] == held["reserved_nanousd"]
+    assert tenant.balance(scope_id="b")["reserved"] == held["reserved_nanousd"]
     mine = tenant.http.post("/gate/release", json=body)
     assert mine.json()["released_nanousd"] == held["reserved_nanousd"]
 
@@ -47,8 +47,8 @@ def test_a_reservation_is_settled_by_its_own_key_only(tenant: Tenant) -> None:
     closing = tenant.final(held["reservation_id"])
     assert tenant.send(event, closing, headers=other).json()["accepted"] == 2
     balance = tenant.balance(scope_id="b")
-    assert balance["reserved_nanousd"] == held["reserved_nanousd"], "b's hold stands"
-    assert balance["committed_nanousd"] == 0, "the cost is a's own"
+    assert balance["reserved"] == held["reserved_nanousd"], "b's hold stands"
+    assert balance["committed"] == 0, "the cost is a's own"
     stored = {each["event_id"]: each for each in tenant.admin.events()}
     assert stored[event["event_id"]]["workflow_id"] == "a"
     assert "unknown_reservation" in stored[event["event_id"]]["flags"]

@@ -65,7 +65,7 @@ def test_a_model_without_a_vendor_is_charged_its_published_price(tenant: Tenant)
     event = tenant.llm(data=used)
     tenant.admin.set_budget(limit_nanousd=DOLLAR)
     assert tenant.send(event).status_code == 202
-    assert tenant.balance()["committed_nanousd"] == DOLLAR // 50
+    assert tenant.balance()["committed"] == DOLLAR // 50
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,14 @@ def test_a_call_that_a_budget_does_not_pay_for_waits_until_it_is_raised(tenant: 
     assert (asked["budget_id"], asked["workflow_id"], asked["user"]) == (
         budget_id, "nightly", "ada",
     )  # fmt: skip
-    assert (asked["needed_nanousd"], asked["lacking_nanousd"]) == (WORST, WORST - LEFT)
+    assert (asked["needed"], asked["lacking"]) == (WORST, WORST - LEFT)
     assert asked["deadline_ms"] - asked["asked_at_ms"] == 300_000
     raised = tenant.admin.raise_budget(budget_id, WORST, "k")
-    assert raised["budget"]["limit_nanousd"] == LIMIT + WORST
+    assert raised["budget"]["limit"] == LIMIT + WORST
     assert ask(tenant, "a", 1, workflow_id="nightly", user="ada")["decision"] == "allow"
     assert tenant.admin.budget_asks() == []
     [shown] = tenant.admin.budget_raises(budget_id)
-    assert (shown["by_nanousd"], shown["limit_nanousd"]) == (WORST, LIMIT + WORST)
+    assert (shown["by"], shown["limit"]) == (WORST, LIMIT + WORST)
     assert shown["raised_by"]
     assert "budget.raise" in actions(tenant)
 
@@ -89,7 +89,7 @@ def test_who_waits_on_after_a_raise_for_another_is_asked_for(tenant: Tenant) -> 
             assert ask(tenant, name, attempt)["decision"] == "waiting"
         assert notices() == 2, "once for both"
     for each in tenant.admin.budget_asks():
-        assert each["limit_nanousd"] == LIMIT + WORST
+        assert each["limit"] == LIMIT + WORST
         assert each["deadline_ms"] == before[each["call_id"]]["deadline_ms"]
 
 
@@ -100,8 +100,8 @@ def test_a_raise_happens_once_for_its_key(tenant: Tenant) -> None:
     assert again == first
     with pytest.raises(AdminError, match="used before"):
         tenant.admin.raise_budget(budget_id, 501, "k")
-    assert tenant.admin.raise_budget(budget_id, 500)["budget"]["limit_nanousd"] == LIMIT + 1000
-    assert tenant.admin.raise_budget(budget_id, 500)["budget"]["limit_nanousd"] == LIMIT + 1500
+    assert tenant.admin.raise_budget(budget_id, 500)["budget"]["limit"] == LIMIT + 1000
+    assert tenant.admin.raise_budget(budget_id, 500)["budget"]["limit"] == LIMIT + 1500
     assert actions(tenant).count("budget.raise") == 3
     with pytest.raises(AdminError, match="counted"):
         tenant.admin.raise_budget(budget_id, wire.NANOUSD_MAX)
@@ -121,7 +121,7 @@ def test_many_raise_at_once_and_each_key_counts_once(tenant: Tenant) -> None:
     for thread in threads:
         thread.join()
     [budget] = tenant.admin.budgets()
-    assert budget["limit_nanousd"] == LIMIT + 5
+    assert budget["limit"] == LIMIT + 5
 
 
 def test_without_an_answer_in_time_it_is_refused(tenant: Tenant) -> None:
@@ -197,21 +197,21 @@ UNITS: Final[dict[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("unit", UNITS)
 def test_budgets_of_tokens_and_calls_ask_and_are_raised(tenant: Tenant, unit: str) -> None:
     budget = tenant.admin.set_budget(**UNITS[unit], on_exhausted="ask")
-    budget_id, limit = budget["budget_id"], budget["limit_nanousd"]
+    budget_id, limit = budget["budget_id"], budget["limit"]
     end(tenant, ask(tenant, "a"))
     waits = ask(tenant, "b", max_output_tokens=900)
     assert (waits["decision"], waits["asks"]) == ("waiting", True)
     [asked] = tenant.admin.budget_asks()
     assert (asked["unit"], asked["counts"]) == (unit, UNITS[unit].get("counts", []))
-    assert asked["needed_nanousd"] == (1000 if unit == "tokens" else 1)
+    assert asked["needed"] == (1000 if unit == "tokens" else 1)
     with pytest.raises(AdminError, match=f"raised in {unit}"):
         tenant.admin.raise_budget(budget_id, 1)
     with pytest.raises(AdminError, match=f"by_{unit}"):
         tenant.admin.raise_budget(budget_id, 1, unit="calls" if unit == "tokens" else "tokens")
-    lacking = asked["lacking_nanousd"]
+    lacking = asked["lacking"]
     raised = tenant.admin.raise_budget(budget_id, lacking, "k", unit=unit)
     assert raised == tenant.admin.raise_budget(budget_id, lacking, "k", unit=unit)
-    assert raised["budget"]["limit_nanousd"] == limit + lacking
+    assert raised["budget"]["limit"] == limit + lacking
     assert raised["raised"]["unit"] == unit
     assert tenant.admin.budget_raises(budget_id) == [raised["raised"]]
     assert ask(tenant, "b", 1, max_output_tokens=900)["decision"] == "allow"
@@ -256,7 +256,7 @@ class AskingMachine(StorageMachine):
     def set_limits(self) -> None:
         rule = BudgetRule(
             budget_id="", organisation_id=self.org, scope_kind="organisation", scope_id="",
-            window="total", limit_nanousd=self.limits["org"], on_exhausted="ask",
+            window="total", limit=self.limits["org"], on_exhausted="ask",
             ask_ms=self.ASK_MS,
         )  # fmt: skip
         made = self.run(self.storage.write(within(self.org), catalogue.put_budget, ACTOR, rule))
@@ -331,8 +331,8 @@ class AskingMachine(StorageMachine):
 
     def the_model_agrees(self) -> None:
         for balance in self.balances():
-            assert balance.committed_nanousd == self.committed
-            assert balance.reserved_nanousd == self.reserved
+            assert balance.committed == self.committed
+            assert balance.reserved == self.reserved
             assert self.committed + self.reserved <= self.limits["org"]
         entries = self.run(self.storage.audit(self.org, 0, 1000))
         unanswered = [each for each in entries if each.action == "budget.unanswered"]

@@ -40,7 +40,7 @@ def question(store: Store, workflow: str, amount: int, **fields: Any) -> GateCom
 
 async def held(store: Store) -> int:
     (balance,) = await store.storage.balances(store.org, current_only=True)
-    return balance.reserved_nanousd
+    return balance.reserved
 
 
 @pytest.mark.asyncio

@@ -231,7 +231,7 @@ def test_a_large_bill_that_is_cut_off_is_completed_by_booking_it_again(
     )
     assert sorted(booked()) == [(1, 3, PART_ROWS), (2, 3, PART_ROWS), (3, 3, 7)]
     assert max(sizes) == PART_ROWS
-    assert tenant.balance()["committed_nanousd"] == 900 * len(rows)
+    assert tenant.balance()["committed"] == 900 * len(rows)
     again = tenant.admin.reconcile(rows, dry_run=False, **fields)
     assert {each["adjustment_nanousd"] for each in again} == {0}
     assert tenant.admin.verify_ledger()["problems"] == []

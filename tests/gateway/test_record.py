@@ -98,7 +98,7 @@ def test_one_row_and_many_are_written_alike(connection: Any) -> None:
         (ChainState(1, 2, True, "w"), ("o", "c")),
         (Estimate(3, 0.25, 1e-9, None, 5), ("o", "s")),
         (records.BudgetRule(budget_id="b", organisation_id="o", scope_kind="tag", scope_id="*",
-                            window="day", limit_nanousd=9, unit="calls", counts=['a"b', "é"]), ()),
+                            window="day", limit=9, unit="calls", counts=['a"b', "é"]), ()),
     ):  # fmt: skip
         table: StructTable[Any] = {
             Balance: BALANCES, ChainState: CHAINS, Estimate: ESTIMATES,

@@ -168,7 +168,7 @@ async def test_it_can_be_copied_to_postgresql(old: Path, tmp_path: Path) -> None
         budgets = await storage.budgets(organisation_id)
         assert sorted(b.budget_id for b in budgets) == [row[0] for row in before["budgets"]]
         views = await storage.balances(organisation_id, current_only=False)
-        assert {v.balance_id: v.committed_nanousd for v in views} == {
+        assert {v.balance_id: v.committed for v in views} == {
             row[0]: row[6] for row in before["balances"]
         }
         assert len(await storage.keys(None)) == len(before["keys"])

@@ -72,7 +72,7 @@ async def renew(store: Store, first: wire.GateReply, *also: str, **fields: Any) 
 
 async def totals(store: Store) -> tuple[int, int]:
     (balance,) = await store.storage.balances(store.org, current_only=True)
-    return balance.committed_nanousd, balance.reserved_nanousd
+    return balance.committed, balance.reserved
 
 
 async def pass_(store: Store, ms: int) -> None:

@@ -80,7 +80,7 @@ class Tenant:
 
     def held(self) -> int:
         """Return how much is reserved."""
-        return int(self.admin.ledger()[0]["reserved_nanousd"])
+        return int(self.admin.ledger()[0]["reserved"])
 
     def age(self, by_ms: int) -> None:
         """Have everything that is held end sooner, as if time had passed."""

@@ -93,7 +93,7 @@ def test_what_one_grants_the_other_cannot(tenants: list[Tenant]) -> None:
         statuses = [each.result().status_code for each in asked]
     assert sorted(set(statuses)) == [200, 402]
     assert statuses.count(200) == 14
-    assert a.balance()["reserved_nanousd"] == b.balance()["reserved_nanousd"] == 98
+    assert a.balance()["reserved"] == b.balance()["reserved"] == 98
 
 
 def test_a_call_is_charged_where_it_was_not_asked(tenants: list[Tenant]) -> None:
@@ -105,7 +105,7 @@ def test_a_call_is_charged_where_it_was_not_asked(tenants: list[Tenant]) -> None
     assert [each["accepted"] for each in answers] == [1, 0, 0]
     assert b.send(b.final(reply["reservation_id"])).json()["accepted"] == 1
     balance = a.balance()
-    assert (balance["committed_nanousd"], balance["reserved_nanousd"]) == (500, 0)
+    assert (balance["committed"], balance["reserved"]) == (500, 0)
 
 
 def test_a_repeat_is_answered_by_another_replica(tenants: list[Tenant]) -> None:
@@ -114,7 +114,7 @@ def test_a_repeat_is_answered_by_another_replica(tenants: list[Tenant]) -> None:
     headers = {"Idempotency-Key": "same"}
     first = a.allowed(call_id="c", headers=headers)
     assert b.allowed(call_id="c", headers=headers) == first
-    assert a.balance()["reserved_nanousd"] == first["reserved_nanousd"]
+    assert a.balance()["reserved"] == first["reserved_nanousd"]
 
 
 def test_rules_of_one_are_the_others_at_once(tenants: list[Tenant]) -> None:
@@ -337,7 +337,7 @@ def test_what_a_killed_replica_held_expires_once(serve: Callable[..., Any], tmp_
     assert held["reserved_nanousd"] > 0
     with psycopg.connect(postgres.dsn_of(tmp_path), autocommit=True) as connection:
         connection.execute("UPDATE reservations SET expires_at_ms = 0")  # as if time had passed
-    until(lambda: admin.ledger()[0]["reserved_nanousd"] == 0)
+    until(lambda: admin.ledger()[0]["reserved"] == 0)
     expired = "guard_gateway_expired_reservations_total"
     until(lambda: scraped(staying.base_url)[expired] == 20)
     report = admin.verify_ledger()
@@ -366,7 +366,7 @@ async def test_replicas_that_expire_at_once_end_each_orphan_once(tmp_path: Path)
     assert sum(map(sum, expired)) == 100
     for owner in owners:
         (balance,) = await stores[1].balances(owner.org, current_only=True)
-        assert (balance.reserved_nanousd, balance.committed_nanousd) == (0, 0)
+        assert (balance.reserved, balance.committed) == (0, 0)
     assert (await stores[1].verify_ledger()).problems == []
     for each in stores:
         await each.close()
@@ -487,7 +487,7 @@ def test_while_postgresql_is_away_calls_are_refused(private_postgres: Server) ->
         assert tenant.allowed(call_id="c", headers=headers) == before
         assert tenant.send(event).json()["duplicates"] == 1
         until(lambda: httpx.get(f"{gateway.base_url}/readyz").status_code == 200)
-        assert tenant.balance()["committed_nanousd"] == 500
+        assert tenant.balance()["committed"] == 500
         assert gateway.admin.verify_ledger()["problems"] == []
         tenant.http.close()
         tenant.admin.close()

@@ -45,7 +45,7 @@ def test_an_event_settles_its_request(tenant: Tenant) -> None:
     reply = request(tenant)
     tenant.send(tenant.llm(1000, reservation_id=reply["reservation_id"]))
     balance = tenant.balance()
-    assert (balance["committed_nanousd"], balance["reserved_nanousd"]) == (1000, 0)
+    assert (balance["committed"], balance["reserved"]) == (1000, 0)
 
 
 def test_a_request_without_a_limit_takes_the_largest_answer_of_its_model(tenant: Tenant) -> None:
@@ -145,7 +145,7 @@ def test_an_unknown_price_is_held_as_it_is_charged(tenant: Tenant) -> None:
     )
     tenant.admin.set_budget(limit_nanousd=10**12)
     tenant.send(event)
-    assert tenant.balance()["committed_nanousd"] == reply["reserved_nanousd"]
+    assert tenant.balance()["committed"] == reply["reserved_nanousd"]
     tenant.admin.update_settings(strict=True)
     tenant.refused(403, "GD-X001", **{**GPT_4O, "model": "nobody-knows"})
 
@@ -182,9 +182,9 @@ def test_the_first_request_releases_what_its_call_held_by_guess(tenant: Tenant) 
     assert call["reserved_nanousd"] == 1_000_000
     held = {"within": call["call_id"], "held": call["reservation_id"]}
     reply = request(tenant, **held)
-    assert tenant.balance()["reserved_nanousd"] == reply["reserved_nanousd"]
+    assert tenant.balance()["reserved"] == reply["reserved_nanousd"]
     request(tenant, **held)
-    assert tenant.balance()["reserved_nanousd"] == 2 * reply["reserved_nanousd"]
+    assert tenant.balance()["reserved"] == 2 * reply["reserved_nanousd"]
     tenant.send(tenant.llm(7, reservation_id=call["reservation_id"]))
     body = {"reservation_id": call["reservation_id"]}
     assert tenant.http.post("/gate/release", json=body).json()["state"] == "settled"
@@ -197,10 +197,10 @@ def test_a_request_draws_first_on_what_its_call_has_declared(tenant: Tenant) -> 
     reply = request(tenant, **within)
     total = call["reserved_nanousd"]
     assert reply["reserved_nanousd"] < total
-    assert tenant.balance()["reserved_nanousd"] == total, "the same money, and not both"
+    assert tenant.balance()["reserved"] == total, "the same money, and not both"
     for _ in range(2):
         request(tenant, **within)
-    assert tenant.balance()["reserved_nanousd"] == max(total, 3 * reply["reserved_nanousd"])
+    assert tenant.balance()["reserved"] == max(total, 3 * reply["reserved_nanousd"])
 
 
 def test_a_call_that_has_declared_all_that_is_left_can_make_its_request(tenant: Tenant) -> None:
@@ -251,7 +251,7 @@ def test_a_request_is_held_to_the_budget_of_the_model_that_answers(tenant: Tenan
     answered(tenant, request(tenant), dated, 1_000_000)
     reply = request(tenant)
     balance = tenant.balance(scope_id=dated)
-    assert balance["reserved_nanousd"] == reply["reserved_nanousd"]
+    assert balance["reserved"] == reply["reserved_nanousd"]
     answered(tenant, reply, dated, 1_000_000)
     tenant.refused(402, "GD-B004", **GPT_4O, max_input_tokens=1, max_output_tokens=1)
     request(tenant, model="gpt-4o-mini")
@@ -286,7 +286,7 @@ def test_what_is_in_doubt_costs_its_bound(tenant: Tenant) -> None:
     tenant.send(tenant.llm(1000, reservation_id=request(tenant)["reservation_id"]))
     event = in_doubt(tenant)
     assert (event["cost_nanousd"], event["flags"]) == (600_000, ["estimated", "in_doubt"])
-    assert tenant.balance()["committed_nanousd"] == 601_000
+    assert tenant.balance()["committed"] == 601_000
     assert [e["event_id"] for e in tenant.admin.events(flag="in_doubt")] == [event["event_id"]]
     both = tenant.admin.events(flag="cut_short,in_doubt")
     assert [e["event_id"] for e in both] == [event["event_id"]]
@@ -303,6 +303,6 @@ def test_an_organisation_may_charge_what_is_likely(tenant: Tenant) -> None:
     event = in_doubt(tenant)
     assert (event["cost_nanousd"], event["flags"][-1]) == (1000, "likely")
     assert in_doubt(tenant, cost=40)["cost_nanousd"] == 40, "never more than the bound"
-    assert tenant.balance()["committed_nanousd"] == 600_000 + 3000 + 1000 + 40
+    assert tenant.balance()["committed"] == 600_000 + 3000 + 1000 + 40
     tenant.admin.update_settings(in_doubt="bound")
     assert in_doubt(tenant)["cost_nanousd"] == 600_000

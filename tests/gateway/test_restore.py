@@ -83,7 +83,7 @@ def test_a_running_gateways_file_is_not_touched(backup: Path, tmp_path: Path) ->
               "restore", backup, "--database", target, "--replace")  # fmt: skip
         fails("another gateway is using this database", "migrate", "up", "--database", target)
         assert run("migrate", "status", "--database", target).output == UP_TO_DATE
-        assert gateway.admin.budgets()[0]["limit_nanousd"] == 100_000_000
+        assert gateway.admin.budgets()[0]["limit"] == 100_000_000
 
 
 def test_what_was_there_is_kept_beside(backup: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_was_there_is_kept_beside(backup: Path, tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         assert f"g.sqlite3.replaced-{number}" in result.output
     with run_gateway(tmp_path / "g.sqlite3.replaced-1") as old:
-        assert old.admin.budgets()[0]["limit_nanousd"] == 100_000_000
+        assert old.admin.budgets()[0]["limit"] == 100_000_000
 
 
 def test_the_log_of_a_gateway_that_was_killed_does_not_meet_the_new_file(
@@ -114,7 +114,7 @@ def test_the_log_of_a_gateway_that_was_killed_does_not_meet_the_new_file(
     with run_gateway(target) as restored:
         assert len(restored.admin.request("GET", "/organisations")) == 2
     with run_gateway(tmp_path / "g.sqlite3.replaced-1") as old:
-        assert old.admin.budgets()[0]["limit_nanousd"] == 770_000_000
+        assert old.admin.budgets()[0]["limit"] == 770_000_000
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ async def free(store: Store, reservation_id: str) -> Any:
 
 async def committed(store: Store) -> list[int]:
     views = await store.storage.balances(store.org, current_only=True)
-    return [view.committed_nanousd for view in views]
+    return [view.committed for view in views]
 
 
 @pytest.mark.asyncio
@@ -163,7 +163,7 @@ async def test_a_budget_that_is_set_later_counts_what_has_left_the_record(
         budget = await store.budget(1000, scope_kind=kind, scope_id=scope_id)
         await store.gate(1, **fields)
         views = await store.storage.balances(store.org, current_only=True)
-        found = [v.committed_nanousd for v in views if v.budget_id == budget.budget_id]
+        found = [v.committed for v in views if v.budget_id == budget.budget_id]
         assert found == [spent], kind
     await store.budget(1000, window="month")
     await store.gate(1, **fields)
@@ -213,7 +213,7 @@ async def test_open_holds_and_what_they_hold_on_stay(store: Store, tmp_path: Pat
     await store.charge("cost", 50, reservation_id=open_hold)
     assert (await free(store, open_hold)).status == 200
     views = await store.storage.balances(store.org, current_only=False)
-    assert [(v.committed_nanousd, v.reserved_nanousd) for v in views] == [
+    assert [(v.committed, v.reserved) for v in views] == [
         (50, 0),
         (50, 1),
         (0, 1),
@@ -269,7 +269,7 @@ async def test_a_closed_hold_stays_until_its_time_and_so_does_its_window(
     newest = (await store.storage.newest_events(store.org, 2**62, 1, None, None, None))[0]
     assert newest.flags == ["late"]
     views = await store.storage.balances(store.org, current_only=False)
-    assert [view.committed_nanousd for view in views][:2] == [7, 0]
+    assert [view.committed for view in views][:2] == [7, 0]
 
 
 @pytest.mark.asyncio
@@ -294,7 +294,7 @@ async def test_windows_that_have_ended_leave_with_their_last_entry(
     # The charge has opened a balance for its own hour, too.
     assert counts(tmp_path, "events", "reservations", "balances") == [1, 1, 2]
     views = await store.storage.balances(store.org, current_only=False)
-    assert [view.committed_nanousd for view in views] == [3, 0]
+    assert [view.committed for view in views] == [3, 0]
 
 
 @pytest.mark.asyncio
@@ -348,12 +348,12 @@ async def test_a_removed_budget_without_a_window_leaves_with_its_last_entry(
     # What is left is the kept budget's, and the newest one's.
     assert counts(tmp_path, "balances") == [2]
     views = await store.storage.balances(store.org, current_only=False)
-    assert [view.committed_nanousd for view in views if view.budget_id == kept.budget_id] == [17]
+    assert [view.committed for view in views if view.budget_id == kept.budget_id] == [17]
     assert (await store.storage.verify_ledger()).problems == []
     again = await store.budget(1000, window="total", scope_kind="workflow", scope_id="w")
     held = await hold(store, 10, workflow_id="w")
     views = await store.storage.balances(store.org, current_only=True)
-    assert [view.committed_nanousd for view in views if view.budget_id == again.budget_id] == [17]
+    assert [view.committed for view in views if view.budget_id == again.budget_id] == [17]
     await free(store, held)
 
 
@@ -595,7 +595,7 @@ def test_a_gateway_prunes_and_its_views_go_on(tmp_path: Path) -> None:
             until(lambda: kept() == ["e3"])
             until(lambda: [w["workflow_id"] for w in gateway.admin.workflows()] == ["new"])
             assert [row["events"] for row in gateway.admin.usage("total")] == [3]  # sums stay
-            assert gateway.admin.ledger()[0]["committed_nanousd"] == 3_000_000
+            assert gateway.admin.ledger()[0]["committed"] == 3_000_000
             assert gateway.admin.verify_ledger()["problems"] == []
             gateway.admin.kill("old")
             assert gateway.admin.workflow("old")["state"] == "killed"
@@ -636,5 +636,5 @@ async def test_on_postgresql_a_sweep_deletes_a_little_and_lets_others_in(
     assert 81 - 5 * 10 <= left[0] < 81
     assert left[-1] == 1
     (balance,) = await storage.balances(org, current_only=True)
-    assert balance.committed_nanousd == 81 * 7
+    assert balance.committed == 81 * 7
     await storage.close()

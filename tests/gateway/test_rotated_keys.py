@@ -44,11 +44,11 @@ def test_its_budgets_and_their_balances_hold_for_old_and_new(tenant: Any) -> Non
     second = tenant.admin.rotate_key(key_id, overlap_ms=HOUR_MS)
     secrets = (tenant.api_key, first["api_key"], second["api_key"])
     assert [tenant.gate(headers=_as(each)).status_code for each in secrets] == [200] * 3
-    assert tenant.balance(window="total")["committed_nanousd"] == 90 * CENT
+    assert tenant.balance(window="total")["committed"] == 90 * CENT
     tenant.send(tenant.llm(20 * CENT), headers=_as(second["api_key"]))
     for each in secrets:
         tenant.refused(402, "GD-B004", headers=_as(each))
-    assert tenant.balance(window="day")["committed_nanousd"] == 110 * CENT
+    assert tenant.balance(window="day")["committed"] == 110 * CENT
     (usage,) = tenant.admin.usage("key")
     assert (usage["group"], usage["cost_nanousd"]) == (key_id, 110 * CENT)
 

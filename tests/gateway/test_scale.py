@@ -106,7 +106,7 @@ async def test_the_gate_and_the_charge_are_flat(storage: SqliteStorage) -> None:
         for window in ("hour", "day", "month", "total"):
             wanted = BudgetRule(budget_id="", organisation_id="o", scope_kind=kind,  # type: ignore[arg-type]
                                 scope_id="" if kind == "organisation" else "*", window=window,  # type: ignore[arg-type]
-                                limit_nanousd=10**15)  # fmt: skip
+                                limit=10**15)  # fmt: skip
             await storage.write(within(wanted.organisation_id), catalogue.put_budget, ACTOR, wanted)
     names: list[dict[str, str]] = [
         {"workflow_id": f"new{next(_numbers)}", "agent": f"new{next(_numbers)}"},

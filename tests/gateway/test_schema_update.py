@@ -189,7 +189,7 @@ class Looker:
         while not self._ended.wait(0.05):
             try:
                 for b in self._admin.ledger():
-                    if b["committed_nanousd"] + b["reserved_nanousd"] > b["limit_nanousd"]:
+                    if b["committed"] + b["reserved"] > b["limit"]:
                         self.problems.append(str(b))
                 self.looks += 1
             except Exception as exc:

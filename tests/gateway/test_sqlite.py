@@ -45,7 +45,7 @@ async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> 
     for n in range(500):
         await store.charge(f"e{n}" + "x" * 200, 1)
     (balance,) = await storage.balances(org, current_only=True)
-    assert balance.committed_nanousd == 500
+    assert balance.committed == 500
     assert (await storage.verify_ledger()).problems == []
     await storage.close()
 

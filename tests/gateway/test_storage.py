@@ -72,7 +72,7 @@ async def test_a_hold_takes_the_last_nano_dollar_and_none_beyond(store: Store, m
     assert await ask(1) == 1
     assert await ask(1) is None
     (balance,) = await store.storage.balances(store.org, current_only=True)
-    assert (balance.reserved_nanousd, balance.remaining_nanousd) == (101, 0)
+    assert (balance.reserved, balance.remaining) == (101, 0)
 
 
 @pytest.mark.asyncio
@@ -83,7 +83,7 @@ async def test_replays_in_one_group_and_after_a_restart(store: Store) -> None:
     await store.reopen()
     third = await store.gate(7, key="a")
     assert (third.body, third.replay) == (first.body, True)
-    assert (await store.storage.balances(store.org, current_only=True))[0].reserved_nanousd == 7
+    assert (await store.storage.balances(store.org, current_only=True))[0].reserved == 7
 
 
 @pytest.mark.asyncio
@@ -128,7 +128,7 @@ async def test_late_costs_go_to_the_epoch_of_their_reservation(store: Store) -> 
     await store.gate(10)
     await store.charge("late", 9, reservation_id=reply.reservation_id)
     old, new = await store.storage.balances(store.org, current_only=False)
-    assert (old.committed_nanousd, new.committed_nanousd) == (9, 0)
+    assert (old.committed, new.committed) == (9, 0)
 
 
 @pytest.mark.asyncio
@@ -144,7 +144,7 @@ async def test_a_failing_command_leaves_its_neighbours_alone(store: Store) -> No
     )
     assert isinstance(results[1], NotFoundError)
     assert [results[0].status, results[2].status] == [200, 200]  # type: ignore[union-attr]
-    assert (await store.storage.balances(store.org, current_only=True))[0].reserved_nanousd == 20
+    assert (await store.storage.balances(store.org, current_only=True))[0].reserved == 20
 
 
 async def activate(store: Store, rules: RuleSet, *, dry_run: bool = False) -> list[Change]:
@@ -171,7 +171,7 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
     def budget(limit: int, organisation_id: str = "", **fields: Any) -> BudgetRule:
         wanted = {"scope_kind": "organisation", "scope_id": "", "window": "total", **fields}
         own = organisation_id or store.org
-        return BudgetRule(budget_id="", organisation_id=own, limit_nanousd=limit, **wanted)
+        return BudgetRule(budget_id="", organisation_id=own, limit=limit, **wanted)
 
     policy = Policy(policy_id="", organisation_id=store.org, name="p", document=PolicyDocument())
     rules = RuleSet([budget(100), budget(5, "nobody", window="hour")], [policy],

@@ -120,7 +120,7 @@ def test_all_other_text_is_stored_and_read_as_it_came(tenant: Tenant, kind: str)
         wanted = text if group != "model" else text or "m"
         assert {row["group"]: row["cost_nanousd"] for row in tenant.admin.usage(group)}[wanted] == 7
     if text:
-        assert tenant.balance(scope_id=text)["committed_nanousd"] == 7
+        assert tenant.balance(scope_id=text)["committed"] == 7
 
 
 def test_an_event_with_text_that_is_not_taken_is_rejected_alone(tenant: Tenant) -> None:

@@ -192,7 +192,7 @@ def test_the_sdk_judges_as_the_gateway_does(
 def test_limits_of_calls_have_the_gateway_asked_about_their_tools() -> None:
     limits = [
         BudgetRule(budget_id="", organisation_id="o", scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
-                   window="total", limit_nanousd=5, unit="calls", counts=counts)
+                   window="total", limit=5, unit="calls", counts=counts)
         for kind, scope_id, counts in (
             ("workflow", "w-*", ["search*"]), ("key", "k1", ["pay"]), ("user", "*", []),
         )

@@ -94,7 +94,7 @@ def test_a_key_counts_those_below_it_in_its_budget_only(tenant: Any) -> None:
     tenant.admin.set_budget(50, scope_kind="key", scope_id=owner)
     tenant.http.headers["X-API-Key"] = below["api_key"]
     tenant.send(lost(tenant, 3, workflow_id="w"))
-    assert tenant.balance(scope_kind="key")["uncertain_nanousd"] == 3 * CENT
+    assert tenant.balance(scope_kind="key")["uncertain"] == 3 * CENT
     rows = tenant.admin.usage("key")
     assert [(r["group"], r["uncertain_cents"]) for r in rows] == [(below["key"]["key_id"], 3)]
 

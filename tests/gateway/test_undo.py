@@ -83,7 +83,7 @@ class Machine:
         self, unit: SqliteUnitOfWork, kind: Any, scope_id: str, window: Any, limit: int
     ) -> None:
         wanted = BudgetRule(budget_id="", organisation_id=self.org, scope_kind=kind,
-                            scope_id=scope_id, window=window, limit_nanousd=limit)  # fmt: skip
+                            scope_id=scope_id, window=window, limit=limit)  # fmt: skip
         catalogue.put_budget(unit, ACTOR, wanted)
 
     def request(self) -> RequestOrigin:

@@ -48,7 +48,7 @@ def _comparable(name: str, report: Any) -> Any:
             if row.get("scope_kind", row.get("scope", "")).startswith("key"):
                 row.update(dict.fromkeys((key for key in row if "uncertain" in key), None))
     if name == "balances":  # those without spending are kept some days longer
-        return [row for row in report if row["committed_nanousd"]]
+        return [row for row in report if row["committed"]]
     return report
 
 

@@ -232,7 +232,7 @@ def test_all_calls_around_one_are_drawn_on(tenant: Tenant, kind: str) -> None:
     inner = {"kind": kind, "max_input_tokens": 0, "max_output_tokens": 3 * WORST // 2 // OUT}
     assert ask(tenant, "other", **inner)["decision"] == "waiting"
     assert ask(tenant, "inner", **inner, around=around)["decision"] == "allow"
-    assert tenant.balance()["reserved_nanousd"] <= 2 * WORST
+    assert tenant.balance()["reserved"] <= 2 * WORST
 
 
 def test_what_is_drawn_on_is_the_keys_own(tenant: Tenant) -> None:

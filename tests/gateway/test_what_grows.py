@@ -42,7 +42,7 @@ async def _week(store: Store, number: int, standing: str) -> None:
         )
         await store.storage.write(
             within(store.org), asks.raise_budget, ACTOR, store.org, standing,
-            by_nanousd=1, raise_key=f"k{name}",
+            by=1, raise_key=f"k{name}",
         )  # fmt: skip
         store.clock.now += DAY
     passing = await store.budget(10**6, scope_kind="agent", scope_id="a", window="day")

@@ -151,7 +151,7 @@ def test_tokens_that_were_charged_in_doubt_are_shown(tenant: Tenant) -> None:
     [tokens] = reply["counted"]
     assert (tokens["used"], tokens["uncertain"]) == (150, 150), "all that was set aside"
     [row] = [each for each in tenant.admin.ledger() if each["unit"] == "tokens"]
-    assert (row["uncertain_nanousd"], row["uncertain_cents"]) == (150, 0.0)
+    assert (row["uncertain"], row["uncertain_cents"]) == (150, 0.0)
 
 
 def test_spend_tells_what_is_kept_and_when_it_begins(tenant: Tenant) -> None:
@@ -174,12 +174,12 @@ def test_spend_tells_what_is_kept_and_when_it_begins(tenant: Tenant) -> None:
 def test_the_share_is_of_hard_budgets(chain: int | None, mode: Any) -> None:
     rule = BudgetRule(
         budget_id="b", organisation_id="o", scope_kind="organisation", scope_id="",
-        window="total", limit_nanousd=1000, mode=mode, wind_down_percent=7,
+        window="total", limit=1000, mode=mode, wind_down_percent=7,
     )  # fmt: skip
-    assert rule.kept_nanousd == (70 if mode == "hard" else 0)
-    account = BudgetBalance(rule, None, rule.kept_nanousd)  # type: ignore[arg-type]
+    assert rule.kept == (70 if mode == "hard" else 0)
+    account = BudgetBalance(rule, None, rule.kept)  # type: ignore[arg-type]
     full = BudgetBalance(rule, None)  # type: ignore[arg-type]
-    assert account.ceiling(chain) == full.ceiling(chain) - rule.kept_nanousd
+    assert account.ceiling(chain) == full.ceiling(chain) - rule.kept
 
 
 class WindingMachine(StorageMachine):
@@ -195,7 +195,7 @@ class WindingMachine(StorageMachine):
     def set_limits(self) -> None:
         wanted = BudgetRule(
             budget_id="", organisation_id=self.org, scope_kind="organisation", scope_id="",
-            window="total", limit_nanousd=self.limits["org"], wind_down_percent=self.percent,
+            window="total", limit=self.limits["org"], wind_down_percent=self.percent,
         )  # fmt: skip
         made = self.run(self.storage.write(within(self.org), catalogue.put_budget, ACTOR, wanted))
         self.budget_ids["org"] = {made.budget_id}
@@ -274,8 +274,8 @@ class WindingMachine(StorageMachine):
 
     def the_model_agrees(self) -> None:
         for balance in self.balances():
-            assert balance.committed_nanousd == self.committed
-            assert balance.reserved_nanousd == self.reserved
+            assert balance.committed == self.committed
+            assert balance.reserved == self.reserved
         assert self.committed + self.reserved <= self.limits["org"]
 
 

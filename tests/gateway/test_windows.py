@@ -204,9 +204,7 @@ async def _compare(store: Store, found: list[Tried]) -> None:
     ):
         after = batch[-1].balance_id
         for each in batch:
-            rows.setdefault(each.scope_id, []).append(
-                (each.epoch_ms, each.ends_ms, each.committed_nanousd)
-            )
+            rows.setdefault(each.scope_id, []).append((each.epoch_ms, each.ends_ms, each.committed))
     for tried in found:
         own = sorted(rows.get(tried.user, []), key=lambda row: row[0])
         assert own == sorted(tried.model.used(), key=lambda row: row[0]), tried
@@ -248,7 +246,7 @@ async def test_the_organisations_zone_and_first_day_count_unless_a_budget_has_it
         "hour": (at("2027-03-14T16:00"), at("2027-03-14T17:00"), "America/New_York"),
         "5h": (at("2027-03-14T16:00"), at("2027-03-14T21:00"), "America/New_York"),
     }
-    assert {each.committed_nanousd for each in found} == {7}
+    assert {each.committed for each in found} == {7}
 
 
 @pytest.mark.asyncio
@@ -260,7 +258,7 @@ async def test_a_length_opens_with_its_first_charge_not_with_a_call_that_costs_n
     reply = wire.decode((await store.gate(50)).body, wire.GateReply)
     assert (await store.gate(60)).status == 402
     (pending,) = await store.storage.balances(store.org, current_only=True, after=0, limit=10)
-    assert (pending.ends_ms, pending.reserved_nanousd) == (None, 50)
+    assert (pending.ends_ms, pending.reserved) == (None, 50)
     store.clock.now += 60_000
     await store.charge("e", 40, reservation_id=reply.reservation_id, data={"final": True})
     (opened,) = await store.storage.balances(store.org, current_only=True, after=0, limit=10)
@@ -314,7 +312,7 @@ def test_a_preview_replays_the_windows_of_the_zone_and_of_a_length() -> None:
 
     def stopped(window: str, zone: str = "UTC") -> list[int]:
         rule = BudgetRule(budget_id="", organisation_id="o", scope_kind="organisation", scope_id="",
-                          window=window, limit_nanousd=10)  # fmt: skip
+                          window=window, limit=10)  # fmt: skip
         found = preview_budget(rule, charges, windows.Calendar(zone))
         return sorted(each.period_start_ms for each in found.worst)
 
@@ -376,4 +374,4 @@ async def test_a_length_counts_nothing_of_the_time_under_a_budget_that_was_remov
         within(store.org), catalogue.delete_budget, ACTOR, store.org, own.budget_id
     )
     (left,) = await store.storage.balances(store.org, current_only=True, after=0, limit=10)
-    assert (left.committed_nanousd, left.ends_ms) == (0, None)
+    assert (left.committed, left.ends_ms) == (0, None)

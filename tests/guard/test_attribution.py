@@ -180,7 +180,7 @@ class TestAtTheGateway:
             for name in ("a", "b", "a", "b"):
                 with context.user(name):
                     work()
-        held = {row["scope_id"]: row["reserved_nanousd"] for row in tenant.admin.ledger()}
+        held = {row["scope_id"]: row["reserved"] for row in tenant.admin.ledger()}
         assert held.keys() == {"a", "b"}
         assert all(held.values())
         lanes = {lane[3] for lane in runtime.leases._lanes}

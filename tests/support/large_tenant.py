@@ -14,14 +14,14 @@ _FAR: Final = 2**52
 _FILL: Final = (
     # A budget for each workflow, with its balance, under one for all that is nearly used up.
     ("INSERT INTO budgets (budget_id, organisation_id, scope_kind, scope_id, \"window\","
-    " limit_nanousd, mode, epsilon_nanousd, thresholds, version, created_at_ms, updated_at_ms)"
+    " limit_amount, mode, epsilon_nanousd, thresholds, version, created_at_ms, updated_at_ms)"
     " {numbers} 'b' || n, '{own}', 'workflow', 'w' || n, 'total', 1000000,"
     " 'hard', 0, '[0.5]', 1, 1, 1 FROM n"),
     ("INSERT INTO balances (budget_id, scope_id, period_start_ms, opening, committed, reserved,"
     " overspend, authorized_max, level, exhausted, leases) {numbers} 'b' || n, 'w' || n, 0, 0, 0,"
     " 1000, 0, 1000000, 0, 0, 1 FROM n"),
     ("INSERT INTO budgets (budget_id, organisation_id, scope_kind, scope_id, \"window\","
-    " limit_nanousd, mode, epsilon_nanousd, thresholds, version, created_at_ms, updated_at_ms)"
+    " limit_amount, mode, epsilon_nanousd, thresholds, version, created_at_ms, updated_at_ms)"
     " VALUES ('all', '{own}', 'organisation', '', 'total', {rows} * 1000"
     " + 100000, 'hard', 0, '[]', 1, 1, 1)"),
     ("INSERT INTO balances (budget_id, scope_id, period_start_ms, opening, committed, reserved,"

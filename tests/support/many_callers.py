@@ -102,7 +102,7 @@ class Organisation:
         """Return what its one budget was charged; nothing if no request has come through yet."""
         balances = self.admin.ledger()
         assert len(balances) <= 1
-        return sum(int(balance["committed_nanousd"]) for balance in balances)
+        return sum(int(balance["committed"]) for balance in balances)
 
     def in_doubt(self) -> int:
         """Return what of it was charged without an answer that shows it."""

@@ -57,7 +57,7 @@ RAISE_NANOUSD = 400_000
 """By how much the limits rise at a time; a request costs up to 250,000."""
 
 _BALANCES = (
-    "SELECT u.scope_kind, b.scope_id, b.committed, b.reserved, b.overspend, u.limit_nanousd"
+    "SELECT u.scope_kind, b.scope_id, b.committed, b.reserved, b.overspend, u.limit_amount"
     " FROM balances b JOIN budgets u USING (budget_id)"
 )
 _numbers = itertools.count(1)

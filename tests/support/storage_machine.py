@@ -90,7 +90,7 @@ class StorageMachine(RuleBasedStateMachine):
         for kind, scope_id, window, name in budgets:
             budget = BudgetRule(
                 budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
-                window=window, limit_nanousd=self.limits[name],  # type: ignore[arg-type]
+                window=window, limit=self.limits[name],  # type: ignore[arg-type]
             )  # fmt: skip
             made = self.run(
                 self.storage.write(
@@ -118,10 +118,10 @@ class StorageMachine(RuleBasedStateMachine):
                 raised = self.run(
                     self.storage.write(
                         within(self.org), asks.raise_budget, ACTOR, self.org, budget_id,
-                        by_nanousd=by, raise_key=key, counted_in=self.unit_of(name),
+                        by=by, raise_key=key, counted_in=self.unit_of(name),
                     )
                 )  # fmt: skip
-                assert raised.budget.limit_nanousd == self.limits[name]
+                assert raised.budget.limit == self.limits[name]
         self.set_limits()  # as they are already
         return str(name)
 

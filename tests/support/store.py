@@ -87,7 +87,7 @@ class Store:
             within(self.org),
             catalogue.put_budget,
             ACTOR,
-            BudgetRule(budget_id="", organisation_id=self.org, limit_nanousd=limit, **wanted),
+            BudgetRule(budget_id="", organisation_id=self.org, limit=limit, **wanted),
         )
 
 

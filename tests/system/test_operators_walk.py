@@ -217,7 +217,7 @@ def press(office: Office, channel: str, button: Any, user: str) -> int:
 
 def limit(office: Office) -> int:
     [budget] = office.admin.budgets()
-    return int(budget["limit_nanousd"])
+    return int(budget["limit"])
 
 
 def links(office: Office) -> list[str]:
@@ -297,7 +297,7 @@ def test_the_run_went_on_where_it_was(office: Office, night: str) -> None:
     answered = httpx.get(f"{office.vendor}/stats").json()["answered"]
     assert answered == REQUESTS, "no request was lost or sent twice"
     [row] = office.admin.ledger()
-    assert row["committed_nanousd"] == REQUESTS * COST
+    assert row["committed"] == REQUESTS * COST
 
 
 def test_each_was_told_where_people_are(office: Office, night: str) -> None:

@@ -64,7 +64,7 @@ def test_every_event_is_charged_once_without_a_word_of_shutdown(
     spent = gateway.admin.workflow(workflow)["spent_nanousd"]
     assert spent == sum(event["cost_nanousd"] for event in events)
     assert spent == calls * 100 * 2500 + sum(range(calls)) * 10_000
-    holds = [row["reserved_nanousd"] for row in gateway.admin.ledger()]
+    holds = [row["reserved"] for row in gateway.admin.ledger()]
     assert not any(holds), "a reservation was left open"
 
 

@@ -64,9 +64,9 @@ def budgets_list(client: AdminClient) -> None:
     rows, unmatched = client.ledger(), client.unmatched()
     known = {row["budget_id"] for row in rows}
     rows += [
-        {**b, "committed_nanousd": 0, "uncertain_nanousd": 0, "reserved_nanousd": 0,
-         "ends_ms": None, "remaining_nanousd": b["limit_nanousd"], "exhausted": False,
-         "kept_nanousd": b["limit_nanousd"] * b["wind_down_percent"] // 100}
+        {**b, "committed": 0, "uncertain": 0, "reserved": 0,
+         "ends_ms": None, "remaining": b["limit"], "exhausted": False,
+         "kept": b["limit"] * b["wind_down_percent"] // 100}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
     if any(row["scope_kind"] == "key" for row in rows):
@@ -85,7 +85,7 @@ def budgets_list(client: AdminClient) -> None:
 
 def _kept(rows: list[dict[str, Any]], column: str) -> list[str]:
     """Return the column of what is kept for winding down, of which ``left`` has its part."""
-    return [column] if any(row["kept_nanousd"] for row in rows) else []
+    return [column] if any(row["kept"] for row in rows) else []
 
 
 def _ends(row: dict[str, Any]) -> str:
@@ -95,20 +95,16 @@ def _ends(row: dict[str, Any]) -> str:
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
     """Return a balance's figures in money, or as so many tokens or calls."""
-    left = max(0, row["remaining_nanousd"])
+    left = max(0, row["remaining"])
     if row["unit"] == "usd":
         names = ("limit", "committed", "uncertain", "reserved", "kept")
-        cents = {f"{name}_cents": row[f"{name}_nanousd"] / 1e7 for name in names}
-        return {**cents, "left_nanousd": left, "left_cents": left / 1e7}
+        money = {**{name: row[name] for name in names}, "left": left}
+        nanousd = {f"{name}_nanousd": amount for name, amount in money.items()}
+        return nanousd | {f"{name}_cents": amount / 1e7 for name, amount in money.items()}
     return {
-        "counted": _counted_of(row),
-        "limit": row["limit_nanousd"],
-        "used": row["committed_nanousd"],
-        "uncertain": row["uncertain_nanousd"],
-        "kept": row["kept_nanousd"],
-        "set_aside": row["reserved_nanousd"],
+        "counted": _counted_of(row), "used": row["committed"], "set_aside": row["reserved"],
         "left": left,
-    }
+    }  # fmt: skip
 
 
 @budgets.command("set")
@@ -268,7 +264,7 @@ def budgets_raise(client: AdminClient, name: str, by: dict[str, int], key: str) 
     raised = client.raise_budget(
         budget["budget_id"], by[unit], key or secrets.token_hex(8), unit=unit
     )
-    limit = amount_in(unit, raised["budget"]["limit_nanousd"])
+    limit = amount_in(unit, raised["budget"]["limit"])
     text = f"raised by {amount_in(unit, by[unit])} to {limit}: {scope_of(raised['budget'])}"
     note(f"{text} on {where()}", raised)
 
@@ -319,10 +315,7 @@ def budgets_raises(client: AdminClient, name: str | None, limit: int) -> None:
     columns = ["raised_at_ms", "raised_by", "by", "limit", "budget_id"]
     budget_id = None if name is None else found(client, name)["budget_id"]
     rows = client.budget_raises(budget_id, limit)
-    show([{**row, "by_cents": row["by_nanousd"] / 1e7, "limit_cents": row["limit_nanousd"] / 1e7,
-           "by": amount_in(row["unit"], row["by_nanousd"]),
-           "limit": amount_in(row["unit"], row["limit_nanousd"])}
-          for row in rows], columns, limit=limit,
+    show(_with_units(rows, "by", "limit"), columns, limit=limit,
          among="" if name is None else f"of {safe(name)}")  # fmt: skip
 
 
@@ -338,10 +331,15 @@ def budgets_waiting(client: AdminClient, limit: int) -> None:
     """
     columns = ["scope", "limit", "spent", "needed", "workflow_id", "function", "model",
                "asked_at_ms", "deadline_ms", "budget_id", "call_id"]  # fmt: skip
-    parts = ("limit", "spent", "needed")
-    show([{**row, **{f"{each}_cents": row[f"{each}_nanousd"] / 1e7 for each in parts},
-           **{each: amount_in(row["unit"], row[f"{each}_nanousd"]) for each in parts}}
-          for row in client.budget_asks(limit)], columns, limit=limit)  # fmt: skip
+    rows = _with_units(client.budget_asks(limit), "limit", "spent", "needed")
+    show(rows, columns, limit=limit)
+
+
+def _with_units(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    """Return rows with some amounts as people read them; for JSON as they are."""
+    if wants_json():
+        return rows
+    return [{**row, **{n: amount_in(row["unit"], row[n]) for n in names}} for row in rows]
 
 
 def found(

@@ -15,6 +15,9 @@ _SILENT: Final = {
 }  # fmt: skip
 """What says nothing to a reader: it is the entry's own, or the column beside it."""
 
+_IN_UNIT: Final = {"limit", "by", "needed"}
+"""Amounts of a budget, in its ``unit``."""
+
 _MOMENT_MIN_MS: Final = 10**11
 """A number of milliseconds from here on is a moment, below it a length of time."""
 
@@ -26,16 +29,14 @@ def audit_details(details: Mapping[str, Any], now_ms: int) -> list[tuple[str, st
 
     >>> audit_details({"limit_nanousd": 2_000_000_000, "ask_ms": 300_000, "epsilon_nanousd": 0}, 0)
     [('limit', '$2'), ('ask', '5m')]
-    >>> audit_details({"limit_nanousd": 20_000, "unit": "tokens", "created_at_ms": 1}, 0)
+    >>> audit_details({"limit": 20_000, "unit": "tokens", "created_at_ms": 1}, 0)
     [('limit', '20,000 tokens')]
     """
+    return list(_each("", details, now_ms))
+
+
+def _each(prefix: str, details: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
     unit = details.get("unit")
-    return list(_each("", details, unit if unit in ("tokens", "calls") else "usd", now_ms))
-
-
-def _each(
-    prefix: str, details: Mapping[str, Any], unit: str, now_ms: int
-) -> Iterator[tuple[str, str]]:
     for key, value in details.items():
         if value in (None, "", False, [], {}, 0) or key in _SILENT:
             continue
@@ -43,7 +44,7 @@ def _each(
             continue
         name = prefix if key == "document" else f"{prefix} {_named(key)}".strip()
         if isinstance(value, Mapping):
-            yield from _each(name, value, unit, now_ms)
+            yield from _each(name, value, now_ms)
         else:
             yield name, _said(key, value, unit, now_ms)
 
@@ -54,12 +55,14 @@ def _named(key: str) -> str:
     return key.replace("_", " ")
 
 
-def _said(key: str, value: Any, unit: str, now_ms: int) -> str:
+def _said(key: str, value: Any, unit: str | None, now_ms: int) -> str:
     if value is True:
         return "yes"
     if isinstance(value, int):
-        if key.endswith("_nanousd"):
+        if key in _IN_UNIT and unit is not None:
             return amount_in(unit, value)
+        if key.endswith("_nanousd"):
+            return dollars(value)
         if key.endswith("_per_mtok"):
             return f"{dollars(value)} per million tokens"
         if key.endswith("_ms"):
@@ -70,13 +73,13 @@ def _said(key: str, value: Any, unit: str, now_ms: int) -> str:
     if isinstance(value, list) and key == "thresholds":
         return ", ".join(f"{each:.0%}" for each in value)
     if isinstance(value, list):
-        return _short(", ".join(_item(each, unit, now_ms) for each in value))
+        return _short(", ".join(_item(each, now_ms) for each in value))
     return _short(str(value))
 
 
-def _item(value: Any, unit: str, now_ms: int) -> str:
+def _item(value: Any, now_ms: int) -> str:
     if isinstance(value, Mapping):
-        return " ".join(f"{name} {text}" for name, text in _each("", value, unit, now_ms))
+        return " ".join(f"{name} {text}" for name, text in _each("", value, now_ms))
     return str(value)
 
 

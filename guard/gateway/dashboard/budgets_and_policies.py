@@ -112,7 +112,7 @@ class BudgetsAndPolicies:
         budget_id = context.query("id")
         if budget_id:
             return await self._budget_form(context, await self._budget(context, budget_id))
-        new = _new_budget(context, limit_nanousd=10_000_000_000)
+        new = _new_budget(context, limit=10_000_000_000)
         workflow_id = context.query("workflow")
         if workflow_id:
             new.scope_kind, new.scope_id = "workflow", workflow_id
@@ -137,7 +137,7 @@ class BudgetsAndPolicies:
             body = forms.budget(context.form)
             typed = as_budget(context.org(), body)
         except ValueError as exc:
-            known = _new_budget(context, limit_nanousd=0)
+            known = _new_budget(context, limit=0)
             if budget_id:
                 known = await self._budget(context, budget_id)
             return await self._budget_form(
@@ -242,17 +242,17 @@ class BudgetsAndPolicies:
         return self._site.done(context, "policy-deleted", "/policies")
 
 
-def _new_budget(context: RequestContext, *, limit_nanousd: int) -> BudgetRule:
+def _new_budget(context: RequestContext, *, limit: int) -> BudgetRule:
     return BudgetRule(
         budget_id="", organisation_id=context.org(), scope_kind="organisation", scope_id="",
-        window="day", limit_nanousd=limit_nanousd,
+        window="day", limit=limit,
     )  # fmt: skip
 
 
 def _suggested(budget: BudgetRule, asks: Sequence[BudgetAsk] = ()) -> int:
     """Return a raise to offer, in the budget's unit: half of the limit, or a call's shortfall."""
-    lacking = max((ask.lacking_nanousd for ask in asks), default=0)
-    return max(budget.limit_nanousd // 2, lacking, 1)
+    lacking = max((ask.lacking for ask in asks), default=0)
+    return max(budget.limit // 2, lacking, 1)
 
 
 def _new_policy(context: RequestContext) -> Policy:

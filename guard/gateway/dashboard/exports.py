@@ -176,9 +176,8 @@ class Exports:
 
     def _budgets(self, _: RequestContext) -> Export:
         columns = ("budget_id", "scope_kind", "scope_id", "window", "unit", "counts", "mode",
-                   "limit_nanousd", "of", "key_name", "since_at_ms", "until_at_ms",
-                   "committed_nanousd", "reserved_nanousd", "remaining_nanousd",
-                   "uncertain_nanousd", "exhausted", "zone", "ends")  # fmt: skip
+                   "limit", "of", "key_name", "since_at_ms", "until_at_ms", "committed",
+                   "reserved", "remaining", "uncertain", "exhausted", "zone", "ends")  # fmt: skip
         return Export(columns, self._budget_rows)
 
     async def _budget_rows(self, context: RequestContext) -> Batches:
@@ -289,8 +288,8 @@ def _in_zone(balance: BalanceView) -> str | None:
 
 def _balance(budget: BudgetRule, balance: BalanceView | None) -> dict[str, Any]:
     of = {
-        "of": None, "since_at_ms": None, "until_at_ms": None, "committed_nanousd": 0,
-        "reserved_nanousd": 0, "remaining_nanousd": budget.limit_nanousd, "uncertain_nanousd": 0,
+        "of": None, "since_at_ms": None, "until_at_ms": None, "committed": 0,
+        "reserved": 0, "remaining": budget.limit, "uncertain": 0,
         "exhausted": False, "ends": None,
     }  # fmt: skip
     if balance is not None:

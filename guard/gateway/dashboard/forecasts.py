@@ -45,8 +45,8 @@ def forecast(balance: BalanceView, lately: Sequence[UsedLately], now_ms: int) ->
         lately: the usage of its scope in each hour of the last day, oldest first.
         now_ms: the time.
     """
-    left = balance.limit_nanousd - balance.committed_nanousd
-    if balance.exhausted or left <= 0 or not balance.limit_nanousd:
+    left = balance.limit - balance.committed
+    if balance.exhausted or left <= 0 or not balance.limit:
         return None
     is_summed = bool(lately) and not _is_short(balance) and not balance.counts
     found = _of_day(balance, lately, now_ms) if is_summed else _of_window(balance, now_ms)
@@ -73,13 +73,13 @@ def _of_day(
 
 
 def _of_window(balance: BalanceView, now_ms: int) -> tuple[int, int, Pace] | None:
-    if balance.ends_ms is None or balance.committed_nanousd <= 0:
+    if balance.ends_ms is None or balance.committed <= 0:
         return None
     passed_ms = now_ms - balance.epoch_ms
     if passed_ms < (LEAST_HOUR_MS if _is_short(balance) else LEAST_DAY_MS):
         return None
     pace: Pace = "last hour" if balance.window == "hour" else "window so far"
-    return balance.committed_nanousd, passed_ms, pace
+    return balance.committed, passed_ms, pace
 
 
 def _is_short(balance: BalanceView) -> bool:

@@ -65,9 +65,9 @@ def shows(number: int, unit: str = "usd") -> bool:
 
 def share(balance: BalanceView) -> str:
     """Return how much of a budget is used: 100 percent only where all of it is."""
-    if not balance.limit_nanousd:
+    if not balance.limit:
         return "100%"
-    percent = 100 * max(balance.committed_nanousd, 0) / balance.limit_nanousd
+    percent = 100 * max(balance.committed, 0) / balance.limit
     return "<1%" if 0 < percent < 1 else f"{int(percent):,}%"
 
 

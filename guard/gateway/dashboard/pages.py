@@ -166,8 +166,8 @@ class Pages:
             ends_ms=ends_ms,
             now_ms=now_ms,
             step_ms=step_ms,
-            committed_nanousd=balance.committed_nanousd,
-            limit_nanousd=balance.limit_nanousd,
+            committed_nanousd=balance.committed,
+            limit_nanousd=balance.limit,
             zone=balance.zone,
         )
 

@@ -1,7 +1,8 @@
 """Rows as files: CSV for spreadsheets, JSON for programs. Pure.
 
-Columns of amounts end in ``_nanousd`` and those of moments in ``at_ms``. JSON has both as whole
-numbers, as the admin API does. CSV has dollars with their decimals, and moments in ISO 8601.
+Columns of money end in ``_nanousd`` and those of moments in ``at_ms``; amounts of a budget are in
+its ``unit``. JSON has all as whole numbers, as the admin API does. CSV has dollars with their
+decimals, and moments in ISO 8601.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from guard.gateway.dashboard.formatting import iso
 Row = Mapping[str, Any]
 
 _AMOUNT: Final = "_nanousd"
+_IN_UNIT: Final = {"limit", "committed", "reserved", "remaining", "uncertain"}
 _MOMENT: Final = "at_ms"
 _FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 """What makes spreadsheets take a text for a formula or a command, also in full width."""
@@ -28,13 +30,12 @@ _FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 
 def csv_head(columns: Sequence[str]) -> str:
     """Return the first line."""
-    counts_units = "unit" in columns
-    return _line([_heading(column, counts_units=counts_units) for column in columns])
+    return _line([_heading(column) for column in columns])
 
 
-def _heading(column: str, *, counts_units: bool) -> str:
+def _heading(column: str) -> str:
     if column.endswith(_AMOUNT):
-        return column.removesuffix(_AMOUNT) + ("" if counts_units else "_usd")
+        return column.removesuffix(_AMOUNT) + "_usd"
     return column.removesuffix("_ms") if column.endswith(_MOMENT) else column
 
 
@@ -62,7 +63,7 @@ def _cell(column: str, row: Row) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        if column.endswith(_AMOUNT) and row.get("unit", "usd") == "usd":
+        if column.endswith(_AMOUNT) or (column in _IN_UNIT and row.get("unit") == "usd"):
             return decimal_dollars(int(value))
         return iso(int(value)) if column.endswith(_MOMENT) else str(value)
     if isinstance(value, list):

@@ -24,14 +24,14 @@ class Subject(Struct, frozen=True, kw_only=True, omit_defaults=True):
         kind: an approval, or a call that waits for a budget to be raised.
         id: of the approval, or of the call.
         budget_id, balance_id: of the budget that asks.
-        by_nanousd: by how much a yes raises the budget, in its unit.
+        by: by how much a yes raises the budget, in its unit.
     """
 
     kind: Literal["approval", "asks"]
     id: Annotated[str, Meta(max_length=256)]
     budget_id: Annotated[str, Meta(max_length=64)] = ""
     balance_id: int = 0
-    by_nanousd: Annotated[int, Meta(ge=0, le=wire.NANOUSD_MAX)] = 0
+    by: Annotated[int, Meta(ge=0, le=wire.NANOUSD_MAX)] = 0
 
 
 class AnswerLink(Struct, frozen=True, kw_only=True):

@@ -61,7 +61,7 @@ class Balance(Struct, gc=False):
         level: how many of the budget's thresholds are reached.
         exhausted: whether the limit was reached, and this was announced.
         leases: how many open leases hold money on it.
-        refused_nanousd: the least amount that was refused since a call was last let through, unless
+        refused: the least amount that was refused since a call was last let through, unless
             it has fitted again since; 0: none.
         zone: whose day, week or month its period is.
     """
@@ -79,7 +79,7 @@ class Balance(Struct, gc=False):
     level: int = 0
     exhausted: bool = False
     leases: int = 0
-    refused_nanousd: int = 0
+    refused: int = 0
     zone: str = UTC
 
     def covers(self, at_ms: int) -> bool:
@@ -107,7 +107,7 @@ class BudgetBalance(Struct):
     def ceiling(self, chain_over_permille: int | None = None) -> int:
         """Return the highest total that a grant may reach, inside an open chain or outside."""
         # A budget of chains is the ceiling of a chain itself: no chain may go over it.
-        limit = self.rule.limit_nanousd
+        limit = self.rule.limit
         if chain_over_permille is None or self.rule.scope_kind == "chain":
             return limit - self.kept
         return min(limit + limit * chain_over_permille // 1000, NANOUSD_MAX) - self.kept
@@ -119,19 +119,19 @@ class BudgetBalance(Struct):
     def is_exhausted(self) -> bool:
         """Whether all is spent, or a call was refused and none let through since."""
         balance = self.balance
-        is_short = balance.refused_nanousd > 0 and self.room() < balance.refused_nanousd
+        is_short = balance.refused > 0 and self.room() < balance.refused
         return self.rule.mode == "hard" and (balance.exhausted or is_short)
 
     def has_refused_less(self, amount: int) -> bool:
         """Whether this amount or less was refused before, and still does not fit."""
-        least = self.balance.refused_nanousd
+        least = self.balance.refused
         return 0 < least <= amount and self.room() < least
 
     def forget_refused(self) -> None:
         """Forget the refused amount if it fits again; call this before anything is taken."""
         balance = self.balance
-        if balance.refused_nanousd and self.room() >= balance.refused_nanousd:
-            balance.refused_nanousd = 0
+        if balance.refused and self.room() >= balance.refused:
+            balance.refused = 0
 
     def label(self) -> str:
         """Name the scope for a person: ``workflow research (day)``."""
@@ -167,7 +167,7 @@ class BudgetBalance(Struct):
         balance, rule = self.balance, self.rule
         if rule.unit == "calls":
             called = f" of {', '.join(rule.counts)}" if rule.counts else ""
-            text = f"{balance.committed:,} of {rule.limit_nanousd:,} calls{called} made"
+            text = f"{balance.committed:,} of {rule.limit:,} calls{called} made"
             return f"{text}, {balance.reserved:,} under way" if balance.reserved else text
         done = "used" if rule.unit == "tokens" else "spent"
         text = f"{self.shown(balance.committed)} of {self.limit_shown()} {done}"
@@ -188,7 +188,7 @@ class BudgetBalance(Struct):
 
     def limit_shown(self) -> str:
         """Return the limit with its unit: ``$2``, ``20,000 tokens``, ``20 calls``."""
-        return wire.amount_in(self.rule.unit, self.rule.limit_nanousd)
+        return wire.amount_in(self.rule.unit, self.rule.limit)
 
     @property
     def _resets_at_ms(self) -> int | None:
@@ -198,7 +198,7 @@ class BudgetBalance(Struct):
     def view(self) -> wire.Budget:
         """Return the balance as the protocol shows it."""
         return wire.Budget.of(
-            limit=self.rule.limit_nanousd,
+            limit=self.rule.limit,
             spent=self.balance.committed,
             reserved=self.balance.reserved,
             resets_at_ms=self._resets_at_ms,
@@ -210,14 +210,14 @@ class BudgetBalance(Struct):
         rule, balance = self.rule, self.balance
         return wire.CountedBudget(
             unit=rule.unit,
-            limit=rule.limit_nanousd,
+            limit=rule.limit,
             used=balance.committed,
             set_aside=balance.reserved,
-            left=rule.limit_nanousd - balance.committed - balance.reserved,
+            left=rule.limit - balance.committed - balance.reserved,
             counts=rule.counts,
             resets_at_ms=self._resets_at_ms,
             scope=self.label(),
-            kept=rule.kept_nanousd,
+            kept=rule.kept,
         )
 
 
@@ -378,7 +378,7 @@ def judge(
     warnings: list[str] = []
     for account in accounts:
         rule, balance = account.rule, account.balance
-        limit = rule.limit_nanousd
+        limit = rule.limit
         used = balance.committed + balance.reserved
         if promised:
             used += promised.get(balance.balance_id, 0)
@@ -408,10 +408,10 @@ def reserve(
     # shows every grant beyond that.
     for account in accounts:
         balance = account.balance
-        balance.refused_nanousd = 0  # a call is let through
+        balance.refused = 0  # a call is let through
         balance.reserved += amount
         total = balance.committed + balance.reserved
-        authorized = account.rule.limit_nanousd
+        authorized = account.rule.limit
         if total > authorized:
             authorized = account.ceiling(chain_over_permille)
             if account.rule.mode == "soft":
@@ -499,7 +499,7 @@ def charge(
     outcome = Charge(exhausted=[], crossed=[])
     for account in accounts:
         balance, rule = account.balance, account.rule
-        if balance.refused_nanousd:
+        if balance.refused:
             account.forget_refused()
         total = _commit(account, cost, now_ms)
         if rule.mode != "hard":
@@ -547,14 +547,14 @@ def _commit(account: BudgetBalance, amount: int, now_ms: int) -> int:
             balance.period_start_ms, balance.ends_ms = now_ms, now_ms + length
     balance.committed += amount
     total = balance.committed + balance.reserved
-    balance.authorized_max = max(balance.authorized_max, account.rule.limit_nanousd)
+    balance.authorized_max = max(balance.authorized_max, account.rule.limit)
     balance.overspend = max(balance.overspend, total - balance.authorized_max, 0)
     return total
 
 
 def _note_levels(account: BudgetBalance, outcome: Charge) -> None:
     """Add what the account has reached to the outcome, each threshold and the limit once."""
-    balance, limit = account.balance, account.rule.limit_nanousd
+    balance, limit = account.balance, account.rule.limit
     thresholds = sorted(account.rule.thresholds)
     # The level also falls, as after a raised limit or a negative adjustment. A threshold that is
     # reached again then counts again.
@@ -572,7 +572,7 @@ def tightest(accounts: Iterable[BudgetBalance]) -> BudgetBalance | None:
     found, least = None, (True, 0)
     for account in accounts:
         rule, balance = account.rule, account.balance
-        room = rule.limit_nanousd - balance.committed - balance.reserved
+        room = rule.limit - balance.committed - balance.reserved
         order = (rule.mode == "soft", room)
         if found is None or order < least:
             found, least = account, order

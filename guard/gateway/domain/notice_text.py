@@ -149,8 +149,7 @@ def _approval(data: Mapping[str, Any]) -> Said:
 def _asks(data: Mapping[str, Any]) -> Said:
     unit = data.get("unit", "usd")
     lacking, needed, spent, limit = (
-        wire.amount_in(unit, data[f"{each}_nanousd"])
-        for each in ("lacking", "needed", "spent", "limit")
+        wire.amount_in(unit, data[each]) for each in ("lacking", "needed", "spent", "limit")
     )
     is_money = unit == "usd"
     return Said(

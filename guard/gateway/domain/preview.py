@@ -187,13 +187,13 @@ def preview_budget(
             opened[scope_id] = period_start_ms
         window = windows.setdefault((scope_id, period_start_ms), _Window())
         # Its cost counts below all the same: the window shows what was really spent in it.
-        if window.spent >= budget.limit_nanousd:
+        if window.spent >= budget.limit:
             window.stopped_calls += 1
             window.stopped += charge.cost_nanousd
             if window.reached_at_ms is None:
                 window.reached_at_ms = charge.at_ms
         window.spent += charge.cost_nanousd
-        if window.spent >= budget.limit_nanousd and window.reached_at_ms is None:
+        if window.spent >= budget.limit and window.reached_at_ms is None:
             window.reached_at_ms = charge.at_ms
     reached = [
         ReachedWindow(

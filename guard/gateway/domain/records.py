@@ -188,16 +188,16 @@ class BudgetRule(BudgetTerms, kw_only=True):
     scope_kind: ScopeKind
     scope_id: str
     window: Window
-    limit_nanousd: int
+    limit: int
     unit: BudgetUnit = "usd"
     version: int = 1
     created_at_ms: int = 0
     updated_at_ms: int = 0
 
     @property
-    def kept_nanousd(self) -> int:
+    def kept(self) -> int:
         """The part of the limit that is kept for winding down."""
-        return self.limit_nanousd * self.wind_down_percent // 100 if self.mode == "hard" else 0
+        return self.limit * self.wind_down_percent // 100 if self.mode == "hard" else 0
 
     @property
     def asks(self) -> bool:
@@ -212,15 +212,15 @@ class BudgetRule(BudgetTerms, kw_only=True):
 class BudgetRaise(Struct, kw_only=True):
     """One raise of a budget's limit.
 
-    ``raise_key`` identifies it: a second raise with the same key changes nothing. ``limit_nanousd``
-    is the limit after it. For a budget of tokens or calls, fields called ``nanousd`` count these.
+    ``raise_key`` identifies it: a second raise with the same key changes nothing. ``limit`` is the
+    limit after it. Both amounts are in ``unit``; ``usd`` stands for nano-dollars.
     """
 
     raise_key: str
     organisation_id: str
     budget_id: str
-    by_nanousd: int
-    limit_nanousd: int
+    by: int
+    limit: int
     raised_at_ms: int
     raised_by: str
     unit: BudgetUnit = "usd"
@@ -236,20 +236,20 @@ class Raised(Struct, kw_only=True):
 class BudgetAsk(Struct, kw_only=True):
     """A call that waits for an operator to raise a budget.
 
-    ``needed_nanousd`` is what it may cost, ``lacking_nanousd`` the part that the budget does not
-    pay for; the other figures are those of the moment at which it began to ask. It is refused at
-    ``deadline_ms``; an operator who refuses (``refused_by``, ``refused_reason``) moves that to the
-    present. For a budget of tokens or calls, fields called ``nanousd`` count these.
+    ``needed`` is what it may cost, ``lacking`` the part that the budget does not pay for; the other
+    figures are those of the moment at which it began to ask, all in ``unit``; ``usd`` stands for
+    nano-dollars. It is refused at ``deadline_ms``; an operator who refuses (``refused_by``,
+    ``refused_reason``) moves that to the present.
     """
 
     organisation_id: str
     budget_id: str
     balance_id: int
     scope: str
-    limit_nanousd: int
-    spent_nanousd: int
-    needed_nanousd: int
-    lacking_nanousd: int
+    limit: int
+    spent: int
+    needed: int
+    lacking: int
     call_id: str
     function: str
     workflow_id: str | None = None
@@ -528,8 +528,9 @@ _EXHAUSTED: Final = (
 class BalanceView(Struct, kw_only=True):
     """What one scope has spent and reserved in one window.
 
-    ``kept_nanousd`` of the limit are kept for winding down; ``remaining_nanousd`` includes them.
-    For a budget of tokens or calls, fields called ``nanousd`` count these, and cents are 0. A
+    Its amounts are in ``unit``; ``usd`` stands for nano-dollars. ``kept`` of the limit are kept for
+    winding down; ``remaining`` includes them. Of a budget of money, some amounts are also there
+    under their older names, which end in ``nanousd``; of others these are None, and cents are 0. A
     window of a length has no ``ends_ms`` before its first charge. ``zone`` is whose day, week or
     month it is.
     """
@@ -542,21 +543,32 @@ class BalanceView(Struct, kw_only=True):
     epoch_ms: int
     ends_ms: int | None
     mode: BudgetMode
-    limit_nanousd: int
-    committed_nanousd: int
-    reserved_nanousd: int
-    remaining_nanousd: int
-    overshoot_nanousd: int
+    limit: int
+    committed: int
+    reserved: int
+    remaining: int
+    overshoot: int
     limit_cents: float
     committed_cents: float
     reserved_cents: float
     exhausted: Annotated[bool, Meta(description=_EXHAUSTED)]
-    uncertain_nanousd: int = 0
+    uncertain: int = 0
     uncertain_cents: float = 0.0
     unit: BudgetUnit = "usd"
     counts: list[str] = []
-    kept_nanousd: int = 0
+    kept: int = 0
     zone: str = UTC
+    limit_nanousd: int | None = None
+    committed_nanousd: int | None = None
+    reserved_nanousd: int | None = None
+    remaining_nanousd: int | None = None
+    overshoot_nanousd: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit == "usd":
+            self.limit_nanousd, self.committed_nanousd = self.limit, self.committed
+            self.reserved_nanousd, self.remaining_nanousd = self.reserved, self.remaining
+            self.overshoot_nanousd = self.overshoot
 
 
 class StoredEvent(Struct, kw_only=True):

@@ -302,7 +302,7 @@ def balance_of(
         period = (found.period_start_ms, found.ends_ms)
         cost, tokens = unit.used_before(*scope, *period, budget.scope_id)
         found.opening = found.committed = cost if budget.unit == "usd" else tokens
-    found.overspend = max(0, found.opening - budget.limit_nanousd)
+    found.overspend = max(0, found.opening - budget.limit)
     return unit.add_balance(found)
 
 
@@ -329,7 +329,7 @@ def current(
             _, ends_ms = windows.period_of(budget.window, ends_ms, calendar)
     return Balance(
         balance_id=0, budget_id=budget.budget_id, scope_id=scope_id, period_start_ms=start_ms,
-        ends_ms=ends_ms, authorized_max=budget.limit_nanousd, zone=calendar.zone,
+        ends_ms=ends_ms, authorized_max=budget.limit, zone=calendar.zone,
     )  # fmt: skip
 
 

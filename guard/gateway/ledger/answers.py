@@ -62,10 +62,10 @@ def take(
     # channel, does not raise the budget again.
     ask = asks.require_open(unit, organisation_id, subject.balance_id, subject.id)
     raised = asks.raise_budget(
-        unit, actor, organisation_id, subject.budget_id, by_nanousd=subject.by_nanousd,
+        unit, actor, organisation_id, subject.budget_id, by=subject.by,
         raise_key=f"answer:{subject.balance_id}:{subject.id}", counted_in=ask.unit,
     )  # fmt: skip
-    limit = wire.amount_in(ask.unit, raised.raised.limit_nanousd)
+    limit = wire.amount_in(ask.unit, raised.raised.limit)
     return f"The budget was raised to {limit} by {who}"
 
 

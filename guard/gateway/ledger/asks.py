@@ -52,19 +52,19 @@ def note(decision: GateDecision, asked: Iterable[tuple[BudgetBalance, int]]) -> 
             ask, seen_ms = known
             asked_at_ms, deadline_ms = ask.asked_at_ms, ask.deadline_ms
             # A call for which a raise was too little asks anew, for more than the new limit.
-            if ask.limit_nanousd == rule.limit_nanousd:
+            if ask.limit == rule.limit:
                 # Waiting calls ask about every second; more often is not worth a write.
                 if unit.now_ms - seen_ms >= RETRY_MS // 2:
                     unit.raises.save_ask(ask)
                 continue
         # One notice for a limit, however many calls wait; another one after a time without any.
         since_ms = unit.now_ms - LAPSE_MS
-        is_first = not unit.raises.is_asked(balance.balance_id, rule.limit_nanousd, since_ms)
+        is_first = not unit.raises.is_asked(balance.balance_id, rule.limit, since_ms)
         ask = records.BudgetAsk(
             organisation_id=rule.organisation_id, budget_id=rule.budget_id,
             balance_id=balance.balance_id, scope=account.label(),
-            limit_nanousd=rule.limit_nanousd, spent_nanousd=balance.committed,
-            needed_nanousd=needed, lacking_nanousd=needed - account.unspent(decision.allowance),
+            limit=rule.limit, spent=balance.committed,
+            needed=needed, lacking=needed - account.unspent(decision.allowance),
             call_id=call.call_id, function=call.tool_name or call.function,
             workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent, user=call.user,
             model=call.model, asked_at_ms=asked_at_ms, deadline_ms=deadline_ms,
@@ -104,7 +104,12 @@ def decided(decision: GateDecision, accounts: Iterable[BudgetBalance], *, refuse
     unit.raises.drop_asks(own, call_id)
     for ask in found if refused else ():
         if unit.now_ms >= ask.deadline_ms and not ask.refused_by:
-            details = {"call_id": call_id, "scope": ask.scope, "needed_nanousd": ask.needed_nanousd}
+            details = {
+                "call_id": call_id,
+                "scope": ask.scope,
+                "needed": ask.needed,
+                "unit": ask.unit,
+            }
             audit.record(unit, Actor("gateway"), "budget.unanswered", ask.budget_id, details, own)
     answered = next((ask for ask in found if ask.refused_by), None) if refused else None
     if answered is None:
@@ -150,13 +155,9 @@ def refuse(
         ask, deadline_ms=unit.now_ms, refused_by=actor.name, refused_reason=reason
     )
     unit.raises.save_ask(refused)
-    details = {
-        "call_id": call_id,
-        "scope": ask.scope,
-        "needed_nanousd": ask.needed_nanousd,
-        **({"reason": reason} if reason else {}),
-        **({} if ask.unit == "usd" else {"unit": ask.unit}),
-    }
+    details = {"call_id": call_id, "scope": ask.scope, "needed": ask.needed, "unit": ask.unit}
+    if reason:
+        details["reason"] = reason
     audit.record(unit, actor, "budget.refuse", ask.budget_id, details, organisation_id)
     unit.announce(PostCommitEvent("room", organisation_id, balance_ids=(balance_id,)))
     return refused
@@ -201,7 +202,7 @@ def raise_budget(
     organisation_id: str,
     budget_id: str,
     *,
-    by_nanousd: int,
+    by: int,
     raise_key: str,
     counted_in: records.BudgetUnit = "usd",
 ) -> records.Raised:
@@ -212,7 +213,7 @@ def raise_budget(
         actor: who raises it.
         organisation_id: of the budget.
         budget_id: the budget.
-        by_nanousd: how much, in nano-dollars, or in the unit that ``counted_in`` names.
+        by: how much, in nano-dollars, or in the unit that ``counted_in`` names.
         raise_key: identifies the raise; empty: every request is another raise.
         counted_in: the unit of the amount, which has to be the budget's.
 
@@ -228,34 +229,29 @@ def raise_budget(
     # was lost, must succeed even if the budget has changed since.
     done = unit.raises.budget_raise(organisation_id, raise_key) if raise_key else None
     if done is not None:
-        if (done.budget_id, done.by_nanousd) != (budget_id, by_nanousd):
+        if (done.budget_id, done.by) != (budget_id, by):
             raise ConflictError("this key was used before for another raise")
         return records.Raised(budget=old, raised=done)
     if old.unit != counted_in:
         unit_of = {"usd": "dollars (by_nanousd)"}.get(old.unit, f"{old.unit} (by_{old.unit})")
         raise ConflictError(f"this budget is raised in {unit_of}")
-    if old.limit_nanousd + by_nanousd > NANOUSD_MAX:
+    if old.limit + by > NANOUSD_MAX:
         raise ConflictError("the limit would pass what can be counted")
     new = msgspec.structs.replace(
         old,
-        limit_nanousd=old.limit_nanousd + by_nanousd,
+        limit=old.limit + by,
         version=old.version + 1,
         updated_at_ms=unit.now_ms,
     )
     raised = records.BudgetRaise(
         raise_key=raise_key or unit.ids.uuid7(unit.now_ms), organisation_id=organisation_id,
-        budget_id=budget_id, by_nanousd=by_nanousd, limit_nanousd=new.limit_nanousd,
+        budget_id=budget_id, by=by, limit=new.limit,
         raised_at_ms=unit.now_ms, raised_by=actor.name, unit=old.unit,
     )  # fmt: skip
     unit.raises.add_raise(raised)
     unit.catalogue.save_budget(new)
     control.budget_changed(unit, organisation(unit, organisation_id), old, new)
-    details = {
-        "by_nanousd": by_nanousd,
-        "limit_nanousd": new.limit_nanousd,
-        "key": raised.raise_key,
-        **({} if old.unit == "usd" else {"unit": old.unit}),
-    }
+    details = {"by": by, "limit": new.limit, "unit": old.unit, "key": raised.raise_key}
     audit.record(unit, actor, "budget.raise", budget_id, details, organisation_id)
     control.announce_rules(unit, organisation_id, "budget raised")
     return records.Raised(budget=new, raised=raised)

@@ -135,7 +135,7 @@ def tell_exhausted(unit: UnitOfWork, account: BudgetBalance) -> None:
         return
     fact = alerts.Fact(
         type="budget.exhausted",
-        key=f"exhausted:{balance.balance_id}:{rule.limit_nanousd}",
+        key=f"exhausted:{balance.balance_id}:{rule.limit}",
         data={**_about(unit, account), "asks": rule.asks},
     )
     alerting.tell(unit, rule.organisation_id, fact)
@@ -195,7 +195,7 @@ def lift_unspent(
     """Lift the exhaustion of budgets that have room again."""
     for account in accounts:
         balance = account.balance
-        if balance.exhausted and balance.committed < account.rule.limit_nanousd:
+        if balance.exhausted and balance.committed < account.rule.limit:
             _lift(unit, org, account.rule, balance)
 
 
@@ -225,10 +225,10 @@ def budget_changed(
     """
     rule = new or old
     for balance in unit.open_balances(rule.budget_id):
-        spent_up = new is not None and new.mode == "hard" and balance.committed >= new.limit_nanousd
+        spent_up = new is not None and new.mode == "hard" and balance.committed >= new.limit
         unit.change_balances([balance])
         # A limit that goes down cannot take back what was granted under the old one.
-        balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)
+        balance.authorized_max = max(balance.authorized_max, rule.limit)
         # Runs that used up the kept share of the old limit may have room again.
         if old.wind_down_percent:
             unit.raises.end_wind_downs(balance.balance_id)

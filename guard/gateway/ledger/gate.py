@@ -314,8 +314,8 @@ def _note_refused(unit: UnitOfWork, account: BudgetBalance, amount: int) -> None
     # and again.
     if not account.has_refused_less(amount):
         unit.change_balances([account.balance])
-        is_first = not account.balance.refused_nanousd
-        account.balance.refused_nanousd = amount
+        is_first = not account.balance.refused
+        account.balance.refused = amount
         if is_first:
             control.tell_exhausted(unit, account)
 

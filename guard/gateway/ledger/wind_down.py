@@ -25,7 +25,7 @@ def without_kept(accounts: list[BudgetBalance], call: wire.GateRequest) -> list[
     # New accounts, as the given ones are cached and shared. The balances in them are the same.
     for account in accounts:
         if account.rule.wind_down_percent and not call.winding_down:
-            return [BudgetBalance(a.rule, a.balance, a.rule.kept_nanousd) for a in accounts]
+            return [BudgetBalance(a.rule, a.balance, a.rule.kept) for a in accounts]
     return accounts
 
 

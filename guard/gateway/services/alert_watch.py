@@ -203,7 +203,7 @@ def forecast(balance: BalanceView, now_ms: int, names: Mapping[str, str]) -> dic
     """
     assert balance.ends_ms is not None
     passed_ms, whole_ms = now_ms - balance.epoch_ms, balance.ends_ms - balance.epoch_ms
-    spent, limit = balance.committed_nanousd, balance.limit_nanousd
+    spent, limit = balance.committed, balance.limit
     percent = 100 * spent * whole_ms // (limit * max(1, passed_ms))
     at_ms = balance.epoch_ms + passed_ms * limit // spent
     is_named = balance.scope_kind == "key" and balance.scope_id in names
@@ -219,7 +219,7 @@ def spent_view(balance: BalanceView) -> dict[str, Any]:
     """Return a balance's data, in the form of all notices about budgets."""
     scope = f"{balance.scope_kind} {balance.scope_id}".strip() + f" ({balance.window})"
     limit, spent, held = (
-        balance.limit_nanousd, balance.committed_nanousd, balance.reserved_nanousd,
+        balance.limit, balance.committed, balance.reserved,
     )  # fmt: skip
     view: wire.Budget | wire.CountedBudget
     if balance.unit == "usd":

@@ -224,11 +224,11 @@ _SPENT: Final = (
     ("llm_requests", "LLM requests that were charged in all", "requests"),
 )
 _BUDGETS: Final = (
-    ("budget_limit", "Limit", "limit_nanousd"),
-    ("budget_spent", "What was charged, of the fullest balance", "committed_nanousd"),
-    ("budget_set_aside", "What calls under way and leases hold of it", "reserved_nanousd"),
-    ("budget_uncertain", "What of it was charged in doubt", "uncertain_nanousd"),
-    ("budget_kept", "What of the limit is kept for winding down", "kept_nanousd"),
+    ("budget_limit", "Limit", "limit"),
+    ("budget_spent", "What was charged, of the fullest balance", "committed"),
+    ("budget_set_aside", "What calls under way and leases hold of it", "reserved"),
+    ("budget_uncertain", "What of it was charged in doubt", "uncertain"),
+    ("budget_kept", "What of the limit is kept for winding down", "kept"),
 )
 _DECISIONS: Final = {
     "refusal": ("refusals", "Refused calls by error code", "code"),

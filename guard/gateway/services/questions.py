@@ -142,7 +142,7 @@ class Questions:
         )  # fmt: skip
 
     def _ask(self, ask: records.BudgetAsk, subject: Subject) -> OpenQuestion:
-        by = subject.by_nanousd or suggested_raise(ask)
+        by = subject.by or suggested_raise(ask)
         is_over = ask.deadline_ms <= self._clock_ms()
         is_money = ask.unit == "usd"
         shown = functools.partial(wire.amount_in, ask.unit)
@@ -150,15 +150,15 @@ class Questions:
             organisation_id=ask.organisation_id,
             subject=Subject(
                 kind="asks", id=ask.call_id, budget_id=ask.budget_id, balance_id=ask.balance_id,
-                by_nanousd=by,
+                by=by,
             ),
             title=f"Raise the budget of {one_line(ask.scope)} by {shown(by)}?",
             lines=_lines(
                 ("Call", ask.function), ("Workflow", ask.workflow_id), ("Agent", ask.agent),
                 ("User", ask.user), ("Model", ask.model),
-                ("May cost" if is_money else "May use", shown(ask.needed_nanousd)),
+                ("May cost" if is_money else "May use", shown(ask.needed)),
                 ("Spent" if is_money else "Used",
-                 f"{shown(ask.spent_nanousd)} of {shown(ask.limit_nanousd)}"),
+                 f"{shown(ask.spent)} of {shown(ask.limit)}"),
             ),
             shown=[],
             approve=f"Raise by {shown(by)} and go on",
@@ -173,7 +173,7 @@ def suggested_raise(ask: records.BudgetAsk) -> int:
     In nano-dollars, in whole cents; for a budget of tokens or calls in its unit.
     """
     step = wire.NANOUSD_PER_CENT if ask.unit == "usd" else 1
-    wanted = max(ask.lacking_nanousd, ask.limit_nanousd // 2, 1)
+    wanted = max(ask.lacking, ask.limit // 2, 1)
     return -(-wanted // step) * step
 
 

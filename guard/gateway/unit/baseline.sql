@@ -67,7 +67,7 @@ CREATE TABLE facts (
 CREATE TABLE budgets (
   budget_id TEXT PRIMARY KEY, organisation_id TEXT NOT NULL REFERENCES organisations,
   scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL, "window" TEXT NOT NULL,
-  limit_nanousd INTEGER NOT NULL, mode TEXT NOT NULL, epsilon_nanousd INTEGER NOT NULL,
+  limit_amount INTEGER NOT NULL, mode TEXT NOT NULL, epsilon_nanousd INTEGER NOT NULL,
   thresholds TEXT NOT NULL, version INTEGER NOT NULL, created_at_ms INTEGER NOT NULL,
   updated_at_ms INTEGER NOT NULL, unit TEXT NOT NULL DEFAULT 'usd',
   counts TEXT NOT NULL DEFAULT '[]', on_exhausted TEXT NOT NULL DEFAULT 'refuse',
@@ -84,14 +84,14 @@ CREATE TABLE balances (
   period_start_ms INTEGER NOT NULL, ends_ms INTEGER, opening INTEGER NOT NULL,
   committed INTEGER NOT NULL, reserved INTEGER NOT NULL, overspend INTEGER NOT NULL,
   authorized_max INTEGER NOT NULL, level INTEGER NOT NULL, exhausted INTEGER NOT NULL,
-  leases INTEGER NOT NULL DEFAULT 0, refused_nanousd INTEGER NOT NULL DEFAULT 0,
+  leases INTEGER NOT NULL DEFAULT 0, refused INTEGER NOT NULL DEFAULT 0,
   zone TEXT NOT NULL DEFAULT 'UTC',
   UNIQUE (budget_id, scope_id, period_start_ms)
 ) STRICT;
 
 CREATE TABLE budget_raises (
   organisation_id TEXT NOT NULL, raise_key TEXT NOT NULL, budget_id TEXT NOT NULL,
-  by_nanousd INTEGER NOT NULL, raised_to_nanousd INTEGER NOT NULL, raised_at_ms INTEGER NOT NULL,
+  by_amount INTEGER NOT NULL, raised_to INTEGER NOT NULL, raised_at_ms INTEGER NOT NULL,
   raised_by TEXT NOT NULL, raised_unit TEXT NOT NULL DEFAULT 'usd',
   PRIMARY KEY (organisation_id, raise_key)
 ) STRICT, WITHOUT ROWID;

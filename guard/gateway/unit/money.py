@@ -45,7 +45,7 @@ from guard.gateway.unit.usage import UsageTable, charged_hours
 
 _BALANCE: Final = (
     "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
-    "leases", "refused_nanousd", "period_start_ms", "ends_ms",
+    "leases", "refused", "period_start_ms", "ends_ms",
 )  # fmt: skip
 """What changes of a balance."""
 
@@ -186,7 +186,7 @@ class LedgerTables(Tables):
         for b in balances:
             log.append((restore_fields, b, _BALANCE, (b.committed, b.reserved, b.overspend,
                         b.authorized_max, b.level, b.exhausted, b.opening, b.leases,
-                        b.refused_nanousd, b.period_start_ms, b.ends_ms)))  # fmt: skip
+                        b.refused, b.period_start_ms, b.ends_ms)))  # fmt: skip
             dirty[b.balance_id] = b
 
     def note_exhausted(self, balance_id: int, organisation_id: str) -> None:

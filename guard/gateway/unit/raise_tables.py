@@ -42,14 +42,14 @@ class RaiseTables(UnitPart):
         )  # fmt: skip
         return None if row is None else (wire.decode(row[0], records.BudgetAsk), int(row[1]))
 
-    def is_asked(self, balance_id: int, limit_nanousd: int, since_ms: int) -> bool:
+    def is_asked(self, balance_id: int, limit: int, since_ms: int) -> bool:
         """Return whether any call has asked for more than a limit since a time."""
         # No name that a program gives looks like the pattern: JSON escapes its quotes.
         return bool(
             self._unit.row(
                 "SELECT 1 FROM budget_asks WHERE balance_id = ? AND ask_seen_ms >= ?"
                 " AND ask LIKE ? LIMIT 1",
-                balance_id, since_ms, f'%"limit_nanousd":{limit_nanousd},%',
+                balance_id, since_ms, f'%"limit":{limit},%',
             )
         )  # fmt: skip
 

@@ -35,11 +35,11 @@ ALIASED: Final = "SELECT a.key_id FROM key_aliases a WHERE a.alias_id = ?"
 OPERATORS: Final = StructTable(
     Operator, "operators", columns={"role": "operator_role"}, apart=("password_hash",)
 )
-BUDGETS: Final = StructTable(records.BudgetRule, "budgets")
+BUDGETS: Final = StructTable(records.BudgetRule, "budgets", columns={"limit": "limit_amount"})
 RAISES: Final = StructTable(
     records.BudgetRaise,
     "budget_raises",
-    columns={"limit_nanousd": "raised_to_nanousd", "unit": "raised_unit"},
+    columns={"by": "by_amount", "limit": "raised_to", "unit": "raised_unit"},
 )
 BALANCES: Final = StructTable(Balance, "balances")
 RESERVATIONS: Final = StructTable(Reservation, "reservations", columns={"user": "user_id"})

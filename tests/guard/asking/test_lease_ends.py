@@ -60,9 +60,9 @@ def test_a_lease_is_not_closed_while_its_costs_cannot_be_delivered(
     usage = Usage(model=MODEL, input_tokens=0, output_tokens=COST // 1000)
     held(runtime).settle(usage)  # and its event is on its way
     until(lambda: len(tries) > 3, WAIT_S)
-    assert balance(tenant)["reserved_nanousd"] >= COST
+    assert balance(tenant)["reserved"] >= COST
     is_broken = False
-    until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
+    until(lambda: balance(tenant)["reserved"] == 0, WAIT_S)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the clock is Linux'")
@@ -116,9 +116,9 @@ def test_a_lease_that_is_being_closed_as_the_program_ends_is_waited_for(
     monkeypatch.setattr(LeaseUpdates, "close", closed)
     settle(runtime, held(runtime))
     assert closing.wait(WAIT_S)
-    assert balance(tenant)["reserved_nanousd"] > 0
+    assert balance(tenant)["reserved"] > 0
     runtime.shutdown(WAIT_S)
-    assert balance(tenant)["reserved_nanousd"] == 0
+    assert balance(tenant)["reserved"] == 0
 
 
 def test_many_leases_go_back_over_http_a_few_at_a_time(
@@ -152,9 +152,9 @@ def test_many_leases_go_back_over_http_a_few_at_a_time(
     for number in range(3 * lease_requests._HTTP_AT_ONCE):
         with guard.workflow(f"w-{number}"):
             work()
-    assert balance(tenant)["reserved_nanousd"] > 0
+    assert balance(tenant)["reserved"] > 0
     runtime.shutdown(WAIT_S)
-    assert balance(tenant)["reserved_nanousd"] == 0
+    assert balance(tenant)["reserved"] == 0
     assert len(at_once) >= 3 * lease_requests._HTTP_AT_ONCE
     assert max(at_once) == lease_requests._HTTP_AT_ONCE
 

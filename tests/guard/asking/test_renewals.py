@@ -38,7 +38,7 @@ def runtime(start: Callable[..., GuardRuntime], proxy: ChaosProxy, tmp_path: Pat
 
 
 def reserved(tenant: Any) -> int:
-    return int(balance(tenant)["reserved_nanousd"])
+    return int(balance(tenant)["reserved"])
 
 
 def until_reserved(tenant: Any) -> int:
@@ -56,7 +56,7 @@ def test_a_request_under_way_keeps_what_it_holds(runtime: GuardRuntime, tenant: 
     pass_time(3)
     assert until_reserved(tenant) > 0
     settle(runtime, hold)
-    until(lambda: balance(tenant)["committed_nanousd"] == COST)
+    until(lambda: balance(tenant)["committed"] == COST)
     assert reserved(tenant) == 0
 
 
@@ -89,7 +89,7 @@ def test_after_an_outage_the_living_hold_what_they_did(
     proxy.fault = "none"
     until(lambda: reserved(tenant) == before)
     settle(runtime, hold)
-    until(lambda: balance(tenant)["committed_nanousd"] == COST)
+    until(lambda: balance(tenant)["committed"] == COST)
     assert reserved(tenant) == 0
 
 

@@ -145,8 +145,8 @@ def test_a_crowd_is_served_one_after_the_other(runtime: GuardRuntime, tenant: An
             done.result(WAIT_S)
     assert len(served) == 40
     runtime.flush()
-    until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
-    assert balance(tenant)["committed_nanousd"] == 40 * COST
+    until(lambda: balance(tenant)["reserved"] == 0, WAIT_S)
+    assert balance(tenant)["committed"] == 40 * COST
 
 
 async def _crowd(runtime: GuardRuntime, number: int) -> None:
@@ -315,7 +315,7 @@ def test_a_nested_call_does_not_wait_for_the_one_around_it(
     with guard.workflow("w"):
         assert outer() == "done"
         assert outer() == "done"
-    until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
+    until(lambda: balance(tenant)["reserved"] == 0, WAIT_S)
 
 
 def test_a_request_two_calls_deep_draws_on_both(runtime: GuardRuntime, tenant: Any) -> None:

@@ -239,8 +239,8 @@ class TestProtect:
         runtime.flush()
         (balance,) = until(tenant.admin.ledger)
         # If a lease covered it, that is given back a moment later.
-        until(lambda: tenant.admin.ledger()[0]["reserved_nanousd"] == 0)
-        assert balance["committed_nanousd"] == 0
+        until(lambda: tenant.admin.ledger()[0]["reserved"] == 0)
+        assert balance["committed"] == 0
 
 
 class TestSensitive:

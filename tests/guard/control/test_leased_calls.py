@@ -402,7 +402,7 @@ class TestReturning:
 def reserved(tenant: Any) -> int:
     """Return what is set aside on the workflow's budget."""
     balances = tenant.admin.request("GET", "/ledger")
-    return sum(int(balance["reserved_nanousd"]) for balance in balances)
+    return sum(int(balance["reserved"]) for balance in balances)
 
 
 class TestWithoutTheSocket:

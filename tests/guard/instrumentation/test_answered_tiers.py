@@ -58,7 +58,7 @@ def test_only_the_first_request_can_cost_more_than_was_held(
         agent()
     runtime.flush()
     (row,) = (row for row in tenant.admin.ledger() if row["scope_id"] == "w")
-    assert (len(standin.bodies), row["committed_nanousd"]) == (3, 3 * PRIORITY)
+    assert (len(standin.bodies), row["committed"]) == (3, 3 * PRIORITY)
 
 
 @pytest.mark.parametrize("named", ["", "auto"])

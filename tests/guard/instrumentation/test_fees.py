@@ -113,7 +113,7 @@ def runtime(tenant: Tenant, start: Callable[..., guard.GuardRuntime]) -> guard.G
 
 def committed(tenant: Tenant) -> int:
     (row,) = (row for row in tenant.admin.ledger() if row["scope_id"] == "w")
-    return int(row["committed_nanousd"])
+    return int(row["committed"])
 
 
 def until_refused(send: Callable[[], object]) -> int:

@@ -170,8 +170,8 @@ class Limited:
         assert len(ran) * COST <= LIMIT
         self.runtime.flush()
         balance = self.balance()
-        assert balance["committed_nanousd"] == len(ran) * COST
-        assert balance["committed_nanousd"] + balance["reserved_nanousd"] <= LIMIT
+        assert balance["committed"] == len(ran) * COST
+        assert balance["committed"] + balance["reserved"] <= LIMIT
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ class TestLostAnswers:
             asyncio.run(main(vendor))
         limited.runtime.flush()
         balance = limited.balance()
-        assert 5 * COST <= balance["committed_nanousd"] <= min(LIMIT, 5 * worst)
+        assert 5 * COST <= balance["committed"] <= min(LIMIT, 5 * worst)
         for event in limited.tenant.admin.events(type="llm"):
             assert event["data"]["estimate"] == "bound"
             assert {"estimated", "in_doubt"} <= set(event["flags"])
@@ -329,7 +329,7 @@ class TestBudgetsOfUsers:
         assert {type(getattr(each, "error", each)) for each in refused} == {GuardBudgetError}
         assert not any(isinstance(each, BaseException) for each in few)
         limited.runtime.flush()
-        spent = {row["scope_id"]: row["committed_nanousd"] for row in tenant.admin.ledger()}
+        spent = {row["scope_id"]: row["committed"] for row in tenant.admin.ledger()}
         assert spent == {"w": (len(ran) + 3) * COST, "user-1": len(ran) * COST, "user-2": 3 * COST}
 
 

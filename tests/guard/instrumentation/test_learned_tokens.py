@@ -61,4 +61,4 @@ def test_the_next_process_knows_what_one_has_learned(
     with pytest.raises(guard.GuardBudgetError):
         once()
     (row,) = (row for row in tenant.admin.ledger() if row["scope_id"] == "w")
-    assert (len(standin.bodies), row["committed_nanousd"]) == (1, bill)
+    assert (len(standin.bodies), row["committed"]) == (1, bill)

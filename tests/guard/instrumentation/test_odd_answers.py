@@ -314,7 +314,7 @@ class TestAtTheGateway:
             client.post(standin.url + "/v1/chat/completions", json=asked).raise_for_status()
         runtime.flush()
         (row,) = (row for row in tenant.admin.ledger() if row["scope_id"] == "w")
-        return int(row["committed_nanousd"])
+        return int(row["committed"])
 
     def test_counts_as_strings(self, tenant: Tenant, start: Any, standin: StandIn) -> None:
         said = '{"prompt_tokens":"10","completion_tokens":"20"}'

@@ -229,7 +229,7 @@ def test_an_agent_stops_at_the_limit(
     runtime.flush()
     assert refused.value.workflow_id == "agent"
     (balance,) = [row for row in tenant.admin.ledger() if row["scope_id"] == "agent"]
-    committed = balance["committed_nanousd"]
+    committed = balance["committed"]
     assert committed == COST * len(vendor.said) <= LIMIT
     # Nothing else was under way: it is refused only if its worst case does not fit what is left.
     # Most of them set no limit, so that depends on what is assumed of their answers.

@@ -220,7 +220,7 @@ def check(tenant: Any, runtime: guard.GuardRuntime, calls: int, work: Callable[[
     assert len(operator.asked) == calls
     assert {each["status"] for each in tenant.admin.approvals(None)} == {"used"}
     runtime.flush()
-    until(lambda: not sum(each["reserved_nanousd"] for each in tenant.admin.ledger()))
+    until(lambda: not sum(each["reserved"] for each in tenant.admin.ledger()))
 
 
 LONG = pytest.mark.long

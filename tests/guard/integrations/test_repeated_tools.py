@@ -93,7 +93,7 @@ def delete_files(path: str) -> str:
 
 
 def reserved(tenant: Any) -> int:
-    return int(sum(each["reserved_nanousd"] for each in tenant.admin.ledger()))
+    return int(sum(each["reserved"] for each in tenant.admin.ledger()))
 
 
 def test_a_tool_that_a_model_has_named_is_counted_by_its_arguments(
@@ -117,5 +117,5 @@ def test_a_tool_that_a_model_has_named_is_counted_by_its_arguments(
     runtime.flush()
     until(lambda: reserved(tenant) == 0)
     (counted,) = [each for each in tenant.admin.ledger() if each["unit"] == "calls"]
-    assert counted["committed_nanousd"] == 4, "each call counts once against the limit of calls"
+    assert counted["committed"] == 4, "each call counts once against the limit of calls"
     assert len(runtime.tools.calls.open) == 0

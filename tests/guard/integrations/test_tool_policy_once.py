@@ -61,7 +61,7 @@ def approvals(tenant: Any) -> int:
 
 
 def reservations(tenant: Any) -> int:
-    return int(sum(balance["reserved_nanousd"] for balance in tenant.admin.ledger()))
+    return int(sum(balance["reserved"] for balance in tenant.admin.ledger()))
 
 
 @guard.protect

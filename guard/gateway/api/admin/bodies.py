@@ -153,6 +153,15 @@ class BudgetBody(records.BudgetTerms, kw_only=True, forbid_unknown_fields=True, 
         return min(round(self.limit_cents * NANOUSD_PER_CENT), NANOUSD_MAX)
 
 
+class BudgetReply(records.BudgetRule, kw_only=True):
+    """A budget. One of money has its limit also under its older name, ``limit_nanousd``."""
+
+    limit_nanousd: int | None = None
+
+    def __post_init__(self) -> None:
+        self.limit_nanousd = self.limit if self.unit == "usd" else None
+
+
 class RaiseBody(Strict, kw_only=True):
     """By how much to raise a budget, in its unit; once for each ``key``."""
 

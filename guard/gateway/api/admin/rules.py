@@ -40,15 +40,20 @@ async def budget_of(call: AdminCall, body: bodies.BudgetBody) -> records.BudgetR
     return budget
 
 
-async def put_budget(call: AdminCall, body: bodies.BudgetBody) -> records.BudgetRule:
-    return await call.write(catalogue.put_budget, await budget_of(call, body))
+async def list_budgets(call: AdminCall) -> list[bodies.BudgetReply]:
+    return [record_from(e, bodies.BudgetReply) for e in await call.storage.budgets(call.own)]
+
+
+async def put_budget(call: AdminCall, body: bodies.BudgetBody) -> bodies.BudgetReply:
+    made = await call.write(catalogue.put_budget, await budget_of(call, body))
+    return record_from(made, bodies.BudgetReply)
 
 
 async def raise_budget(call: AdminCall, body: bodies.RaiseBody, budget_id: str) -> records.Raised:
     unit, by = body.amount()
     return await call.write(
         asks.raise_budget, call.own, budget_id,
-        by_nanousd=by, raise_key=body.key, counted_in=unit,
+        by=by, raise_key=body.key, counted_in=unit,
     )  # fmt: skip
 
 
@@ -71,7 +76,7 @@ def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRu
     """
     return record_from(
         body, records.BudgetRule, budget_id="", organisation_id=organisation_id,
-        limit_nanousd=body.limit(), window=checked_window(body.window),
+        limit=body.limit(), window=checked_window(body.window),
         counts=sorted(set(body.counts)),
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ revoke_secret = write(
 
 # -- budgets, policies, prices ---------------------------------------------------------------------
 
-list_budgets = read("/budgets", "List budgets", Storage.budgets)
+list_budgets = Operation("GET", "/budgets", "viewer", "List budgets", rules.list_budgets)
 put_budget = Operation(
     "PUT", "/budgets", "operator", "Set a budget for a scope and window", rules.put_budget,
     conflicts=True)

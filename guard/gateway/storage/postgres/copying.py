@@ -36,7 +36,7 @@ _IDENTITIES: Final = (
 )
 _BALANCES: Final = (
     "SELECT balance_id, budget_id, scope_id, period_start_ms, ends_ms, opening, committed,"
-    " reserved, overspend, authorized_max, level, exhausted, leases, refused_nanousd,"
+    " reserved, overspend, authorized_max, level, exhausted, leases, refused,"
     " zone FROM balances"
     " ORDER BY balance_id"
 )

@@ -29,11 +29,11 @@ def forecast_exhausted(
     rows = reading.rows(
         f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
         " WHERE u.organisation_id = ? AND b.ends_ms > ? AND b.period_start_ms < ?"
-        " AND b.committed > 0 AND b.committed < u.limit_nanousd"
+        " AND b.committed > 0 AND b.committed < u.limit_amount"
         " AND (? - b.period_start_ms) * 10 >= b.ends_ms - b.period_start_ms"
         " AND CAST(b.committed AS DOUBLE PRECISION) * (b.ends_ms - b.period_start_ms) * 100"
-        " >= CAST(u.limit_nanousd AS DOUBLE PRECISION) * ? * (? - b.period_start_ms)"
-        " ORDER BY CAST(b.committed AS DOUBLE PRECISION) / max(u.limit_nanousd, 1) DESC,"
+        " >= CAST(u.limit_amount AS DOUBLE PRECISION) * ? * (? - b.period_start_ms)"
+        " ORDER BY CAST(b.committed AS DOUBLE PRECISION) / max(u.limit_amount, 1) DESC,"
         " b.balance_id LIMIT ?",
         organisation_id, now_ms, now_ms, now_ms, percent, now_ms, FORECASTS_MAX,
     )  # fmt: skip

@@ -264,7 +264,7 @@ def fullest_balances(
         f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
         " WHERE u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
         " ORDER BY CAST(b.committed + b.reserved AS DOUBLE PRECISION)"
-        " / max(u.limit_nanousd, 1) DESC, b.balance_id LIMIT ?",
+        " / max(u.limit_amount, 1) DESC, b.balance_id LIMIT ?",
         organisation_id, 2**62, now_ms, limit,
     )  # fmt: skip
     return [balance_view_from_row(row) for row in rows]

@@ -163,5 +163,5 @@ def balances_of(
             organisation_id, kind, scope_id, 2**62, now_ms, limit,
         )  # fmt: skip
         found += [balance_view_from_row(row) for row in rows]
-    found.sort(key=lambda b: -(b.committed_nanousd + b.reserved_nanousd) / max(b.limit_nanousd, 1))
+    found.sort(key=lambda b: -(b.committed + b.reserved) / max(b.limit, 1))
     return found[:limit]

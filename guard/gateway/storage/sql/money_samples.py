@@ -26,7 +26,7 @@ COUNTED_MAX: Final = 10_000
 PAUSES: Final = 50
 """The pause between two samples, in multiples of a sample's duration."""
 
-_USED: Final = "CAST(b.committed + b.reserved AS DOUBLE PRECISION) / max(u.limit_nanousd, 1)"
+_USED: Final = "CAST(b.committed + b.reserved AS DOUBLE PRECISION) / max(u.limit_amount, 1)"
 _FULLEST: Final = (
     f"SELECT {BALANCES.names('b')}, {BUDGETS.names('u')}, {OF_BALANCE}, u.organisation_id FROM"
     " (SELECT balance_id, used FROM (SELECT b.balance_id, b.used, row_number() OVER"

@@ -70,7 +70,7 @@ def spend(
         spent = wire.SpentBudget(
             **shown,
             uncertain_nanousd=uncertain,
-            kept_nanousd=budget.kept_nanousd,
+            kept_nanousd=budget.kept,
             winding_down=_winds_down(reading, account, workflow_id, run_id),
         )
         reply.budgets.append(spent)
@@ -82,9 +82,9 @@ def _winds_down(
 ) -> bool:
     """Return whether all but the kept share is spent, or was not enough for a run's request."""
     balance, rule = account.balance, account.rule
-    if not rule.kept_nanousd:
+    if not rule.kept:
         return False
-    if account.unspent() <= rule.kept_nanousd:
+    if account.unspent() <= rule.kept:
         return True
     run = run_of(rule.scope_kind, workflow_id, run_id)
     sql = "SELECT 1 FROM wind_downs WHERE balance_id = ? AND winding_run = ?"

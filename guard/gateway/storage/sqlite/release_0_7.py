@@ -24,6 +24,7 @@ _COLUMNS: Final = {
     "epoch_ms": "period_start_ms",
     "overshoot": "overspend",
     "bound": "authorized_max",
+    "limit_nanousd": "limit_amount",
 }
 """Names that have changed: 0.7's, and today's."""
 
