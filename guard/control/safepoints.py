@@ -38,7 +38,8 @@ _HOLDING_MODULES: Final = frozenset(
 )
 """Modules that are unsafe as a whole while there is patience: they take hold and let go."""
 
-_HOLDING_METHODS: Final = frozenset({"__aenter__", "__aexit__", "__del__", "__enter__", "__exit__"})
+# Functions that take hold or let go, in whatever they call.
+_HOLDING: Final = {"__aenter__", "__aexit__", "__del__", "__enter__", "__exit__", "enter_context"}
 
 _WAIT: Final = threading.Condition.wait.__code__
 
@@ -239,7 +240,7 @@ def _checks(frame: FrameType) -> bool:
 def _holds(frame: FrameType) -> bool:
     """Return whether a frame takes hold of something or lets go of it, or was called to."""
     code = frame.f_code
-    if code.co_name in _HOLDING_METHODS or frame.f_lasti in _holding_offsets(code):
+    if code.co_name in _HOLDING or frame.f_lasti in _holding_offsets(code):
         return True
     # The callback of a weak reference is a finaliser too: it gets the reference, maybe as `*args`.
     given = variables(frame, *code.co_varnames[: min(code.co_argcount + 1, 3)]).values()

@@ -108,6 +108,16 @@ def called_by_a_stack(stop: Stop) -> None:
         stack.close()
 
 
+def entered_by_a_stack(stop: Stop) -> None:
+    class Entered(Manager):
+        __enter__ = Manager.begin
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Entered(stop))
+
+
 def generator_as_a_manager(stop: Stop) -> None:
     @contextlib.contextmanager
     def manager() -> Iterator[None]:
@@ -213,7 +223,8 @@ def in_subprocess(stop: Stop) -> None:
 
 UNSAFE: Final = (
     entered, left, entered_by_another_name, left_by_another_name, opened_in_the_line_of_a_with,
-    entered_by_a_call, called_by_a_stack, generator_as_a_manager, in_finally,
+    entered_by_a_call, called_by_a_stack, entered_by_a_stack, generator_as_a_manager,
+    in_finally,
     in_finally_after_an_error, in_a_handler, last_call_before_a_try, in_a_finaliser,
     in_a_weak_callback, in_a_weak_callback_of_many, in_a_weak_method, in_finalize, in_weakref,
     in_a_queue, in_threading, in_multiprocessing, in_subprocess,
