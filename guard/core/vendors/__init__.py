@@ -1,26 +1,20 @@
-"""The one table of vendors, whose hosts, paths and speeds are data.
+"""The one table of vendors, whose hosts, paths and speeds are data: ``hosts/vendors.toml``."""
 
-Read from the vendors' SDKs and API references, and from what coding agents send (2026-11).
-"""
-
+import tomllib
+from importlib import resources
 from typing import Final
 
-from guard.core.vendors import (
-    amazon,
-    anthropic,
-    cohere,
-    compatible,
-    google,
-    mistral,
-    ollama,
-    openai,
-)
+import msgspec
+
 from guard.core.vendors.vendor import Vendor
 
 __all__ = ["VENDORS", "Vendor"]
 
-VENDORS: Final[dict[str, Vendor]] = {
-    vendor.name: vendor
-    for module in (openai, anthropic, google, mistral, cohere, ollama, amazon, compatible)
-    for vendor in module.VENDORS
-}
+
+def _listed() -> dict[str, Vendor]:
+    file = resources.files("guard.core.vendors").joinpath("hosts", "vendors.toml")
+    rows = tomllib.loads(file.read_text("utf-8"))
+    return {name: msgspec.convert({"name": name, **row}, Vendor) for name, row in rows.items()}
+
+
+VENDORS: Final = _listed()
