@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 from guard.core.fees import ANTHROPIC_SEARCH
 from guard.core.model_names import is_release_of
 from guard.core.rates import PERMILLE, US_ONLY_PERMILLE
-from guard.core.usage.counters import strangers
+from guard.core.usage.counters import contradicted, strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -131,7 +131,11 @@ def _usage(provider: str, message: Message, said: Message, call: Call) -> Usage:
         response_id=text_or_none(message.get("id")),
         units={"web_searches": float(searches)} if searches else {},
         fees={ANTHROPIC_SEARCH: searches} if searches else {},
-        strangers=strangers("messages", said),
+        strangers=strangers("messages", said)
+        + contradicted(
+            output_tokens=totals["output_tokens"] - thinking,
+            cache_creation_input_tokens=totals["cache_creation_input_tokens"] - totals[_LONG],
+        ),
         others=tuple(
             Usage(
                 model=other or None,

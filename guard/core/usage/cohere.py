@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from guard.core.usage.counters import strangers
+from guard.core.usage.counters import contradicted, strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, mapping, says_any, text_or_none
 from guard.core.usage.response_format import Call, MemberPath, ResponseFormat, ToolCallReader, Usage
@@ -62,14 +62,14 @@ def _usage(message: Message, said: Message, call: Call) -> Usage | None:
     if not any(says_any(said, *_TOKENS, *_UNITS) for said in (billed, tokens)):
         return None
     asked = count(billed.get("input_tokens", tokens.get("input_tokens")))
-    cached = min(asked, count(said.get("cached_tokens")))
+    cached = count(said.get("cached_tokens"))
     return Usage(
         model=text_or_none(message.get("model")) or call.model(),
-        input_tokens=asked - cached,
+        input_tokens=max(0, asked - cached),
         output_tokens=count(billed.get("output_tokens", tokens.get("output_tokens"))),
         cache_read_tokens=cached,
         response_id=_identity(message),
-        strangers=strangers("cohere", said),
+        strangers=strangers("cohere", said) + contradicted(input_tokens=asked - cached),
         units={name: float(count(billed[name])) for name in _UNITS if count(billed.get(name))},
     )
 

@@ -76,6 +76,18 @@ def _look(known: Places, place: str, node: Any, found: list[str], depth: int) ->
             found.append(f"{COUNTER}{inner}"[:_LABEL_LENGTH_MAX])
 
 
+def contradicted(**rests: int) -> tuple[str, ...]:
+    """Return which numbers of an answer are less than what is said to be in them.
+
+    Args:
+        rests: what is left of each without its parts.
+
+    >>> contradicted(input_tokens=3, output_tokens=-2)
+    ('counter:output_tokens.parts',)
+    """
+    return tuple(f"{COUNTER}{name}.parts" for name, rest in rests.items() if rest < 0)
+
+
 def _is_number(value: Any) -> bool:
     if type(value) is str:
         return _WRITTEN.fullmatch(value) is not None and float(value) > 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from guard.core.usage import vendor_tools
-from guard.core.usage.counters import strangers
+from guard.core.usage.counters import contradicted, strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -117,9 +117,7 @@ def _usage(message: Message, call: Call) -> Usage | None:
         return None
     cached = count(said.get("cachedContentTokenCount"))
     # Cached sound is in the details of the prompt as well.
-    audio_in = max(
-        0, _audio(said.get("promptTokensDetails")) - _audio(said.get("cacheTokensDetails"))
-    )
+    audio_in = _audio(said.get("promptTokensDetails")) - _audio(said.get("cacheTokensDetails"))
     audio_out = _audio(said.get("candidatesTokensDetails"))
     asked = count(said.get("promptTokenCount")) + count(said.get("toolUsePromptTokenCount"))
     answered = count(said.get("candidatesTokenCount"))
@@ -133,10 +131,14 @@ def _usage(message: Message, call: Call) -> Usage | None:
         output_tokens=max(0, answered - audio_out),
         cache_read_tokens=cached,
         reasoning_tokens=thought,
-        audio_tokens=audio_in + audio_out,
-        audio_input_tokens=audio_in,
+        audio_tokens=max(0, audio_in) + audio_out,
+        audio_input_tokens=max(0, audio_in),
         response_id=text_or_none(message.get("responseId")),
-        strangers=strangers("gemini", said),
+        strangers=strangers("gemini", said)
+        + contradicted(
+            promptTokenCount=min(asked - cached, asked - audio_in, audio_in),
+            candidatesTokenCount=answered - audio_out,
+        ),
         fees=vendor_tools.of_candidates(message.get("candidates"), model, call.request()),
     )
 
@@ -210,7 +212,7 @@ class Interactions(ResponseFormat, frozen=True):
             return None
         cached = count(said.get("total_cached_tokens"))
         heard = _audio(said.get("input_tokens_by_modality"))
-        audio_in = max(0, heard - _audio(said.get("cached_tokens_by_modality")))
+        audio_in = heard - _audio(said.get("cached_tokens_by_modality"))
         audio_out = _audio(said.get("output_tokens_by_modality"))
         asked = count(said.get("total_input_tokens")) + count(said.get("total_tool_use_tokens"))
         answered = count(said.get("total_output_tokens"))
@@ -222,9 +224,13 @@ class Interactions(ResponseFormat, frozen=True):
             output_tokens=max(0, answered - audio_out),
             cache_read_tokens=cached,
             reasoning_tokens=thought,
-            audio_tokens=audio_in + audio_out,
-            audio_input_tokens=audio_in,
-            strangers=strangers("interactions", said),
+            audio_tokens=max(0, audio_in) + audio_out,
+            audio_input_tokens=max(0, audio_in),
+            strangers=strangers("interactions", said)
+            + contradicted(
+                total_input_tokens=min(asked - cached, asked - audio_in, audio_in),
+                total_output_tokens=answered - audio_out,
+            ),
             response_id=text_or_none(message.get("id")),
         )
 

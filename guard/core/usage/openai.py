@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from guard.core.fees import PERPLEXITY_SEARCH
-from guard.core.usage.counters import strangers
+from guard.core.usage.counters import contradicted, strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -133,6 +133,11 @@ class ChatCompletions(ResponseFormat, frozen=True):
         # (https://ai.google.dev/gemini-api/docs/openai, 2026-11).
         told = asked + visible + reasoning
         reasoning += max(0, count(usage.get("total_tokens")) - told)
+        more_than_all = contradicted(
+            # Cached sound is in both.
+            prompt_tokens=min(asked - cache_read - cache_write, asked - audio_in),
+            completion_tokens=visible - audio_out,
+        )
         return Usage(
             model=text_or_none(response.get("model")),
             input_tokens=max(0, asked - cache_read - cache_write - audio_in),
@@ -145,7 +150,7 @@ class ChatCompletions(ResponseFormat, frozen=True):
             cost_nanousd=stated_cost(self.provider, usage),
             service_tier=_tier(response),
             response_id=text_or_none(response.get("id")),
-            strangers=strangers("chat", usage),
+            strangers=strangers("chat", usage) + more_than_all,
             fees=_searches(usage) if self.provider == "perplexity" else None,
         )
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from guard.core import fees
 from guard.core.rates import BATCH
 from guard.core.usage import vendor_tools
-from guard.core.usage.counters import strangers
+from guard.core.usage.counters import contradicted, strangers
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -130,16 +130,25 @@ def read_usage(response: Message, provider: str) -> Usage | None:
         count(asked.get("cache_write_tokens")),
     )
     audio_in, audio_out = count(asked.get("audio_tokens")), count(said.get("audio_tokens"))
+    # No price list has a rate for cached sound: it is charged as sound.
+    heard_again = count(mapping(asked.get("cached_tokens_details")).get("audio_tokens"))
+    cache_read -= heard_again
     reasoning = count(said.get("reasoning_tokens"))
-    told = count(usage.get("input_tokens")) + count(usage.get("output_tokens"))
+    prompt, answer = count(usage.get("input_tokens")), count(usage.get("output_tokens"))
+    fresh, spoken = prompt - cache_read - cache_write, answer - reasoning - audio_out
+    more_than_all = contradicted(
+        # Sound may be cached without the answer saying so.
+        input_tokens=min(fresh, prompt - audio_in, cache_read, audio_in - heard_again),
+        output_tokens=spoken,
+    )
     # What only the total holds is charged like what nobody sees of an answer.
-    untold = max(0, count(usage.get("total_tokens")) - told)
+    untold = max(0, count(usage.get("total_tokens")) - prompt - answer)
     tier = text_or_none(response.get("service_tier"))
     return Usage(
         model=model,
-        input_tokens=max(0, count(usage.get("input_tokens")) - cache_read - cache_write - audio_in),
-        output_tokens=max(0, count(usage.get("output_tokens")) - reasoning - audio_out),
-        cache_read_tokens=cache_read,
+        input_tokens=max(0, fresh - audio_in),
+        output_tokens=max(0, spoken),
+        cache_read_tokens=max(0, cache_read),
         cache_write_tokens=cache_write,
         reasoning_tokens=reasoning + untold,
         audio_tokens=audio_in + audio_out,
@@ -147,7 +156,7 @@ def read_usage(response: Message, provider: str) -> Usage | None:
         service_tier=None if tier == "default" else tier,
         cost_nanousd=cost,
         response_id=identity,
-        strangers=strangers("responses", usage),
+        strangers=strangers("responses", usage) + more_than_all,
         fees=vendor_tools.of_response(response, model),
     )
 

@@ -168,6 +168,92 @@ def test_an_unknown_number_is_dear_or_named(
     record_property("cases", 3_000)
 
 
+def inner(said: dict[str, Any], *names: str) -> dict[str, Any]:
+    for name in names:
+        said = said.setdefault(name, {})
+    return said
+
+
+PARTS: Final[tuple[tuple[str, str, tuple[str, ...], Any], ...]] = (
+    ("chat", "prompt_tokens", ("prompt_tokens_details", "cached_tokens"), 91),
+    ("chat", "prompt_tokens", ("prompt_tokens_details", "audio_tokens"), 91),
+    ("chat", "prompt_tokens", ("prompt_tokens_details", "cache_write_tokens"), 71),
+    ("chat", "completion_tokens", ("completion_tokens_details", "reasoning_tokens"), 31),
+    ("chat", "completion_tokens", ("completion_tokens_details", "audio_tokens"), 24),
+    ("responses", "input_tokens", ("input_tokens_details", "cached_tokens"), 91),
+    ("responses", "input_tokens", ("input_tokens_details", "audio_tokens"), 91),
+    ("responses", "input_tokens",
+     ("input_tokens_details", "cached_tokens_details", "audio_tokens"), 21),
+    ("responses", "output_tokens", ("output_tokens_details", "reasoning_tokens"), 31),
+    ("messages", "output_tokens", ("output_tokens_details", "thinking_tokens"), 31),
+    ("messages", "cache_creation_input_tokens",
+     ("cache_creation", "ephemeral_1h_input_tokens"), 1),
+    ("gemini", "promptTokenCount", ("cachedContentTokenCount",), 91),
+    ("gemini", "promptTokenCount",
+     ("cacheTokensDetails",), [{"modality": "AUDIO", "tokenCount": 1}]),
+    ("gemini", "candidatesTokenCount",
+     ("candidatesTokensDetails",), [{"modality": "AUDIO", "tokenCount": 31}]),
+    ("interactions", "total_input_tokens", ("total_cached_tokens",), 91),
+    ("interactions", "total_output_tokens",
+     ("output_tokens_by_modality",), [{"modality": "audio", "tokens": 31}]),
+    ("cohere", "input_tokens", ("cached_tokens",), 91),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "whole", "part", "number"), PARTS)
+def test_a_part_that_is_more_than_the_whole_is_named_and_dear(
+    kind: str, whole: str, part: tuple[str, ...], number: Any
+) -> None:
+    """Cut off at nought, the rest would be charged by nobody knows which of the two."""
+    said = copy.deepcopy(ANSWERS[kind][3])
+    inner(said, *part[:-1])[part[-1]] = number
+    label = f"counter:{whole}.parts"
+    assert read(kind, said).strangers == (label,)
+    assert can_cost(label)
+
+
+@pytest.mark.generator("usage whose buckets are added up")
+def test_the_buckets_add_up_to_the_total(count_cases: Callable[[int], None]) -> None:
+    seeded, cases = random.Random(52), 2_000
+    for _ in range(cases):
+        asked, answered = seeded.randrange(1, 500), seeded.randrange(1, 500)
+        cached = seeded.randrange(asked)
+        heard = seeded.randrange(asked - cached)
+        thought = seeded.randrange(answered)
+        spoken = seeded.randrange(answered - thought)
+        audio = {"audio_tokens": heard, "cached_tokens": cached}
+        more = {"audio_tokens": spoken, "reasoning_tokens": thought}
+        chat = read("chat", {
+            "prompt_tokens": asked, "completion_tokens": answered,
+            "total_tokens": asked + answered,
+            "prompt_tokens_details": audio, "completion_tokens_details": more,
+        })  # fmt: skip
+        heard_again = seeded.randrange(cached + 1)
+        responses = read("responses", {
+            "input_tokens": asked, "output_tokens": answered, "total_tokens": asked + answered,
+            "input_token_details": {
+                "audio_tokens": heard + heard_again, "cached_tokens": cached,
+                "cached_tokens_details": {"audio_tokens": heard_again},
+            },
+            "output_token_details": more,
+        })  # fmt: skip
+        gemini = read("gemini", {
+            "promptTokenCount": asked, "candidatesTokenCount": answered - thought,
+            "thoughtsTokenCount": thought, "totalTokenCount": asked + answered,
+            "cachedContentTokenCount": cached,
+            "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": heard}],
+            "candidatesTokensDetails": [{"modality": "AUDIO", "tokenCount": spoken}],
+        })  # fmt: skip
+        for found in (chat, responses, gemini):
+            assert found.strangers == ()
+            buckets = (
+                found.input_tokens, found.output_tokens, found.cache_read_tokens,
+                found.cache_write_tokens, found.reasoning_tokens, found.audio_tokens,
+            )  # fmt: skip
+            assert sum(buckets) == asked + answered
+    count_cases(cases)
+
+
 def test_sound_is_charged_by_its_direction() -> None:
     said = {
         "total_input_tokens": 100, "total_output_tokens": 50, "total_cached_tokens": 40,
