@@ -20,6 +20,7 @@ nox.options.default_venv_backend = "uv|virtualenv"  # without uv, an environment
 nox.options.error_on_missing_interpreters = False
 
 LOCK = "requirements.lock"
+SDKS = "openai", "anthropic", "google-genai", "mistralai", "cohere", "groq", "botocore"
 # Two workers more than there are cores, since half of their time tests wait; one that has nothing
 # left to do takes over from another. More than eight would want more connections than PostgreSQL
 # has by default (100).
@@ -133,7 +134,7 @@ def facts(session: nox.Session) -> None:
     """
     if "newest" in session.posargs:
         session.install("--quiet", "-e", ".")
-        session.install("--quiet", "--upgrade", "openai", "anthropic")
+        session.install("--quiet", "--upgrade", "pydantic", *SDKS)
     else:
         install(session)
     session.run("python", "-m", "tests.support.sdk_facts")

@@ -34,7 +34,11 @@ _MILLION: Final = 1_000_000
 BATCH: Final = "batch"
 """The tier of requests that are answered within a day."""
 
-_UNLISTED_TIERS: Final = {"priority": 2500, "fast": 6000, "ultrafast": 6000, BATCH: 500}
+PRIORITY: Final = "priority"
+"""The tier of requests that go before others. Bedrock's latency-optimized requests count as such:
+they are 1.25 times as dear (https://aws.amazon.com/bedrock/pricing, 2026-11)."""
+
+_UNLISTED_TIERS: Final = {PRIORITY: 2500, "fast": 6000, "ultrafast": 6000, BATCH: 500}
 """Thousandths of the standard price that a tier costs at most where its own prices are not listed:
 ``priority`` is 1.7 to 2.5 times as dear as standard for the models that have it, and ``fast`` up to
 6 times (https://openai.com/api-priority-processing, https://platform.claude.com/docs, 2026-11). The

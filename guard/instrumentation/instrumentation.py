@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -128,7 +129,7 @@ class Instrumentation:
         # proxy set it.
         self.refuse_unseen: Callable[[str, Scope], None] | None = None
         # The newest responses by caller with vendor and by id, the oldest first.
-        self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._responses: OrderedDict[tuple[str, str], tuple[str, int | None]] = OrderedDict()
 
     def account(self, scope: Scope) -> Account:
         """Return the account that requests of a scope belong to."""
@@ -328,10 +329,11 @@ class Instrumentation:
         #    its host one's own.
         bounds = self._bounds or self.load_bounds()
         trusted = self.trusted if endpoint.is_vendors else None
-        known: tuple[Any, ...] = (self.ratios, trusted)
+        earlier = functools.partial(self._conversation, call)
+        known: dict[str, Any] = {"trusted": trusted, "earlier": earlier}
         if trusted is not None and (facts := account.facts) is not None:
-            known = (self.ratios, trusted | facts.trusted, facts.bodies)
-        bound = bounds.bound_of(endpoint.format, path, content, *known)
+            known |= {"trusted": trusted | facts.trusted, "bodies": facts.bodies}
+        bound = bounds.bound_of(endpoint.format, path, content, self.ratios, **known)
         is_known = endpoint.certain or (bound.model is not None and not endpoint.is_unlisted)
         if not is_known and not names_llm(path, content):
             return  # a path such as /v1/messages of something else
@@ -346,7 +348,7 @@ class Instrumentation:
             put = self.limits.put(endpoint.format, call.host, path, bound.model, content, tokens)
             if put is not None and replace(put.body):
                 call.limited_body = put
-                limit = bounds.bound_of(endpoint.format, path, put.body, *known)
+                limit = bounds.bound_of(endpoint.format, path, put.body, self.ratios, **known)
                 bound = structs.replace(limit, local=bound.local, terms=bound.terms)
         # 4. Cover it from a lease. If the lease has too little left, read the answers that wait:
         #    until then each holds its bound, which is mostly far more than it cost.
@@ -550,8 +552,11 @@ class Instrumentation:
             # response.
             key = _key_of(call.endpoint.format.provider, usage.response_id, call.scope)
             if call.endpoint.polls and self._is_settled(key, usage):
-                return None
-            known = self._remember(key)
+                known = again = True
+            else:
+                known = self._remember(key)
+            if not usage.estimated and not usage.strangers and key in self._responses:
+                self._responses[key] = call.host, _tokens(usage)
             if known and again:
                 return None
         # 4. It is new. What other models have contributed becomes events of their own.
@@ -623,15 +628,32 @@ class Instrumentation:
         self.failures += 1
         logger.debug("a response could not be observed", exc_info=exc)
 
+    def _conversation(self, call: ObservedCall, response_id: str) -> int | None:
+        """Return the tokens of the conversation that ends with a response; None if not known.
+
+        It is known where its answer was seen here, from the same host for the same caller.
+        """
+        key = _key_of(call.endpoint.format.provider, response_id, call.scope)
+        if self._responses.get(key, ("", None))[1] is None:
+            self._unread.read()  # its answer may still wait there
+        host, tokens = self._responses.get(key, ("", None))
+        return tokens if host == call.host else None
+
     def _remember(self, response: tuple[str, str]) -> bool:
         """Remember a response; return whether it was known already."""
         if response in self._responses:
             return True
-        self._responses[response] = None
+        self._responses[response] = "", None
         if len(self._responses) > _RESPONSES_KEPT:
             with contextlib.suppress(KeyError):  # another thread was faster
                 self._responses.popitem(last=False)
         return False
+
+
+def _tokens(usage: Usage) -> int:
+    """Return how many tokens the next answer of a conversation reads again."""
+    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    return prompt + usage.output_tokens + usage.reasoning_tokens + usage.audio_tokens
 
 
 def _key_of(provider: str, response_id: str, scope: Scope) -> tuple[str, str]:

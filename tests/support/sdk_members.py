@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,7 @@ from typing import Any, Final, get_args, get_origin
 
 import pydantic
 import typing_extensions
+from botocore.model import ListShape, StructureShape
 
 Members = dict[str, set[str]]
 """Names of members by the place of their object, such as ``tools.function``."""
@@ -23,7 +25,8 @@ def members(
     """Return the members that a body can have by their place, and the values of ``type`` by place.
 
     Args:
-        root: the type of the body: a union of ``TypedDict`` classes or a model of pydantic.
+        root: the type of the body: a union of ``TypedDict`` classes, a model of pydantic, a shape
+            of botocore's, or the method of a client whose arguments are the members.
         below: places whose objects are one kind, however deep they are nested.
         skips: tells whether the objects in a member are left out, by its place and name.
     """
@@ -49,7 +52,17 @@ def members(
     return dict(names), dict(kinds)
 
 
+_NOT_SENT: Final = ("self", "return", "request_options")
+
+
 def _fields(kind: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(kind, StructureShape):
+        yield from kind.members.items()
+        return
+    if inspect.isfunction(kind):
+        hints = typing_extensions.get_type_hints(kind)
+        yield from ((name, hint) for name, hint in hints.items() if name not in _NOT_SENT)
+        return
     if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
         for name, field in kind.model_fields.items():
             yield field.alias or name, field.annotation
@@ -60,7 +73,14 @@ def _fields(kind: Any) -> Iterator[tuple[str, Any]]:
 def _objects(kind: Any) -> Iterator[Any]:
     """Yield the kinds of objects that a hint allows, alone, in a list or as values."""
     is_model = isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
-    if is_model or typing_extensions.is_typeddict(kind):
+    if isinstance(kind, ListShape):
+        yield from _objects(kind.member)
+    elif (
+        is_model
+        or typing_extensions.is_typeddict(kind)
+        or inspect.isfunction(kind)
+        or isinstance(kind, StructureShape)
+    ):
         yield kind
     elif isinstance(kind, typing.TypeAliasType if hasattr(typing, "TypeAliasType") else ()):
         yield from _objects(kind.__value__)

@@ -23,6 +23,7 @@ class RequestLimits(Struct, gc=False):
         open_ended: whether the prompt holds more than the body: an earlier conversation, a stored
             prompt, what a tool of the vendor finds.
         extra_tokens: the tokens of the prompt beside the body's text.
+        earlier_tokens: those of the conversation that it goes on with, where they are known.
         prompts: how many times a model may be asked, one after the other, and charged.
         chosen: why nothing bounds the price of the model that answers; empty where something does.
         least_output, answers, beside_output, models: as in ``RequestBound``.
@@ -39,6 +40,7 @@ class RequestLimits(Struct, gc=False):
     prompts: int = 1
     models: tuple[str, ...] = ()
     chosen: str = ""
+    earlier_tokens: int = 0
 
 
 def answered(
@@ -145,25 +147,6 @@ def limit(*values: Any) -> int | None:
         if type(value) is int and value >= 0:
             found.append(min(value, TOKENS_MAX))
     return max(found, default=None)
-
-
-def run_by_vendor(tools: Any, own: tuple[str, ...]) -> bool:
-    """Return whether the vendor runs one of the tools itself, so that its results join the prompt.
-
-    Args:
-        tools: the request's list of tools.
-        own: beginnings of the types of tools that the caller runs.
-    """
-    if not is_present(tools):
-        return False
-    return type(tools) is not list or not all(_is_own(tool, own) for tool in tools)
-
-
-def _is_own(tool: Any, own: tuple[str, ...]) -> bool:
-    if type(tool) is not dict:
-        return False
-    kind = tool.get("type")
-    return kind is None or (type(kind) is str and kind.startswith(own))
 
 
 def how_many(value: Any, usual: int) -> int:

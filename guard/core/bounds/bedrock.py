@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from guard.core.bounds.asked import RequestLimits, answered, embedded, is_present, limit, section
 from guard.core.bounds.thinking import asks_to_think, thinking_budget
 from guard.core.bounds.vendors import EMBEDDED
@@ -21,11 +19,7 @@ def converse(path: str, said: Message) -> RequestLimits:
         model,
         limit(section(said, "inferenceConfig").get("maxTokens")),
         streams=path.endswith("-stream"),
-        open_ended=(
-            is_present(said.get("promptVariables"))
-            or (model is not None and ":prompt/" in model)
-            or b'"systemTool"' in msgspec.json.encode(said.get("toolConfig"))
-        ),
+        open_ended=model is not None and ":prompt/" in model,
         extra_tokens=TOOL_USE_TOKENS if is_present(said.get("toolConfig")) else 0,
         is_structured=is_present(said.get("toolConfig")) or is_present(said.get("outputConfig")),
         thinks=thinking.get("type") not in (None, "disabled")

@@ -16,6 +16,9 @@ _LARGEST_EDGE, _LARGEST_AREA = 3840, 8_294_400
 _PARTIAL_TOKENS: Final = 100
 _SIZE: Final = re.compile(r"(\d{2,4})x(\d{2,4})$")
 
+_GIF_FRAMES: Final = 9
+"""What a moving image has unless it says so (openai 3.52.0, types/image_generate_params.py)."""
+
 EDITED_IMAGE_TOKENS: Final = 7_300
 """An image that is to be edited costs 65, and 129 for each of up to 6 tiles, and 6,144 with a high
 input fidelity (https://platform.openai.com/docs/guides/images-vision, 2026-11)."""
@@ -43,6 +46,8 @@ def image_tokens(model: str | None, said: Message) -> int:
     else:
         each = max(newer, _IMAGE_TOKENS[quality])
     each += _PARTIAL_TOKENS * how_many(said.get("partial_images"), 0)
+    if said.get("output_format") == "gif":
+        each *= how_many(said.get("frame_count"), _GIF_FRAMES)
     return each * how_many(said.get("n"), 1)
 
 

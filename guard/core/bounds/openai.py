@@ -66,8 +66,10 @@ def responses(path: str, said: Message) -> RequestLimits:
     model, stream = name(said.get("model")) or _deployment(path), said.get("stream")
     if IMAGES.search(path):
         output = 0 if by_the_piece(model) else min(image_tokens(model, said), TOKENS_MAX)
-        linked = not path.endswith("/generations") and "images" in said
-        return RequestLimits(model, output, stream in (True, "true"), open_ended=linked)
+        is_written = said.get("output_format") == "svg"  # by a model of its own
+        linked = is_written or (not path.endswith("/generations") and "images" in said)
+        output_max = None if is_written else output
+        return RequestLimits(model, output_max, stream in (True, "true"), open_ended=linked)
     if SOUND.search(path):
         if by_the_piece(model):
             return RequestLimits(model, 0)

@@ -24,6 +24,7 @@ from guard.core.rates import (
     BATCH,
     OWN_KEY_PERMILLE,
     PERMILLE,
+    PRIORITY,
     STANDARD,
     US_ONLY_PERMILLE,
     Terms,
@@ -43,7 +44,7 @@ from guard.core.usage.piecework import Piecework
 from guard.core.usage.request_body import UnreadableError, read_request
 from guard.core.usage.response_format import Call, ResponseFormat
 from guard.core.vendors.bodies import BODIES, BodyPart
-from guard.core.wire import TOKENS_MAX, truncated
+from guard.core.wire import TOKENS_MAX, UNITS_MAX, truncated
 
 _BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """A larger body is not read."""
@@ -63,11 +64,26 @@ _READERS: Final[dict[type, Callable[[str, Message], RequestLimits]]] = {
 }
 
 
-_FORMATS: Final[dict[type, tuple[str, tuple[str, ...]]]] = {
-    ChatCompletions: ("chat", ("/completions",)),
-    Responses: ("responses", ("/responses", "/responses/compact")),
-    Gemini: ("gemini", (":generateContent", ":streamGenerateContent")),
-    AnthropicMessages: ("messages", ("/messages", ":rawPredict", ":streamRawPredict")),
+_FORMATS: Final[dict[type, tuple[tuple[str, tuple[str, ...]], ...]]] = {
+    ChatCompletions: (("chat", ("/completions",)), ("embeddings", ("/embeddings",))),
+    Responses: (
+        ("responses", ("/responses", "/responses/compact")),
+        ("images", ("/images/generations", "/images/edits", "/images/variations")),
+        ("sound", ("/audio/transcriptions", "/audio/translations")),
+    ),
+    Piecework: (("sound", ("/audio/speech",)), ("videos", ("",))),
+    ThreadRuns: (("runs", ("",)),),
+    Gemini: (
+        ("gemini", (":generateContent", ":streamGenerateContent")),
+        ("embeddings", (":embedContent", ":batchEmbedContents")),
+        ("predict", (":predict", ":predictLongRunning")),
+    ),
+    Interactions: (("interactions", ("",)),),
+    AnthropicMessages: (("messages", ("",)),),
+    Cohere: (("cohere", ("",)),),
+    Ollama: (("ollama", ("",)),),
+    Converse: (("converse", ("",)),),
+    InvokeModel: (("invoke", ("",)),),
 }
 """The bodies whose members are listed, and how the paths end that take them."""
 
@@ -79,6 +95,7 @@ def bound_of(
     ratios: InputRatios,
     trusted: Collection[str] | None = None,
     bodies: Mapping[str, BodyPart] = BODIES,
+    earlier: Callable[[str], int | None] = lambda response_id: None,
 ) -> RequestBound:
     """Bound one LLM request; never raises.
 
@@ -92,6 +109,8 @@ def bound_of(
         trusted: what is neutral although it is not known, such as ``tool:NAME``; None at a host
             that is no vendor's, where nothing that is not known is dear.
         bodies: what is known of the bodies of each format.
+        earlier: returns the tokens of the conversation that ends with a response, by its id; None
+            where they are not known.
     """
     kind = type(response_format)
     if isinstance(response_format, Jobs):
@@ -106,7 +125,7 @@ def bound_of(
     read = _READERS.get(kind)
     try:
         if body[:1] == b"-":
-            return _form(response_format, path, body, ratios)
+            return _form(response_format, path, body, ratios, trusted, bodies)
         if read is None and body.lstrip()[:1] != b"{":
             return _unbounded(response_format, path, body)
         if len(body) > _BODY_BYTES_MAX:
@@ -115,7 +134,7 @@ def bound_of(
         if read is None:
             return _unbounded(response_format, path, body)
         asked = read(path, said)
-        found = _looked_through(kind, path, said, asked, trusted, bodies)
+        found = _looked_through(kind, path, _going_on(said, asked, earlier), asked, trusted, bodies)
         provider = response_format.provider
         if trusted is not None and (
             provider in ROUTERS or asked.models or (found and found.routes)
@@ -128,6 +147,20 @@ def bound_of(
         return _unbounded(response_format, path, body)
 
 
+_EARLIER: Final = ("previous_response_id", "previous_interaction_id")
+
+
+def _going_on(said: Message, asked: RequestLimits, earlier: Callable[[str], int | None]) -> Message:
+    """Return a body without the earlier response that it names, where its tokens are known."""
+    for name in _EARLIER:
+        response_id = said.get(name)
+        tokens = earlier(response_id) if type(response_id) is str else None
+        if tokens is not None:
+            asked.earlier_tokens = tokens
+            return {member: value for member, value in said.items() if member != name}
+    return said
+
+
 def _looked_through(
     kind: type,
     path: str,
@@ -137,9 +170,11 @@ def _looked_through(
     bodies: Mapping[str, BodyPart],
 ) -> Unknown | None:
     """Let what is asked for allow as much as the body's members do, known or not."""
-    name, ends = _FORMATS.get(kind, ("", ()))
-    if not path.endswith(ends):
+    name = next((name for name, ends in _FORMATS[kind] if path.endswith(ends)), None)
+    if name is None:
         return None
+    if kind is InvokeModel and "anthropic" in (asked.model or ""):
+        name = "messages"
     found = find_unknown(said, bodies[name], trusted or ())
     repeats = found.repeats
     if trusted is not None and found.multiplies:
@@ -153,17 +188,26 @@ def _looked_through(
 
 
 def _form(
-    response_format: ResponseFormat, path: str, body: bytes, ratios: InputRatios
+    response_format: ResponseFormat,
+    path: str,
+    body: bytes,
+    ratios: InputRatios,
+    trusted: Collection[str] | None,
+    bodies: Mapping[str, BodyPart],
 ) -> RequestBound:
     """Bound a form of OpenAI's: images to edit, sound to transcribe."""
     found = form(body) if type(response_format) in (Responses, Piecework) else None
     if found is None:
         return _unbounded(response_format, path, body)
     said, uploads = found
+    said = {name.removesuffix("[]"): value for name, value in said.items()}
     asked = _READERS[type(response_format)](path, said)
+    unknown = _looked_through(type(response_format), path, said, asked, trusted, bodies)
     if pieces.IMAGES.search(path):
         asked.extra_tokens += EDITED_IMAGE_TOKENS * len(uploads)
-    return _bounded(response_format, path, asked, said, msgspec.json.encode(said), ratios, uploads)
+    return _bounded(
+        response_format, path, asked, said, msgspec.json.encode(said), ratios, uploads, unknown
+    )
 
 
 def _bounded(
@@ -181,6 +225,9 @@ def _bounded(
         model = truncated(model)
     tokens, text = _input(asked, model, said, body, ratios)
     besides = _besides(response_format, path, model, said, uploads)
+    fees = besides.fees
+    if fees is not None and found is not None and found.multiplies:
+        fees = {line: min(units * found.most, UNITS_MAX) for line, units in fees.items()}
     return RequestBound(
         provider,
         model,
@@ -192,7 +239,7 @@ def _bounded(
         asked.answers,
         asked.beside_output,
         _terms(provider, model, said, body, tokens is not None),
-        fees=besides.fees,
+        fees=fees,
         unnumbered=asked.chosen or besides.unnumbered,
         unknown=() if found is None else tuple(found.dear),
         unjudged=() if found is None else tuple(found.neutral),
@@ -256,8 +303,12 @@ def _terms(provider: str, model: str | None, said: Message, body: bytes, is_boun
     tier = STANDARD
     if any(mapping(each).get("speed") == "fast" for each in items(said.get("fallbacks"))):
         said = {**said, "speed": "fast"}
+    if mapping(said.get("performanceConfig")).get("latency") == "optimized":
+        said = {**said, "speed": PRIORITY}
     for name in ("speed", "service_tier", "serviceTier"):
         value = said.get(name)
+        if type(value) is dict:  # Bedrock's
+            value = value.get("type")
         if type(value) is str and value not in ("standard", BATCH):
             tier = truncated(value)
             break
@@ -281,9 +332,10 @@ def _input(
         body = body.replace(encoded.encode(), b"", 1)
     text = max(text_tokens(each, body) for each in (model, *asked.models))
     tokens = max(ratios.tokens(each, text) for each in (model, *asked.models))
-    tokens = (tokens + media.tokens + asked.extra_tokens) * asked.prompts
+    tokens += media.tokens + asked.extra_tokens + asked.earlier_tokens
+    tokens *= asked.prompts
     tokens, text = min(tokens, TOKENS_MAX), min(text * asked.prompts, TOKENS_MAX)
-    return tokens, 0 if media.encoded or media.tokens else text
+    return tokens, 0 if media.encoded or media.tokens or asked.earlier_tokens else text
 
 
 def _unbounded(response_format: ResponseFormat, path: str, body: bytes) -> RequestBound:

@@ -220,9 +220,9 @@ _COSTLY_WORDS: Final = frozenset({
 _COSTLY_STEMS: Final = (
     "answer", "assistant", "batch", "beam", "branch", "brows", "budget", "candidate", "choice",
     "completion", "context", "conversation", "crawl", "depth", "document", "fallback", "fetch",
-    "file", "generation", "histor", "iteration", "knowledge", "limit", "loop", "mcp", "memor",
-    "parallel", "parent", "plugin", "previous", "priority", "prompt", "repeat", "retr", "sampl",
-    "server", "speed", "tier", "variant", "workflow",
+    "file", "generation", "guardrail", "histor", "iteration", "knowledge", "limit", "loop", "mcp",
+    "memor", "parallel", "parent", "plugin", "previous", "priority", "prompt", "repeat", "retr",
+    "sampl", "server", "speed", "tier", "variant", "workflow",
 )  # fmt: skip
 _ANYWHERE: Final = re.compile(r"model|token|cach|search|agent|thread|session|tool", re.IGNORECASE)
 _NAMES_MODEL: Final = re.compile(

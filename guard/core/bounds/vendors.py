@@ -13,7 +13,6 @@ from guard.core.bounds.asked import (
     is_present,
     limit,
     name,
-    run_by_vendor,
     section,
 )
 from guard.core.bounds.thinking import thinking_budget
@@ -80,11 +79,6 @@ def interaction(path: str, said: Message) -> RequestLimits:
         name(said.get("model")),
         limit(section(said, "generation_config").get("max_output_tokens")),
         streams=said.get("stream") is True,
-        open_ended=(
-            said.get("agent") is not None
-            or said.get("previous_interaction_id") is not None
-            or run_by_vendor(said.get("tools"), ("function",))
-        ),
         is_structured=is_present(said.get("tools")) or is_present(said.get("response_format")),
     )
 
@@ -100,7 +94,6 @@ def cohere(path: str, said: Message) -> RequestLimits:
         limit(said.get("max_tokens")),
         said.get("num_generations"),
         streams=said.get("stream") is True,
-        open_ended=said.get("conversation_id") is not None or is_present(said.get("connectors")),
         is_structured=is_present(said.get("tools")) or is_present(said.get("response_format")),
         thinks=thinking.get("type") not in (None, "disabled"),
         thinking=thinking_budget(thinking.get("token_budget")),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 from urllib.parse import unquote
 
+from guard.core.rates import PRIORITY
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.counters import strangers
 from guard.core.usage.framing import Events
@@ -64,6 +65,10 @@ class Converse(ResponseFormat, frozen=True):
                 for each in items(said.get("cacheDetails"))
                 if mapping(each).get("ttl") == "1h"
             ),
+            service_tier=_tier(
+                mapping(message.get("performanceConfig")).get("latency"),
+                mapping(message.get("serviceTier")).get("type"),
+            ),
             strangers=strangers("converse", said),
         )
 
@@ -80,6 +85,12 @@ class Converse(ResponseFormat, frozen=True):
         return call.estimated(events, spoken, model=model_in(call.path))
 
 
+def _tier(latency: object, tier: object) -> str | None:
+    if latency == "optimized":
+        return PRIORITY
+    return None if tier == "default" else text_or_none(tier)
+
+
 class InvokeModel(ResponseFormat, frozen=True):
     """``POST /model/{id}/invoke`` and ``/invoke-with-response-stream``."""
 
@@ -91,36 +102,45 @@ class InvokeModel(ResponseFormat, frozen=True):
         """Read the model's own ``usage`` where it is known, else the response headers."""
         usage = AnthropicMessages(self.provider).from_message(message, call)
         if usage is not None:
-            return replaced(usage, model=model_in(call.path))
+            return _told(usage, call)
         if call.header(_HEADER.format("input")) is None:
             return None
-        return Usage(
-            model=model_in(call.path),
+        usage = Usage(
             input_tokens=_said(call, "input"),
             output_tokens=_said(call, "output"),
             cache_read_tokens=_said(call, "cache-read-input"),
             cache_write_tokens=_said(call, "cache-write-input"),
             response_id=text_or_none(message.get("id")),
         )
+        return _told(usage, call)
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
         """Read the model's own events and the metrics that Bedrock adds to the last one."""
         own = AnthropicMessages(self.provider).from_events(events, call)
         if own is not None and not own.estimated:
-            return replaced(own, model=model_in(call.path))
+            return _told(own, call)
         for event in events.newest(b'"amazon-bedrock-invocationMetrics"'):
             metrics = mapping(event.get("amazon-bedrock-invocationMetrics"))
-            return Usage(
-                model=model_in(call.path),
+            usage = Usage(
                 input_tokens=count(metrics.get("inputTokenCount")),
                 output_tokens=count(metrics.get("outputTokenCount")),
                 cache_read_tokens=count(metrics.get("cacheReadInputTokenCount")),
                 cache_write_tokens=count(metrics.get("cacheWriteInputTokenCount")),
                 response_id=own.response_id if own is not None else None,
             )
+            return _told(usage, call)
         if own is not None or not events.first:
-            return own and replaced(own, model=model_in(call.path))
+            return own and _told(own, call)
         return call.estimated(events, events.every(), model=model_in(call.path))
+
+
+def _told(usage: Usage, call: Call) -> Usage:
+    """Return the usage with what Bedrock says of it in the path and the headers."""
+    tier = _tier(
+        call.header("x-amzn-bedrock-performanceconfig-latency"),
+        call.header("x-amzn-bedrock-service-tier"),
+    )
+    return replaced(usage, model=model_in(call.path), service_tier=tier)
 
 
 def model_in(path: str) -> str | None:

@@ -41,6 +41,8 @@ class _Members(TypedDict, total=False):
     model: Any
     usage: Any
     service_tier: Any
+    serviceTier: Any
+    performanceConfig: Any
     x_groq: Any
     duration: Any
     output: list[OutputItem] | dict[str, Any] | None

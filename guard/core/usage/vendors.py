@@ -144,6 +144,7 @@ def find_endpoint(method: str, host: str, path: str) -> Endpoint | None:
     except KeyError:
         if len(_known) >= _CACHE_MAX:
             _known.clear()
+        host = plain_host(host)
         found = _find(method, host, path)
         if found is not None:
             is_vendors = provider_of(host) is not None
@@ -177,8 +178,18 @@ def find_format(host: str, path: str) -> ResponseFormat | None:
     return None if endpoint is None else endpoint.format
 
 
+def plain_host(host: str) -> str:
+    """Return a host name as tables have it: DNS takes any case, and a dot at its end.
+
+    >>> plain_host("API.openai.com.")
+    'api.openai.com'
+    """
+    return host.lower().removesuffix(".")
+
+
 def provider_of(host: str) -> str | None:
     """Return the vendor behind a host, or None for a host that is not in the table."""
+    host = plain_host(host)
     found = HOSTS.get(host)
     if found is None:
         found = next((name for ending, name in _HOST_ENDINGS if host.endswith(ending)), None)

@@ -61,7 +61,7 @@ def body_of(kind: str, own: Collection[FactGroup] = ()) -> BodyPart:
     """Return what is known of the body of a request.
 
     Args:
-        kind: that of the request: ``chat``, ``responses``, ``messages``, ``gemini``.
+        kind: that of the request, one of ``FORMATS``.
         own: what operators have judged, which counts instead of what is known here.
     """
     places: dict[str, BodyPart] = {"": BodyPart()}
@@ -81,10 +81,14 @@ def body_of(kind: str, own: Collection[FactGroup] = ()) -> BodyPart:
         # What an operator has judged inside of a member does not make the member itself known.
         if path and (path in released or (outer in places and name in places[outer].known)):
             places[outer].known[name] = places[path]
-    if kind == "gemini":
+    if kind in _CAMEL_CASE:
         for place in places.values():
             _add_snake_case(place)
     return places[""]
+
+
+_CAMEL_CASE: Final = ("gemini", "embeddings", "predict")
+"""Formats of Google's, who takes each name in snake case as well."""
 
 
 def _add_snake_case(place: BodyPart) -> None:
@@ -161,7 +165,10 @@ def newest() -> dt.date:
     return max(dates)
 
 
-FORMATS: Final = ("chat", "responses", "messages", "gemini")
+FORMATS: Final = (
+    "chat", "responses", "messages", "gemini", "interactions", "converse", "invoke", "cohere",
+    "ollama", "embeddings", "images", "sound", "videos", "predict", "runs",
+)  # fmt: skip
 """The formats of bodies that the facts files speak of."""
 
 BODIES: Final[Mapping[str, BodyPart]] = {kind: body_of(kind) for kind in FORMATS}

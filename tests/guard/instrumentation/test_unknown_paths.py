@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import importlib
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +17,7 @@ import guard
 from guard.core.usage import find_endpoint
 from guard.scope.scope import Scope
 from tests.guard.instrumentation.conftest import Observed
+from tests.support import sdk_facts
 
 OPENAI, ANTHROPIC = "api.openai.com", "api.anthropic.com"
 GOOGLE, MISTRAL = "generativelanguage.googleapis.com", "api.mistral.ai"
@@ -128,27 +127,40 @@ UNKNOWN = {
         deployments deployments/{} deployments/{}/run deployments/{}/unpause dreams sessions
         sessions/{} sessions/{}/events
     """,
+    "mistralai": """
+        audio/agents audio/agents/{} audio/sessions audio/voices audio/voices/{} client/sessions
+        connectors/{}/tools/{}/call context/search-indexes context/search-indexes/{}
+        context/search-indexes/{}/documents context/search-indexes/{}/grep
+        context/search-indexes/{}/navigate context/search-indexes/{}/read
+        context/search-indexes/{}/search context/search-indexes/{}/summary_field/{}
+        libraries/{}/documents libraries/{}/documents/{}/reprocess
+        observability/dataset-records/{}/live-judging
+        observability/evaluation-runs_v2/{}/statistics/compute observability/judges
+        observability/judges/{} observability/judges/{}/live-judging observability/pipelines
+        observability/pipelines/{} observability/spans/evaluations/search/latest rag/deployments
+        rag/deployments/{}/metrics rag/ingestion_pipeline_configurations
+        rag/ingestion_pipeline_configurations/{}/run_info triggers workflows/deployments
+        workflows/deployments/{} workflows/deployments/{}/restart workflows/deployments/{}/start
+        workflows/deployments/{}/unharden workflows/executions/{}/queries
+        workflows/executions/{}/reset workflows/executions/{}/signals
+        workflows/executions/{}/updates workflows/registrations/{}/execute workflows/schedules
+        workflows/schedules/{} workflows/schedules/{}/resume workflows/schedules/{}/trigger
+        workflows/{} workflows/{}/execute
+    """,
+    "cohere": "embed-jobs parse",
+    "groq": "",
 }
 """Paths of the vendors' clients that begin work without a bound, or are not understood."""
 
 
-@pytest.mark.parametrize(("package", "host"), [("openai", OPENAI), ("anthropic", ANTHROPIC)])
-def test_of_the_paths_of_a_vendors_client_those_are_unknown(package: str, host: str) -> None:
+@pytest.mark.parametrize("package", UNKNOWN)
+def test_of_the_paths_of_a_vendors_client_those_are_unknown(package: str) -> None:
     """A newer client may bring further ones: judge them, in the lists or here."""
-    found = re.compile(r'self\._(?:post|put|patch)\(\s*(?:path_template\(\s*)?f?"([^"?]+)')
-    root = Path(str(importlib.import_module(package).__file__)).parent
-    named = {
-        re.sub(r"\{[^}]*\}", "{}", path).removeprefix("/v1").lstrip("/")
-        for file in root.rglob("*.py")
-        for path in found.findall(file.read_text())
+    unjudged = {
+        re.sub(r"\{[^}]*\}", "{}", path.partition("/")[2]).partition("/")[2].lstrip("/")
+        for path in sdk_facts.unjudged_paths(package)
     }
-    assert len(named) > 80
-    unknown = set()
-    for path in named:
-        endpoint = find_endpoint("POST", host, "/v1/" + path.replace("{}", "id_1"))
-        if endpoint is not None and endpoint.is_unknown:
-            unknown.add(path)
-    assert unknown == set(UNKNOWN[package].split())
+    assert unjudged == set(UNKNOWN[package].split())
 
 
 def refuse(reason: str, scope: Scope) -> None:
