@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -487,6 +488,27 @@ class AdminClient:
     def usage(self, group_by: str = "workflow", **query: Any) -> list[_Json]:
         """Sum usage by group."""
         return list(self.request("GET", "/usage", group_by=group_by, **query))
+
+    def usage_rows(
+        self, group_by: str, *, by_model: bool = False, since_ms: int | None = None,
+        until_ms: int | None = None,
+    ) -> Iterator[_Json]:  # fmt: skip
+        """Yield what each scope of a kind has used, in the order of their names.
+
+        Args:
+            group_by: such as ``team``, ``person``, ``key``, ``user`` or ``tag:project``.
+            by_model: whether there is a row for each model that a scope has used.
+            since_ms, until_ms: the time, in Unix milliseconds; widened to whole quarter hours.
+                Without both it is all time.
+        """
+        query: _Json = {"group_by": group_by, "by_model": str(by_model).lower(), "limit": 10_000,
+                        "since_ms": since_ms, "until_ms": until_ms}  # fmt: skip
+        while True:
+            found = self.request("GET", "/usage/rows", **query)
+            yield from found
+            if len(found) < query["limit"] or found[-1]["group"] is None:
+                return
+            query |= {"after": found[-1]["group"], "after_model": found[-1]["model"] or ""}
 
     def ledger(self) -> list[_Json]:
         """List all balances of current windows: committed, reserved, remaining."""

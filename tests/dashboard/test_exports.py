@@ -20,7 +20,7 @@ from guard.core.visible import visible
 from guard.gateway.dashboard import exports, tables
 from guard.gateway.services.turns import Turns
 
-NAMES: Final = ("spend", "users", "workflows", "events", "budgets", "audit")
+NAMES: Final = ("spend", "usage", "users", "workflows", "events", "budgets", "audit")
 FORMULAS: Final = ("=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1",
                    '=HYPERLINK("https://evil.example","x")')  # fmt: skip
 
@@ -156,15 +156,6 @@ def test_long_files_are_sent_in_batches_and_whole(
     table, records = rows(visitor, "events")
     assert len({each["event_seq"] for each in records}) == len(table) == 40
     assert len(rows(visitor, "workflows")[1]) == 4
-    monkeypatch.setattr(exports, "ROWS_MAX", 14)
-    assert len({each["event_seq"] for each in rows(visitor, "events")[1][:-1]}) == 14
-    for name, column in (("events", "event_seq"), ("audit", "seq")):
-        monkeypatch.setattr(exports, "ROWS_MAX", 1)
-        for shown in rows(visitor, name):
-            assert len(shown) == 2
-            assert shown[-1][column] == "cut after 1 rows: there are more"
-    monkeypatch.setattr(exports, "ROWS_MAX", 40)
-    assert len(rows(visitor, "events")[1]) == 40, "all of them, so nothing is said"
 
 
 def test_no_step_of_a_file_has_more_rows_than_a_batch(
@@ -211,14 +202,32 @@ async def test_files_take_turns_step_by_step_and_wait_for_no_slow_reader() -> No
     await slow.aclose()  # type: ignore[attr-defined]  # as a server does when a client has gone
 
 
-def test_a_file_of_users_says_that_it_is_cut(
+def test_a_file_of_usage_has_all_rows_of_the_pages_time(
     visitor: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports, "USERS_MAX", 2)
-    for user in "abc":
-        tenant.send(user, {"type": "llm", "user": user, "data": {"model": "m"}})
-    for shown in rows(visitor, "users"):
-        assert [each["user"] for each in shown[2:]] == ["cut after 2 rows: there are more"]
+    monkeypatch.setattr(exports, "USAGE_BATCH", 3)
+    for number in range(10):
+        event = {"type": "llm", "user": f"u{number % 5}", "tags": {"project": "=1+1"}}
+        tenant.send("w", {**event, "data": {"model": f"m{number % 2}", "input_tokens": 1}})
+    tenant.send("w", {"type": "llm", "data": {"model": "m0"}})
+    table, records = rows(visitor, "usage", by="user")
+    assert [each["group"] for each in records] == [None, "u0", "u1", "u2", "u3", "u4"]
+    assert {each["by"] for each in table} == {"user"}
+    assert sum(each["llm_calls"] for each in records) == 11
+    _, pairs = rows(visitor, "usage", by="user", rows="by-model")
+    assert [(each["group"], each["model"]) for each in pairs[:3]] == [
+        (None, "m0"), ("u0", "m0"), ("u0", "m1"),
+    ]  # fmt: skip
+    assert len(pairs) == 11
+    tags, _ = rows(visitor, "usage", by="tag:project")
+    assert [each["group"] for each in tags] == ["", "'=1+1"]
+    assert rows(visitor, "usage", by="user", **{"from": "2020-01-01", "to": "2020-02-01"})[1] == []
+
+
+def test_keys_have_their_names_in_a_file_of_usage(visitor: Any, tenant: Any) -> None:
+    tenant.send("w", {"type": "llm", "data": {"model": "m"}})
+    _, found = rows(visitor, "usage", by="key")
+    assert [each["key_name"] for each in found] == ["test"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -256,7 +265,7 @@ def test_each_page_links_to_its_files(visitor: Any, tenant: Any, path: str) -> N
     fill(tenant)
     text = visitor.get(path, q="plain", by="user", range="24h", workflow="plain").text
     links = re.findall(r'href="(/export/[^"]+)"', text)
-    assert len(links) == 2
+    assert len(links) == (6 if path == "/spend" else 2)
     for link in links:
         assert visitor.http.get(link.replace("&amp;", "&")).status_code == 200
     if path == "/spend":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import sqlite3
 import time
@@ -252,6 +254,36 @@ def test_the_example_of_a_file_of_rules(invoke: Invoke, tenant: Any, tmp_path: P
     ):
         path.write_text(wrong)
         assert said in invoke("apply", str(path), expect=1).output
+
+
+def test_all_rows_of_usage(invoke: Invoke, tenant: Any) -> None:
+    tagged = {"tags": {"project": "=cmd"}, "workflow_id": "w"}
+    tenant.send(tenant.llm(20_000_000, **tagged), tenant.llm(5_000_000, workflow_id="w"))
+    output = invoke("usage", "--by", "tag:project", "--csv", "--since", "24h").output
+    rows = list(csv.DictReader(io.StringIO(output)))
+    assert [(row["by"], row["group"], row["cost_usd"]) for row in rows] == [
+        ("tag:project", "", "0.005"),
+        ("tag:project", "'=cmd", "0.02"),
+    ]
+    by_model = invoke("usage", "--by", "tag:project", "--by-model", "--limit", "1").output
+    assert "model" in by_model.split()
+    assert "$0.02" in by_model
+    assert "$0.005" not in by_model, "the dearest first"
+    keys = invoke("usage", "--by", "key", "--csv").output
+    assert keys.splitlines()[1].split(",", 2)[2].startswith("test,,0.025,")
+    assert invoke("usage", "--by", "team", "--csv", "--until", "2000-01-01").output == (
+        "by,group,key_name,model,cost_usd,uncertain_usd,llm_calls,tool_calls,input_tokens,"
+        "output_tokens,unpriced\n"
+    )
+    refused = {
+        ("--by", "agent", "--by-model"): "usage by agent is not kept by model",
+        ("--by", "hour", "--csv"): "usage by hour has no list of all rows: leave out --csv",
+        ("--by", "team", "--csv", "--json"): "give one of --csv and --json",
+        ("--by", "tag:"): "'tag:' is not one of",
+    }
+    for given, said in refused.items():
+        expect = 1 if "--by-model" in given else 2
+        assert said in invoke("usage", *given, expect=expect).output, given
 
 
 def test_budgets_usage_audit(invoke: Invoke, tenant: Any) -> None:

@@ -33,6 +33,8 @@ def _comparable(name: str, report: Any) -> Any:
     some; doubt was not known by tag; and an adjustment had a key without a name. A budget for each
     key showed the doubts of the keys below one, which it does not count.
     """
+    if name.startswith("usage by "):
+        report = [{key: row[key] for key in row if key != "model"} for row in report]
     if name.startswith("usage by ") and name.split(",")[0][9:] in usage_history.KINDS:
         rows = [{**row, "group": row["group"] or None} for row in report]
         return [

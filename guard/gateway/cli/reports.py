@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import operator
 import time
-from typing import Final, get_args
+from collections.abc import Iterable
+from typing import Any, Final, get_args
 
 import click
 
@@ -19,7 +22,9 @@ from guard.gateway.cli.output import (
     with_client,
     with_key_names,
 )
-from guard.gateway.domain.usage import UsageGroup
+from guard.gateway.dashboard.tables import USAGE_COLUMNS, csv_head, csv_lines
+from guard.gateway.domain.spend_series import TAG
+from guard.gateway.domain.usage import LISTED_GROUPS, UsageGroup
 from guard.gateway.domain.windows import zone_of
 
 
@@ -31,34 +36,56 @@ def _is_time(text: str) -> str:
 _MOMENT: Final = read_by(_is_time)
 
 
+class _Groups(click.Choice[str]):
+    """The groups of usage, or a tag."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Take a tag by its name too."""
+        is_tag = str(value).startswith(TAG) and value != TAG
+        return value if is_tag else super().convert(value, param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the choices."""
+        return f"[{'|'.join(self.choices)}|{TAG}NAME]"
+
+
 @click.command()
 @click.option(
-    "--by", "group_by", default="workflow", show_default=True,
-    type=click.Choice(get_args(UsageGroup)),
-)  # fmt: skip
+    "--by", "group_by", default="workflow", show_default=True, type=_Groups(get_args(UsageGroup))
+)
+@click.option(
+    "--by-model",
+    is_flag=True,
+    help="A row for each model of a team, person, key, user, workflow or tag.",
+)
 @click.option("--since", metavar="TIME", callback=_MOMENT,
               help="Only what came since: 24h or 7d (ago), or a date or time in the "
                    "organisation's zone.")  # fmt: skip
 @click.option("--until", metavar="TIME", callback=_MOMENT,
               help="Only what came before: 24h or 7d (ago), or a date or time.")  # fmt: skip
 @click.option("--since-ms", type=Whole(min=0), hidden=True)
+@click.option("--csv", "as_csv", is_flag=True,
+              help="Print all rows as CSV, in the order of their names; times are widened to whole "
+                   "quarter hours.")  # fmt: skip
 @limited()
 @with_client
 def usage(
-    client: AdminClient, group_by: str, since: str | None, until: str | None,
-    since_ms: int | None, limit: int,
+    client: AdminClient, group_by: str, by_model: bool, since: str | None, until: str | None,
+    since_ms: int | None, as_csv: bool, limit: int,
 ) -> None:  # fmt: skip
     """Sum usage by group, most expensive first.
 
     Teams and persons are those of keys; the keys below a key are for its team and its person. A
     tool has the calls that were reported with its name. Days are those of the organisation's zone
-    (`guard gateway settings set zone=Europe/Berlin`).
+    (`guard gateway settings set zone=Europe/Berlin`). What belongs to no group is a row too, so
+    that the rows of a month add up to what it has cost.
 
     \b
     Examples:
       guard gateway usage --by model
       guard gateway usage --by user --since 24h --limit 20
-      guard gateway usage --by team --since 2026-01-01 --until 2026-02-01
+      guard gateway usage --by team --since 2026-01-01 --until 2026-02-01 --csv > january.csv
+      guard gateway usage --by tag:project --by-model --since 2026-01-01
       guard gateway usage --by day --since 2026-01-01 --json
     """
     if since is not None and since_ms is not None:
@@ -68,17 +95,49 @@ def usage(
         now_ms, zone = round(time.time() * 1000), zone_of(client.settings()["zone"])
         since_ms = read_since(since, now_ms, zone) if since else since_ms
         until_ms = read_since(until, now_ms, zone) if until else None
-    rows = client.usage(group_by, since_ms=since_ms, until_ms=until_ms, limit=limit)
+    rows: Iterable[dict[str, Any]]
+    if as_csv or by_model or group_by.startswith(TAG):
+        given = "--csv" if as_csv else "--by-model"
+        if as_csv and wants_json():
+            raise click.UsageError("give one of --csv and --json")
+        if group_by not in LISTED_GROUPS and not group_by.startswith(TAG):
+            raise click.UsageError(
+                f"usage by {group_by} has no list of all rows: leave out {given}"
+            )
+        rows = client.usage_rows(group_by, by_model=by_model, since_ms=since_ms, until_ms=until_ms)
+        if as_csv:
+            _print_csv(client, group_by, rows)
+            return
+        rows = heapq.nlargest(limit, rows, key=operator.itemgetter("cost_nanousd"))
+    else:
+        rows = client.usage(group_by, since_ms=since_ms, until_ms=until_ms, limit=limit)
     if group_by == "key":
         rows = with_key_names(client, rows, "group")
     columns = ["group", "cost_nanousd", "uncertain_nanousd", "llm_calls", "tool_calls",
                "input_tokens", "output_tokens", "unpriced"]  # fmt: skip
+    if by_model:
+        columns.insert(1, "model")
     among = [
         f"{word} {moment(at_ms)}"
         for word, at_ms in (("since", since_ms), ("until", until_ms))
         if at_ms is not None
     ]
     show(rows, columns, limit=limit, among=" ".join(among))
+
+
+def _print_csv(client: AdminClient, group_by: str, rows: Iterable[dict[str, Any]]) -> None:
+    """Print rows as they come, in the form of the dashboard's files."""
+    names: dict[str | None, str] = {}
+    if group_by == "key":
+        listed = client.keys()
+        names = {each["key_id"]: each["name"] for each in listed}
+    head = csv_head(USAGE_COLUMNS)
+    for row in rows:
+        key_name = names.get(row["group"])
+        line = csv_lines(USAGE_COLUMNS, [{**row, "by": group_by, "key_name": key_name}])
+        click.echo(head + line, nl=False)
+        head = ""
+    click.echo(head, nl=False)
 
 
 @click.group()

@@ -20,19 +20,18 @@ from guard.gateway.dashboard import security, tables
 from guard.gateway.dashboard.event_filter import event_filter
 from guard.gateway.dashboard.site import RequestContext, Site, View
 from guard.gateway.dashboard.spend import asked
-from guard.gateway.domain.records import BalanceView, BudgetRule, StoredEvent
+from guard.gateway.domain.records import BalanceView, BudgetRule, StoredEvent, UsageRow
 from guard.gateway.domain.usage import WorkflowSort
 from guard.gateway.domain.windows import zone_of
 from guard.gateway.services.turns import Turns
 from guard.gateway.storage.port import NEWEST
 
-ROWS_MAX: Final = 10_000
-"""Rows of one file; a last one says that there were more."""
-
 BATCH: Final = 100
 """Rows of one step."""
 
-USERS_MAX: Final = 1000
+USAGE_BATCH: Final = 10_000
+"""Rows that one query of usage reads."""
+
 BALANCES_MAX: Final = 200
 """As many as the page of budgets looks at."""
 
@@ -57,28 +56,16 @@ class Export(Struct, frozen=True):
     Attributes:
         columns: of each row, in their order.
         batches: reads the rows.
-        rows_max: after which it is cut; ``None``: :data:`ROWS_MAX`.
     """
 
     columns: tuple[str, ...]
     batches: Callable[[RequestContext], Batches]
-    rows_max: int | None = None
 
     async def rows(self, context: RequestContext) -> Batches:
-        """Yield the rows, and behind the last that there is room for one that says so."""
-        rows_max = self.rows_max or ROWS_MAX
-        left = rows_max
+        """Yield the rows of each step."""
         async for found in self.batches(context):
-            while len(found) > BATCH and left > BATCH:
-                yield found[:BATCH]
-                found, left = found[BATCH:], left - BATCH
-            if len(found) > left:
-                said = next(name for name in self.columns if not name.endswith("_ms"))
-                text = f"cut after {rows_max:,} rows: there are more"
-                yield [*found[:left], dict.fromkeys(self.columns) | {said: text}]
-                return
-            left -= len(found)
-            yield found
+            for at in range(0, len(found), BATCH):
+                yield found[at : at + BATCH]
 
 
 class Exports:
@@ -93,6 +80,7 @@ class Exports:
         names = {
             "spend": self._spend, "users": self._users, "workflows": self._workflows,
             "events": self._events, "budgets": self._budgets, "audit": self._audit,
+            "usage": self._usage,
         }  # fmt: skip
         return [
             Route(f"/export/{name}.{kind}", self._site.page(self._sent(name, kind, export)),
@@ -123,11 +111,36 @@ class Exports:
     def _users(self, _: RequestContext) -> Export:
         columns = ("user", "events", "llm_calls", "tool_calls", "input_tokens", "output_tokens",
                    "cost_nanousd", "uncertain_nanousd")  # fmt: skip
-        return Export(columns, self._user_rows, USERS_MAX)
+        return Export(columns, self._user_rows)
 
     async def _user_rows(self, context: RequestContext) -> Batches:
-        found = await self._storage.usage(context.org(), "user", 0, 2**53, USERS_MAX + 1)
-        yield [_row(each, user=each.group) for each in found]
+        async for found in self._usage_pages(context.org(), group_by="user"):
+            yield [_row(each, user=each.group) for each in found]
+
+    def _usage(self, _: RequestContext) -> Export:
+        return Export(tables.USAGE_COLUMNS, self._usage_rows)
+
+    async def _usage_rows(self, context: RequestContext) -> Batches:
+        wanted = asked(context, self._site.parts.clock_ms())
+        edges_ms = wanted.shown.edges()
+        names = await self._storage.key_names(context.org()) if wanted.group_by == "key" else {}
+        pages = self._usage_pages(
+            context.org(), group_by=wanted.group_by, since_ms=edges_ms[0], until_ms=edges_ms[-1],
+            by_model=context.query("rows") == "by-model",
+        )  # fmt: skip
+        async for found in pages:
+            yield [_row(each, by=wanted.group_by, key_name=names.get(each.group or ""))
+                   for each in found]  # fmt: skip
+
+    async def _usage_pages(
+        self, organisation_id: str, **query: Any
+    ) -> AsyncIterator[list[UsageRow]]:
+        while True:
+            found = await self._storage.usage_rows(organisation_id, **query, limit=USAGE_BATCH)
+            yield found
+            if len(found) < USAGE_BATCH or found[-1].group is None:
+                return
+            query |= {"after": found[-1].group, "after_model": found[-1].model or ""}
 
     def _workflows(self, _: RequestContext) -> Export:
         columns = ("workflow_id", "state", "reason", "first_seen_at_ms", "last_seen_at_ms", "calls",

@@ -37,6 +37,11 @@ class SpendQuery(Struct):
         """Return what a link needs to ask the same."""
         return {"by": self.group_by, **self.shown.query()}
 
+    @property
+    def by_model(self) -> bool:
+        """Whether a file of all rows may be divided by model."""
+        return self.group_by not in ("model", "agent")
+
     async def spend(self, storage: Storage, organisation_id: str) -> SpendOverTime:
         """Read the spend."""
         return await storage.spend_by(organisation_id, self.group_by, self.shown.edges(), SHOWN_MAX)

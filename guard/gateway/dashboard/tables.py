@@ -21,6 +21,12 @@ from guard.gateway.dashboard.formatting import iso
 
 Row = Mapping[str, Any]
 
+USAGE_COLUMNS: Final = (
+    "by", "group", "key_name", "model", "cost_nanousd", "uncertain_nanousd", "llm_calls",
+    "tool_calls", "input_tokens", "output_tokens", "unpriced",
+)  # fmt: skip
+"""Of all rows of usage, here and on the command line."""
+
 _AMOUNT: Final = "_nanousd"
 _IN_UNIT: Final = {"limit", "committed", "reserved", "remaining", "uncertain"}
 _MOMENT: Final = "at_ms"

@@ -602,10 +602,11 @@ class UsageRow(Struct, kw_only=True):
     """Usage summed over one group.
 
     ``uncertain_nanousd`` is the part of the cost that was charged in doubt: at most this much was
-    not billed.
+    not billed. ``model`` is what a group's rows are divided by, where that was asked for.
     """
 
     group: str | None
+    model: str | None = None
     events: int
     llm_calls: int
     tool_calls: int

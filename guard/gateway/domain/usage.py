@@ -18,6 +18,10 @@ WorkflowSort = Literal["seen", "spend", "name"]
 UsageGroup = Literal["workflow", "run", "agent", "chain", "user", "key", "team", "person", "tool",
                      "model", "provider", "type", "hour", "day", "total"]  # fmt: skip
 
+LISTED_GROUPS: Final = ("workflow", "agent", "user", "key", "team", "person", "tool", "model",
+                        "provider")  # fmt: skip
+"""Those of which reports list all rows, as they do of a tag."""
+
 
 class UsagePoint(Struct, kw_only=True):
     """Usage within one bucket of time, which starts at ``start_ms``."""

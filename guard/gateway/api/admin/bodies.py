@@ -17,7 +17,7 @@ from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.repeats import RepeatPreview
 from guard.gateway.domain.rulesets import Change
 from guard.gateway.domain.setting_table import SETTINGS
-from guard.gateway.domain.usage import UsageGroup
+from guard.gateway.domain.usage import LISTED_GROUPS, UsageGroup
 from guard.gateway.domain.usage_export import ROWS_MAX, BilledRow
 from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
@@ -339,6 +339,22 @@ class UsageQuery(Struct, kw_only=True):
     since_ms: Moment = 0
     until_ms: Moment = 2**53
     limit: Limit = 100
+
+
+class UsageRowsQuery(Struct, kw_only=True):
+    """Which rows of usage: of every scope of a kind, in the order of their names.
+
+    The time is widened to whole quarter hours. ``after`` and ``after_model`` are the ``group`` and
+    the ``model`` of the last row of the page before.
+    """
+
+    group_by: Annotated[str, Meta(pattern=f"^({'|'.join(LISTED_GROUPS)}|tag:.{{1,64}})$")]
+    by_model: bool = False
+    since_ms: Moment = 0
+    until_ms: Moment = 2**53
+    after: Annotated[str, Meta(max_length=512)] = ""
+    after_model: Annotated[str, Meta(max_length=512)] = ""
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
 
 
 class EventsQuery(Struct, kw_only=True):

@@ -122,6 +122,9 @@ answer_approval = Operation(
 # -- usage and audit -------------------------------------------------------------------------------
 
 sum_usage = read("/usage", "Sum usage by group", Storage.usage, bodies.UsageQuery)
+list_usage = read(
+    "/usage/rows", "List what each scope of a kind has used", Storage.usage_rows,
+    bodies.UsageRowsQuery)
 list_events = read("/events", "List events", Storage.events, bodies.EventsQuery)
 list_balances = Operation(
     "GET", "/ledger", "viewer", "List balances", handlers.ledger, query=bodies.LedgerQuery)

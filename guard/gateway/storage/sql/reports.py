@@ -23,6 +23,7 @@ from guard.gateway.storage.sql import (
     spend_rate,
     spend_series,
     usage_report,
+    usage_rows,
     verify,
 )
 from guard.gateway.unit import repeat_tables
@@ -65,6 +66,7 @@ class SqlReports(ReadingStore):
     names_of = _report(analytics.names_of)
     events = _report(analytics.events)
     usage = _report(usage_report.usage)
+    usage_rows = _report(usage_rows.usage_rows)
     spend = _report_at(spend.spend)
     balances = _report_at(analytics.balances)
     approvals = _report(analytics.approvals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
+from collections.abc import Sequence
 from typing import Any, Final
 
 from guard.core import wire
@@ -86,14 +87,17 @@ def usage(
             rows = _divided(reading, organisation_id, group_by, since_ms, until_ms, limit)
         else:
             rows = _scopes(reading, organisation_id, group_by, since_ms, until_ms, limit)
-    return [_row(group_by, row) for row in rows]
+    return [usage_row(_shown(group_by, group), numbers) for group, *numbers in rows]
 
 
-def _row(group_by: str, row: Any) -> records.UsageRow:
-    group, events, llm_calls, tool_calls, input_tokens, output_tokens, cost, unpriced, doubt = row
+def usage_row(
+    group: str | None, numbers: Sequence[int], model: str | None = None
+) -> records.UsageRow:
+    """Return a row of a report, from ``SUMS``."""
+    events, llm_calls, tool_calls, input_tokens, output_tokens, cost, unpriced, doubt = numbers
     uncertain = max(0, min(doubt, cost))
     return records.UsageRow(
-        group=_shown(group_by, group), events=events, llm_calls=llm_calls, tool_calls=tool_calls,
+        group=group, model=model, events=events, llm_calls=llm_calls, tool_calls=tool_calls,
         input_tokens=input_tokens, output_tokens=output_tokens, cost_nanousd=cost,
         cost_cents=wire.cents(cost), unpriced=unpriced, uncertain_nanousd=uncertain,
         uncertain_cents=wire.cents(uncertain),
@@ -107,7 +111,8 @@ def _shown(group_by: str, group: Any) -> Any:
     return dt.datetime.fromtimestamp(group / 1000, dt.UTC).strftime(_TIMES[group_by])
 
 
-def _is_all(since_ms: int, until_ms: int) -> bool:
+def is_all(since_ms: int, until_ms: int) -> bool:
+    """Tell whether a time is all of it."""
     return since_ms == 0 and until_ms >= 2**53
 
 
@@ -159,7 +164,7 @@ def _divided(
     if since_ms >= until_ms:
         return []
     columns = "model, provider, type"
-    if _is_all(since_ms, until_ms) and group_by not in _TIMES:
+    if is_all(since_ms, until_ms) and group_by not in _TIMES:
         source = f"(SELECT {columns}, 0 AS at_ms, {_NUMBERS} FROM {_WITHIN}) parts"
         arguments: list[Any] = [organisation_id, "organisation", 0, 0, 1]
     else:
@@ -182,7 +187,7 @@ def _scopes(
     attribute = OF_KEYS.get(kind)
     kind = "key" if attribute else kind
     nobody = f"nullif({COLUMNS[kind]}, '') AS scope_id"
-    if _is_all(since_ms, until_ms):
+    if is_all(since_ms, until_ms):
         source = f"(SELECT nullif(scope_id, '') AS scope_id, {_NUMBERS} FROM {_WITHIN}) parts"
         arguments: list[Any] = [organisation_id, kind, 0, 0, 1]
     elif kind in BY_EVENT:
@@ -207,8 +212,8 @@ def _scopes(
     found = [tuple(row[1:]) for row in rows if not row[0]]
     (rest,) = (tuple(row[2:]) for row in rows if row[0])
     if kind not in BY_EVENT:
-        if not _is_all(since_ms, until_ms):
-            since_ms = max(since_ms, _kept_since_ms(reading, organisation_id, kind))
+        if not is_all(since_ms, until_ms):
+            since_ms = max(since_ms, kept_since_ms(reading, organisation_id, kind))
         total = _divided(reading, organisation_id, "total", since_ms, until_ms, 1)
         of_all = total[0][1:] if total else rest
         rest = tuple(each - own for each, own in zip(of_all, rest, strict=True))
@@ -218,7 +223,7 @@ def _scopes(
     return found[:limit]
 
 
-def _kept_since_ms(reading: Connection, organisation_id: str, kind: str) -> int:
+def kept_since_ms(reading: Connection, organisation_id: str, kind: str) -> int:
     """Return when the oldest quarter hour began that retention has left of the rows of a kind."""
     # Every event has a key, so the rows of keys reach as far back as those of any other kind.
     rows = reading.rows(
