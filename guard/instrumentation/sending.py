@@ -103,7 +103,8 @@ def held_answer(exc: BaseException) -> Any:
     client still holds it while it sends the next request.
     """
     # No client attaches the answer to such an exception, so it is read from the client's frame,
-    # which the traceback keeps. The innermost of these frames wins.
+    # which the traceback keeps. The innermost of these frames wins. It has ended, or waits for this
+    # call: no thread runs it meanwhile, as it may one that `safepoints.variables` looks at.
     answer, trace = None, exc.__traceback__
     while trace is not None:
         frame = trace.tb_frame

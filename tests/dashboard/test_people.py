@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -161,14 +162,21 @@ def test_an_owner_of_one_organisation_makes_nobody_elses(house: House) -> None:
         assert "Organisations</h2>" not in page
         csrf = csrf_in(page)
 
-        def post(path: str, **fields: str) -> int:
+        def answer(path: str, **fields: str) -> httpx.Response:
             headers = {"Origin": house.gateway.base_url}
-            return http.post(path, data={"csrf": csrf, **fields}, headers=headers).status_code
+            return http.post(path, data={"csrf": csrf, **fields}, headers=headers)
+
+        def post(path: str, **fields: str) -> int:
+            return answer(path, **fields).status_code
 
         assert post("/people", name="carl", role="owner", sees="", password=PASSWORD) == 303
         [carl] = [each for each in house.gateway.admin.operators() if each["name"] == "carl"]
         assert carl["organisation_id"] == own, "whatever the form says"
-        assert post("/people", name="viewer", role="owner", password=PASSWORD) == 400
+        taken = [answer("/people", name=each, password=PASSWORD) for each in ("viewer", "carl")]
+        assert [each.status_code for each in taken] == [400, 400]
+        elsewhere, own_one = (re.findall(r"Nobody was added[^<]*", each.text) for each in taken)
+        assert elsewhere == own_one != [], "it does not say where the name is taken"
+        assert 'class="name">viewer<' not in http.get("/people").text
         for change in ("role", "password", "sign-out", "remove"):
             fields = {"role": "owner", "password": PASSWORD}
             assert post("/people/change", name="viewer", change=change, **fields) == 404

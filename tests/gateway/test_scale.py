@@ -17,6 +17,7 @@ from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue
+from guard.gateway.storage.sql import finding, latency
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from guard.gateway.unit.state import within
@@ -36,6 +37,12 @@ OPENING_STEPS_MAX = 4_000_000
 PAGE_STEPS_MAX = 12_500_000
 DAYS_STEPS_MAX = 70_000_000
 """For 100,000 workflows of which nearly none comes twice a day: a million rows, 1 s."""
+
+OF_QUARTERS = ("month", "models", "spend")
+"""How the names of pages begin that read sums of quarter hours, and no events."""
+
+NEWEST_STEPS_MAX = 50_000
+"""For 200 events; for all of the small store it takes four times as many, and more."""
 
 _numbers = itertools.count()
 
@@ -228,24 +235,38 @@ def _pages(storage: SqliteStorage) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps of the database's machine reports have taken, in one number."""
+    found, seen = [0], set[int]()
+    report = SqliteStorage.report
+
+    async def counted(self: SqliteStorage, work: Any) -> Any:
+        def on(reading: Any) -> Any:
+            if id(reading) not in seen:
+                seen.add(id(reading))
+                large_store.steps_of(reading.sqlite, found)
+            return work(reading)
+
+        return await report(self, on)
+
+    monkeypatch.setattr(SqliteStorage, "report", counted)
+    return found
+
+
 _NEW_YORK_DAYS = [NOW - NOW % DAY + 5 * HOUR + at * DAY for at in range(-90, 2)]
 
 
 @pytest.mark.asyncio
 async def test_pages_do_not_go_through_the_events(
-    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+    storage: SqliteStorage, count: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No page scans a large table, and none takes the steps that a walk over all events takes."""
     plans: list[tuple[str, str]] = []
-    count = [0]
-    seen: set[int] = set()
     report = SqliteStorage.report
 
     async def explained(self: SqliteStorage, work: Any) -> Any:
-        def counted(reading: Any) -> Any:
-            if id(reading) not in seen:
-                seen.add(id(reading))
-                large_store.steps_of(reading.sqlite, count)
+        def planned(reading: Any) -> Any:
             rows = reading.rows
 
             def explain(sql: str, *arguments: Any) -> Any:
@@ -259,14 +280,16 @@ async def test_pages_do_not_go_through_the_events(
             finally:
                 del reading.rows
 
-        return await report(self, counted)
+        return await report(self, planned)
 
     monkeypatch.setattr(SqliteStorage, "report", explained)
     steps = {}
     for name, page in _pages(storage).items():
-        before = count[0]
+        before, first = count[0], len(plans)
         await page
         steps[name] = count[0] - before
+        if name.startswith(OF_QUARTERS):
+            assert not any("FROM events" in sql for sql, _ in plans[first:]), name
     allowed = dict.fromkeys(steps, PAGE_STEPS_MAX)
     for group in ("workflow", "run", "chain", "agent"):
         allowed[f"usage of 30 days by {group}"] = DAYS_STEPS_MAX
@@ -275,3 +298,20 @@ async def test_pages_do_not_go_through_the_events(
     assert plans
     large = re.compile(r"SCAN (e|events|usage)\b")
     assert [(sql, step) for sql, step in plans if large.match(step)] == []
+
+
+@pytest.mark.asyncio
+async def test_a_page_of_the_newest_events_reads_no_others(
+    storage: SqliteStorage, count: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latencies, and a page of what no index of the events knows: 3 s at 200,000 a week."""
+    monkeypatch.setattr(latency, "LOOKED_AT_MAX", 200)
+    monkeypatch.setattr(finding, "SCAN_MAX", 200)
+    report = await storage.latency("o")
+    assert (report.looked_at, report.is_cut) == (200, True)
+    assert 0 < count[0] < NEWEST_STEPS_MAX
+    for group, name in (("model", "m5"), ("agent", "a5"), ("workflow", "w5"), ("tag:team", "t3")):
+        before = count[0]
+        found = await storage.events_of_scope("o", group, name, 50)
+        assert found.is_cut
+        assert count[0] - before < NEWEST_STEPS_MAX, group

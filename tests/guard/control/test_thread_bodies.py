@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+import os
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -16,6 +19,7 @@ from guard.control.bodies import ActiveBodies, _still_running
 from guard.control.threads import Thread, ThreadBody
 from guard.core.control import Mark
 from guard.scope.scope import Scope
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.interpreters
 
@@ -114,3 +118,70 @@ def test_a_body_around_one_that_was_killed_has_its_time_whenever_the_other_threa
     assert not outer._kill.grace.is_over
     outer.end(None)
     bodies.leave(outer)
+
+
+def test_what_is_posted_to_a_thread_that_has_moved_on_is_withdrawn(
+    pending: dict[int, ThreadBody], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the post it may begin to take hold of something."""
+    reading, writing = os.pipe()
+    at, ended, bodies = list[str](), list[BaseException | None](), list[ThreadBody]()
+    real = threads.post
+
+    def stop(point: str) -> Any:
+        # C code alone, which runs nothing between the note and the end of the wait.
+        note, read = partial(at.append, point), partial(os.read, reading, 1)
+        return partial(list, map(operator.call, (note, read)))
+
+    def go_on() -> None:
+        os.write(writing, b"x")
+
+    def late(ident: int, kind: type[BaseException]) -> None:
+        go_on()
+        until(lambda: at[-1] == "takes hold")
+        real(ident, kind)
+
+    class Held:
+        def __enter__(self) -> None:
+            stop("takes hold")()
+            at.append("holds")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def use() -> None:
+        stop("waits")()
+        with Held():
+            stop("waits inside")()
+
+    def outside() -> None:
+        body = killed_body(threads.this_thread())
+        body._frame = sys._getframe()
+        bodies.append(body)
+        try:
+            use()
+        except WorkflowKilledInterrupt as exc:
+            ended.append(body.end(exc))
+        else:
+            ended.append(body.end(None))
+
+    monkeypatch.setattr(threads, "_WATCHES", False)  # from CPython 3.12 on it seldom posts
+    monkeypatch.setattr(threads, "post", late)
+    thread = threading.Thread(target=outside)
+    thread.start()
+    try:
+        until(lambda: at == ["waits"])
+        (body,) = bodies
+        assert not body.deliver()
+        assert body.carrier.pending is None
+        go_on()
+        until(lambda: at[-1] == "waits inside" or ended)
+        assert at == ["waits", "takes hold", "holds", "waits inside"]
+        monkeypatch.setattr(threads, "post", real)
+        assert body.deliver(), "it is at a safe point, and stays there"
+        go_on()
+        until(lambda: ended)
+        assert body.stopped
+    finally:
+        os.close(writing)
+        thread.join()
+        os.close(reading)

@@ -201,6 +201,11 @@ def in_weakref(stop: Stop) -> None:
     weakref.finalize(made, stop)()
 
 
+def in_contextlib(stop: Stop) -> None:
+    make: Any = stop
+    contextlib.contextmanager(make)()
+
+
 def in_a_queue(stop: Stop) -> None:
     items: Any = queue.Queue()
     items._qsize = stop
@@ -227,7 +232,7 @@ UNSAFE: Final = (
     in_finally,
     in_finally_after_an_error, in_a_handler, last_call_before_a_try, in_a_finaliser,
     in_a_weak_callback, in_a_weak_callback_of_many, in_a_weak_method, in_finalize, in_weakref,
-    in_a_queue, in_threading, in_multiprocessing, in_subprocess,
+    in_contextlib, in_a_queue, in_threading, in_multiprocessing, in_subprocess,
 )  # fmt: skip
 
 
