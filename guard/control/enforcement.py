@@ -165,9 +165,8 @@ class Enforcement:
         """
         wait = GateWait(scope, cancel)
         try:
-            self.enter_wait(
-                wait
-            )  # inside the `try`: Ctrl-C right after it must not leave it entered
+            # Inside the `try`: Ctrl-C right after it must not leave the wait entered.
+            self.enter_wait(wait)
             yield
         except BaseException as exc:
             killed = wait.end(exc)
