@@ -89,29 +89,12 @@ TAG_NAME_LENGTH_MAX: Final = 64
 BYTES_MAX: Final = "bytes_max"
 """How a type names the most bytes of a text (see :mod:`guard.core.wire.text`)."""
 
-TEXT_SCHEMA: Final = {"pattern": r"^[^\x00\ufdd0]*$"}
-"""What the published schema says of any text; decoding does not look at it."""
-
-Name = Annotated[
-    str,
-    Meta(
-        max_length=NAME_LENGTH_MAX,
-        extra={BYTES_MAX: NAME_BYTES_MAX},
-        extra_json_schema=TEXT_SCHEMA,
-    ),
-]
+Name = Annotated[str, Meta(max_length=NAME_LENGTH_MAX, extra={BYTES_MAX: NAME_BYTES_MAX})]
 ResponseId = Annotated[
-    str,
-    Meta(
-        max_length=RESPONSE_ID_LENGTH_MAX,
-        extra={BYTES_MAX: RESPONSE_ID_BYTES_MAX},
-        extra_json_schema=TEXT_SCHEMA,
-    ),
+    str, Meta(max_length=RESPONSE_ID_LENGTH_MAX, extra={BYTES_MAX: RESPONSE_ID_BYTES_MAX})
 ]
-TagName = Annotated[
-    str, Meta(min_length=1, max_length=TAG_NAME_LENGTH_MAX, extra_json_schema=TEXT_SCHEMA)
-]
-LongText = Annotated[str, Meta(max_length=512, extra_json_schema=TEXT_SCHEMA)]
+TagName = Annotated[str, Meta(min_length=1, max_length=TAG_NAME_LENGTH_MAX)]
+LongText = Annotated[str, Meta(max_length=512)]
 Tags = Annotated[dict[TagName, Name], Meta(max_length=TAGS_MAX)]
 Fees = Annotated[dict[Name, Annotated[int, Meta(ge=0, le=UNITS_MAX)]], Meta(max_length=FEES_MAX)]
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]

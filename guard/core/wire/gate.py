@@ -13,7 +13,6 @@ from guard.core.wire.fields import (
     AROUND_MAX,
     MODELS_MAX,
     NOTE_MESSAGE_MAX,
-    TEXT_SCHEMA,
     TOKENS_MAX,
     UNKNOWN_MODEL,
     CallKind,
@@ -37,7 +36,7 @@ class ApprovalNote(Struct, omit_defaults=True):
         details: any JSON; together with the message at most ``NOTE_BYTES_MAX`` bytes.
     """
 
-    message: Annotated[str, Meta(max_length=NOTE_MESSAGE_MAX, extra_json_schema=TEXT_SCHEMA)] = ""
+    message: Annotated[str, Meta(max_length=NOTE_MESSAGE_MAX)] = ""
     details: dict[str, Any] = {}
 
     def __repr__(self) -> str:

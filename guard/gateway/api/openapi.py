@@ -10,7 +10,6 @@ import msgspec
 
 from guard import gateway
 from guard.core import wire
-from guard.core.wire.fields import TEXT_SCHEMA
 from guard.gateway.api.admin.app import ADMIN_PATH
 from guard.gateway.api.admin.operations import Operation
 from guard.gateway.api.admin.table import OPERATIONS
@@ -18,6 +17,7 @@ from guard.gateway.api.admin.table import OPERATIONS
 _REF: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
 _PROBLEM: Final = "application/problem+json"
+_ANY_TEXT: Final = r"^[^\x00\ufdd0]*$"
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
 
 _LIMITS: Final = ("limit_nanousd", "limit_cents", "limit_tokens", "limit_calls")
@@ -137,6 +137,17 @@ class Released(msgspec.Struct):
     spent_nanousd: int
 
 
+def _describe_texts(node: Any) -> None:
+    """Say of each text that may be anything which characters no text of the protocol may have."""
+    if isinstance(node, dict):
+        if node.get("type") == "string" and not node.keys() & {"pattern", "enum", "const"}:
+            node["pattern"] = _ANY_TEXT
+        node = list(node.values())
+    if isinstance(node, list):
+        for each in node:
+            _describe_texts(each)
+
+
 def document() -> dict[str, Any]:
     """Return the document as plain data."""
     kinds: list[Any] = [wire.Problem, wire.Capabilities, wire.GateRequest, wire.GateReply,
@@ -165,6 +176,7 @@ def document() -> dict[str, Any]:
         path = ADMIN_PATH + re.sub(r":path\}", "}", operation.path)
         item = paths.setdefault(path, {})
         item[operation.method.lower()] = _admin(operation, by_kind, components)
+    _describe_texts([paths, components])
     return {
         "openapi": "3.1.0",
         "info": {
@@ -218,7 +230,7 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
     names = [
         {"name": name, "in": "query", "required": name == "workflow",
          "schema": {"type": "string", "minLength": int(name == "workflow"),
-                    "maxLength": wire.NAME_LENGTH_MAX, **TEXT_SCHEMA},
+                    "maxLength": wire.NAME_LENGTH_MAX},
          "description": description}
         for name, description in (
             ("workflow", "Within the key's organisation, and its workflow if it is for one."),
@@ -229,8 +241,7 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
 
     provider = {
         "name": "provider", "in": "query", "required": True,
-        "schema": {"type": "string", "minLength": 1, "maxLength": wire.NAME_LENGTH_MAX,
-                   **TEXT_SCHEMA},
+        "schema": {"type": "string", "minLength": 1, "maxLength": wire.NAME_LENGTH_MAX},
         "description": "The vendor, such as `openai`.",
     }  # fmt: skip
 

@@ -348,7 +348,9 @@ class UsageRowsQuery(Struct, kw_only=True):
     the ``model`` of the last row of the page before.
     """
 
-    group_by: Annotated[str, Meta(pattern=f"^({'|'.join(LISTED_GROUPS)}|tag:.{{1,64}})$")]
+    group_by: Annotated[str, Meta(pattern=f"^({'|'.join(LISTED_GROUPS)}|tag:.{{1,64}})$")] = (
+        "workflow"
+    )
     by_model: bool = False
     since_ms: Moment = 0
     until_ms: Moment = 2**53
