@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.api.admin import table
 from guard.gateway.dashboard import forms, security
-from guard.gateway.dashboard.site import RequestContext, Site, only
+from guard.gateway.dashboard.site import PageGroup, RequestContext, only
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.setting_table import SETTINGS
 
@@ -29,11 +29,8 @@ KILL_WORD: Final = "everything"
 """What is typed before all that runs is killed."""
 
 
-class Actions:
+class Actions(PageGroup):
     """Actions over the table of operations, each a confirmed form."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

@@ -14,7 +14,7 @@ from guard.gateway.api.admin.alert_bodies import AlertBody, ChannelBody
 from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard.forms import checked, whole
 from guard.gateway.dashboard.security import Form
-from guard.gateway.dashboard.site import RequestContext, Site, only
+from guard.gateway.dashboard.site import PageGroup, RequestContext, only
 from guard.gateway.domain.alerts import SAYS, ChannelKind
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 
@@ -23,12 +23,8 @@ _LOOK_S = 0.1
 _LOOKS = 50
 
 
-class Alerts:
+class Alerts(PageGroup):
     """Forms over the table of operations."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._storage = site.parts.storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

@@ -13,7 +13,7 @@ from guard.gateway.api.admin import bodies, table
 from guard.gateway.api.admin.rules import as_budget, as_policy, budget_of
 from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.outlooks import outlooks
-from guard.gateway.dashboard.site import RequestContext, Site, only
+from guard.gateway.dashboard.site import PageGroup, RequestContext, only
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.preview import CHARGES_MAX, preview_budget
 from guard.gateway.domain.records import (
@@ -32,12 +32,8 @@ ASKS_MAX = 1000
 SHOWN_MAX = 5
 
 
-class BudgetsAndPolicies:
+class BudgetsAndPolicies(PageGroup):
     """Forms over the table of operations; a preview is the same form with another button."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._storage = site.parts.storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.domain.records import StoredEvent
 
 PRICE_SOURCES: Final = {
@@ -40,12 +40,8 @@ _REFUSERS: Final = (
 )  # fmt: skip
 
 
-class CallPages:
+class CallPages(PageGroup):
     """Pages of one event, or of one refusal."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._storage = site.parts.storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

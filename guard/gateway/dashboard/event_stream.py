@@ -11,22 +11,19 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import security
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.domain.errors import StoreError
 
 BEAT_S: Final = 2.0
 RECHECK_S: Final = 5.0
 
 
-class Live:
+class Live(PageGroup):
     """Serves ``/live``.
 
     The messages carry no data: the script fetches the page again, so that everything shown is
     rendered, escaped and authorised in one place.
     """
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     def routes(self) -> list[BaseRoute]:
         """Return the route of the stream."""

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import security, tables
 from guard.gateway.dashboard.event_filter import event_filter
-from guard.gateway.dashboard.site import RequestContext, Site, View
+from guard.gateway.dashboard.site import PageGroup, RequestContext, View
 from guard.gateway.dashboard.spend import asked
 from guard.gateway.domain.records import BalanceView, BudgetRule, StoredEvent, UsageRow
 from guard.gateway.domain.usage import WorkflowSort
@@ -68,12 +68,8 @@ class Export(Struct, frozen=True):
                 yield found[at : at + BATCH]
 
 
-class Exports:
+class Exports(PageGroup):
     """Serves ``/export/NAME.csv`` and ``/export/NAME.json`` for the pages that have such links."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._storage = site.parts.storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

@@ -14,7 +14,7 @@ from guard.gateway.dashboard.event_filter import TYPES, event_filter
 from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.refusal_groups import grouped
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.spend import viewers_zone
 from guard.gateway.dashboard.time_ranges import RANGES, Range
 from guard.gateway.domain.errors import NotFoundError
@@ -52,12 +52,8 @@ class Figure(Struct):
     tone: str = ""
 
 
-class Pages:
+class Pages(PageGroup):
     """Views over the storage port."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._storage = site.parts.storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

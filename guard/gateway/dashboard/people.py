@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.api.admin import bodies, table
 from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.dashboard import forms
-from guard.gateway.dashboard.site import RequestContext, Site, only
+from guard.gateway.dashboard.site import PageGroup, RequestContext, only
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.operators import Operator
 from guard.gateway.services.operators import token_hash
@@ -19,11 +19,8 @@ from guard.gateway.services.operators import token_hash
 CHANGES = ("role", "password", "sign-out", "remove")
 
 
-class People:
+class People(PageGroup):
     """Forms over the table of operations, for owners; others see who there is."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

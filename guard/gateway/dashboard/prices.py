@@ -13,7 +13,7 @@ from guard.core.wire import RateRow
 from guard.gateway.api.admin import table
 from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.call_pages import PRICE_SOURCES
-from guard.gateway.dashboard.site import RequestContext, Site, only
+from guard.gateway.dashboard.site import PageGroup, RequestContext, only
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import Price
 from guard.gateway.domain.tariffs import Tariff
@@ -54,12 +54,8 @@ class PricedModel(Struct, kw_only=True):
     calls: int = 0
 
 
-class PricesAndSettings:
+class PricesAndSettings(PageGroup):
     """Pages of the models' prices and their sources, and of the gateway's settings."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._storage = site.parts.storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

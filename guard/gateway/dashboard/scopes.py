@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.outlooks import outlooks
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.spend import asked_range
 from guard.gateway.dashboard.time_ranges import PRESETS
 from guard.gateway.domain import models
@@ -23,12 +23,8 @@ USES_MAX: Final = 10
 BALANCES_MAX: Final = 8
 
 
-class ScopePages:
+class ScopePages(PageGroup):
     """Serves ``/user``, ``/agent``, ``/model`` and ``/tag``."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._storage = site.parts.storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

@@ -7,7 +7,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.spend import scope_link
 from guard.gateway.domain.found import Found
 
@@ -20,11 +20,8 @@ _TITLES: Final = {
 }  # fmt: skip
 
 
-class Search:
+class Search(PageGroup):
     """Serves ``/search``."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

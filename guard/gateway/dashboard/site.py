@@ -384,6 +384,14 @@ class Site:
         return True, ""
 
 
+class PageGroup:
+    """Pages that belong together, and the actions on them."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._storage = site.parts.storage
+
+
 def only(what: str, found: Iterable[T], **named: str) -> T:
     """Return the one whose fields have these values.
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard.charts import stacked
-from guard.gateway.dashboard.site import RequestContext, Site
+from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.time_ranges import COOKIE, PRESETS, TimeRange, time_range
 from guard.gateway.domain.spend_series import GROUPS, TAG, SpendOverTime
 from guard.gateway.domain.windows import UTC, zone_of
@@ -88,12 +88,8 @@ def others(group_by: str) -> str:
     return _OTHERS.get(group_by, "others, or without this tag")
 
 
-class SpendPages:
+class SpendPages(PageGroup):
     """Serves ``/spend`` and ``/latency``."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._storage = site.parts.storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
