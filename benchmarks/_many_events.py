@@ -11,10 +11,10 @@ import psycopg
 
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import Scopes
+from guard.gateway.unit.state import Touches
 
 DAY: Final = 86_400_000
-_LONG: Final = Scopes(weight=10_000)
+_HEAVY: Final = Touches(weight=10_000)
 
 _EVENTS: Final = (
     "INSERT INTO events (event_seq, organisation_id, event_id, type, at_ms, received_at_ms,"
@@ -115,7 +115,7 @@ async def _fill(database: str, organisation_id: str, events: int, now_ms: int, d
             texts = [_JSON.sub(r"(\1::jsonb ->> '\2')", sql) for sql in texts]
             _execute(database, texts)
         else:
-            await storage.write(_LONG, lambda unit: [unit.write(sql) for sql in texts])
+            await storage.write(_HEAVY, lambda unit: [unit.write(sql) for sql in texts])
     finally:
         await storage.close()
     if "://" in database:  # as PostgreSQL does by itself after a while

@@ -51,7 +51,7 @@ from guard.gateway.ledger import catalogue, charge, directory, gate
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import NOTHING, scopes_of, within
+from guard.gateway.unit.state import NO_ORGANISATION, touches_of, within
 
 AMOUNT: Final = 1000
 LIMIT: Final = 2**60
@@ -122,7 +122,7 @@ async def opened(store: Storage) -> AsyncIterator[str]:
     await store.open(lambda events: None)
     try:
         own = (
-            await store.write(NOTHING, directory.create_organisation, _OPERATOR, "o")
+            await store.write(NO_ORGANISATION, directory.create_organisation, _OPERATOR, "o")
         ).organisation_id
         wanted = BudgetRule(
             budget_id="", organisation_id=own, scope_kind="organisation", scope_id="",
@@ -154,7 +154,7 @@ def as_asked(own: str) -> GateCommand:
 
 def decided(store: Storage, command: GateCommand) -> Awaitable[EncodedAnswer]:
     """Decide one call."""
-    return store.write(scopes_of(command), gate.gate, command)
+    return store.write(touches_of(command), gate.gate, command)
 
 
 def batch(own: str, count: int) -> IngestCommand:
@@ -187,7 +187,7 @@ async def ask(store: Storage, own: str, make: Callable[[str], GateCommand], grou
 async def report(store: Storage, own: str, group: int) -> None:
     """Have a batch of events charged."""
     command = batch(own, group)
-    answer = await store.write(scopes_of(command), charge.ingest, command)
+    answer = await store.write(touches_of(command), charge.ingest, command)
     if json.loads(answer.body)["accepted"] != group:
         raise RuntimeError("an event was not accepted")
 

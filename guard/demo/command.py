@@ -115,9 +115,9 @@ def _own_database(
     if database is None:
         yield None, "SQLite"
         return
-    from guard.gateway.databases import own_schema
+    from guard.gateway.databases import temporary_schema
 
-    with own_schema(database, SCHEMA_PREFIX, left.append) as schema:
+    with temporary_schema(database, SCHEMA_PREFIX, left.append) as schema:
         yield schema.url, f"PostgreSQL, schema {schema.name}"
 
 

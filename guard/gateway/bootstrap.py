@@ -13,7 +13,7 @@ from guard.gateway.first_secrets import FirstSecrets
 from guard.gateway.ledger import directory
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import ANYTHING, NOTHING, within
+from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION, within
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 FIRST_ORGANISATION = "default"
@@ -35,7 +35,7 @@ async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
     if await storage.organisations():
         return None
     try:
-        return await storage.write(NOTHING, _set_up, Actor("first run"), now_ms)
+        return await storage.write(NO_ORGANISATION, _set_up, Actor("first run"), now_ms)
     except ConflictError:  # another replica that started at the same time
         return None
 
@@ -67,19 +67,21 @@ async def begin_with(storage: Storage, now_ms: int, given: FirstSecrets) -> Firs
     actor = Actor("first run")
     if not await storage.organisations():
         with contextlib.suppress(ConflictError):  # another replica that started at the same time
-            await storage.write(NOTHING, directory.create_organisation, actor, FIRST_ORGANISATION)
+            await storage.write(
+                NO_ORGANISATION, directory.create_organisation, actor, FIRST_ORGANISATION
+            )
     ids = IdFactory()
     own = (await storage.organisations())[0].organisation_id
     admin = make_key(
         ids, now_ms, role="admin", organisation_id=None, name="first admin key",
         api_key=given.admin_key,
     )  # fmt: skip
-    await storage.write(ANYTHING, directory.ensure_key, actor, admin.key, admin.key_hash)
+    await storage.write(ALL_ORGANISATIONS, directory.ensure_key, actor, admin.key, admin.key_hash)
     if given.api_key is not None:
         sdk = make_key(
             ids, now_ms, role="sdk", organisation_id=own, name="first key", api_key=given.api_key
         )
-        await storage.write(ANYTHING, directory.ensure_key, actor, sdk.key, sdk.key_hash)
+        await storage.write(ALL_ORGANISATIONS, directory.ensure_key, actor, sdk.key, sdk.key_hash)
     return None
 
 
@@ -101,16 +103,11 @@ async def local_keys(storage: Storage, now_ms: int) -> LocalKeys:
     if there:
         organisation = there[0]
     else:
-        organisation = await storage.write(NOTHING, directory.create_organisation, actor, "local")
+        organisation = await storage.write(
+            NO_ORGANISATION, directory.create_organisation, actor, "local"
+        )
     own = organisation.organisation_id
-    sdk = make_key(
-        IdFactory(),
-        now_ms,
-        role="sdk",
-        organisation_id=own,
-        name="local",
-        signed=True,
-    )
+    sdk = make_key(IdFactory(), now_ms, role="sdk", organisation_id=own, name="local", signed=True)
     secret = sdk.hmac_secret
     assert secret is not None
     await storage.write(within(own), directory.create_key, actor, sdk.key, sdk.key_hash, secret)
@@ -121,6 +118,6 @@ async def new_admin_key(storage: Storage, now_ms: int, name: str) -> str:
     """Make an admin key for the whole gateway and return it."""
     admin = make_key(IdFactory(), now_ms, role="admin", organisation_id=None, name=name)
     await storage.write(
-        NOTHING, directory.create_key, Actor("first run"), admin.key, admin.key_hash, None
+        NO_ORGANISATION, directory.create_key, Actor("first run"), admin.key, admin.key_hash, None
     )
     return admin.api_key

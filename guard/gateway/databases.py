@@ -24,7 +24,7 @@ from guard.version import installs
 
 if TYPE_CHECKING:
     from guard.gateway.storage.postgres.copying import Copied
-    from guard.gateway.storage.postgres.temporary_schema import OwnSchema
+    from guard.gateway.storage.postgres.temporary_schema import TemporarySchema
     from guard.gateway.storage.sqlite.restore import Restored
 
 
@@ -89,9 +89,9 @@ def copy(
     raise StoreError("copy goes from SQLite to PostgreSQL, or back")
 
 
-def own_schema(
+def temporary_schema(
     url: DatabaseUrl, prefix: str, left: Callable[[str], None]
-) -> AbstractContextManager[OwnSchema]:
+) -> AbstractContextManager[TemporarySchema]:
     """Make a new schema in a PostgreSQL database, and drop it in the end.
 
     Args:
@@ -103,7 +103,7 @@ def own_schema(
         StoreError: no schema could be made.
     """
     with _driver():
-        from guard.gateway.storage.postgres.temporary_schema import own_schema as made
+        from guard.gateway.storage.postgres.temporary_schema import temporary_schema as made
     return made(url, prefix, left)
 
 

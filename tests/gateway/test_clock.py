@@ -16,7 +16,7 @@ from guard.gateway.domain.commands import Actor, GateCommand, RequestOrigin
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.ledger import control, directory
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 from tests.support.store import decide
 
 TWO_YEARS = 2 * 365 * 86_400_000
@@ -116,7 +116,9 @@ async def test_a_reading_two_years_ahead_expires_no_reservation_and_is_not_kept(
 
     store = storage()
     await store.open(lambda events: None)
-    org = (await store.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await store.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     await store.write(
         within(org),
         directory.update_organisation,

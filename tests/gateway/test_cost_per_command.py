@@ -57,7 +57,7 @@ from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.connection import _SERVER_SETTINGS, _SETTINGS_OF_WRITERS
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import ANYTHING, NOTHING, Scopes, scopes_of, within
+from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION, Touches, touches_of, within
 from tests.support import large_tenant, postgres
 from tests.support.store import ACTOR, Clock
 
@@ -112,7 +112,7 @@ class Tenants:
     def unit(self) -> Any:
         return self.storage._unit
 
-    def run(self, scopes: Scopes, work: Any, *arguments: Any, **more: Any) -> Any:
+    def run(self, scopes: Touches, work: Any, *arguments: Any, **more: Any) -> Any:
         unit = self.unit
         unit.begin([scopes])
         unit.savepoint()
@@ -145,7 +145,7 @@ class Tenants:
         command = GateCommand(
             request=self.request(own), call=call, declared_nanousd=amount, **options
         )
-        answer = self.run(scopes_of(command), gate.gate, command)
+        answer = self.run(touches_of(command), gate.gate, command)
         return answer, (wire.decode(answer.body, wire.GateReply) if answer.status == 200 else None)
 
     def event(self, cost: int = 1, own: str = "", **fields: Any) -> Any:
@@ -154,13 +154,13 @@ class Tenants:
         event = wire.Event(event_id=name, type="llm", at_ms=1, **fields)
         priced = PricedEvent(event, b"{}", cost=cost, model="m", response_id=name, final=True)
         command = IngestCommand(request=self.request(own), events=[priced])
-        return self.run(scopes_of(command), charge.ingest, command)
+        return self.run(touches_of(command), charge.ingest, command)
 
     def lease(self, lease_id: str, **fields: Any) -> Any:
         command = LeaseCommand(
             request=self.request(), update=wire.LeaseUpdate(lease_id=lease_id, **fields)
         )
-        return self.run(scopes_of(command), leases.update, command)
+        return self.run(touches_of(command), leases.update, command)
 
     def open_lease(self) -> str:
         ask = wire.LeaseAsk(demand_nanousd=5)
@@ -186,7 +186,7 @@ class Tenants:
     def released(self) -> None:
         _, reply = self.gate()
         command = ReleaseCommand(request=self.request(), reservation_id=reply.reservation_id)
-        self.run(scopes_of(command), expiry.release, command)
+        self.run(touches_of(command), expiry.release, command)
 
     def other_key(self, organisation_id: str) -> None:
         """Make a second key, with which the first has to share."""
@@ -276,10 +276,10 @@ class Tenants:
         self.admin(webhooks.put, wanted, "secret")
 
     def sending(self) -> None:
-        found = self.run(NOTHING, webhooks.due, 16, {})
+        found = self.run(NO_ORGANISATION, webhooks.due, 16, {})
         for each in found:
-            self.run(NOTHING, webhooks.attempted, each.delivery_id, status=200, delivered=True,
-                     retry_in_ms=None)  # fmt: skip
+            self.run(NO_ORGANISATION, webhooks.attempted, each.delivery_id, status=200,
+                     delivered=True, retry_in_ms=None)  # fmt: skip
 
     def settings(self) -> None:
         wanted = OrganisationSettings(default_hold_nanousd=next(_numbers))
@@ -311,7 +311,7 @@ class Tenants:
             "webhook": self.webhook_life,
             "deliveries": self.sending,
             "settings": self.settings,
-            "sweep": lambda: self.run(ANYTHING, expiring.sweep),
+            "sweep": lambda: self.run(ALL_ORGANISATIONS, expiring.sweep),
             "neighbour's gate": lambda: self.gate(own=self.neighbour),
             "neighbour's event": lambda: self.event(own=self.neighbour),
         }
@@ -404,7 +404,10 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         storage = factory(folder, clock)
         await storage.open(lambda _: None)
         found.append(Tenants(storage, measure))
-        names = [found[0].run(NOTHING, directory.create_organisation, ACTOR, each) for each in "ab"]
+        names = [
+            found[0].run(NO_ORGANISATION, directory.create_organisation, ACTOR, each)
+            for each in "ab"
+        ]
         large_tenant.fill(found[0].unit, names[0].organisation_id, rows)
         found[0].other_key(names[0].organisation_id)
         await storage.close()
@@ -438,7 +441,8 @@ async def make_postgres(tmp_path: Path) -> AsyncIterator[Callable[[int], Any]]:
             await filling.open(lambda _: None)
             first = Tenants(filling, measure)
             names = [
-                first.run(NOTHING, directory.create_organisation, ACTOR, each) for each in "ab"
+                first.run(NO_ORGANISATION, directory.create_organisation, ACTOR, each)
+                for each in "ab"
             ]
             large_tenant.fill(first.unit, names[0].organisation_id, rows)
             await filling.close()

@@ -17,7 +17,7 @@ from guard.gateway.domain.commands import Actor, IngestCommand, PricedEvent, Req
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue, directory
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 from tests.support.store import ingest as ingest_command
 
 COST = 7
@@ -74,7 +74,7 @@ def test_repeats_in_batches(storage_factory: Callable[..., Storage], tmp_path: P
 
     async def ingest(groups: list[list[list[Report]]]) -> tuple[list[int], int]:
         made = await storage.write(
-            NOTHING, directory.create_organisation, Actor("test"), f"o{next(serial)}"
+            NO_ORGANISATION, directory.create_organisation, Actor("test"), f"o{next(serial)}"
         )
         own = made.organisation_id
         budget = BudgetRule(

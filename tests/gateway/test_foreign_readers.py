@@ -14,7 +14,7 @@ from guard.core import wire
 from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.ledger import directory
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 from tests.support import postgres
 from tests.support.foreign_reader import reading
 from tests.support.store import ACTOR, DAY, Clock, Store
@@ -50,7 +50,9 @@ async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> Asyn
 
     made = make()
     await made.open(lambda _: None)
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await made.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
@@ -135,7 +137,9 @@ async def test_replicas_turn_together(tmp_path: Path) -> None:
     for each in pair:
         await each.open(lambda _: None)
     first = pair[0]
-    org = (await first.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await first.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     stores = [Store(each, clock, org, lambda: None, []) for each in pair]
     for _ in range(4):
         for each in (*pair, *pair):
@@ -161,7 +165,9 @@ async def test_calls_go_on_beside_pg_dump(tmp_path: Path) -> None:
     clock = Clock(BOUNDARIES["midnight"] - 1000)
     made = postgres.store(tmp_path, clock_ms=clock)
     await made.open(lambda _: None)
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await made.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(made, clock, org, lambda: None, [])
     assert await _work(store, "before") == 12
     for number in range(200):  # more than the pipe takes

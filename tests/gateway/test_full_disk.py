@@ -16,7 +16,7 @@ import pytest
 from guard.breaker.exceptions import GuardRateLimitRedisError
 from guard.core import wire
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.unit.state import ANYTHING
+from guard.gateway.unit.state import ALL_ORGANISATIONS
 from guard.transport.replies import Reply, exception_for
 from tests.support.prometheus import METRICS_KEY, metrics_of
 
@@ -36,7 +36,7 @@ def limit_pages(gateway: Gateway, pages: int | None) -> None:
 
     async def limit() -> None:
         await storage.write(
-            ANYTHING,
+            ALL_ORGANISATIONS,
             lambda unit: unit.connection.execute(  # type: ignore[attr-defined]  # SQLite's
                 f"PRAGMA max_page_count = {pages or PAGES_MAX}"
             ).fetchone(),

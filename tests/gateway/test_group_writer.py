@@ -18,7 +18,7 @@ from guard.gateway.storage.group_writer import (
     REMOTE_WEIGHT_MAX,
     GroupWriter,
 )
-from guard.gateway.unit.state import Scopes
+from guard.gateway.unit.state import Touches
 from tests.support.waiting import until_async
 
 
@@ -33,7 +33,7 @@ class Unit:
         self.groups: list[int] = []
         self.may_commit = threading.Event()
 
-    def begin(self, scopes: Sequence[Scopes]) -> None:
+    def begin(self, scopes: Sequence[Touches]) -> None:
         self.groups.append(len(scopes))
 
     def savepoint(self) -> None:
@@ -235,7 +235,7 @@ class Poisoned(Unit):
         self.committed: list[int] = []
         self.tried = 0
 
-    def begin(self, scopes: Sequence[Scopes]) -> None:
+    def begin(self, scopes: Sequence[Touches]) -> None:
         super().begin(scopes)
         self.done = []
 

@@ -15,7 +15,7 @@ from guard.core import model_names, wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent
 from guard.gateway.ledger import directory
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 from tests.gateway.conftest import Tenant
 from tests.support.store import ACTOR, Clock, Store, ingest
 
@@ -144,7 +144,9 @@ async def test_the_last_model_is_known_for_an_hour(
     clock = Clock()
     storage = storage_factory(tmp_path, clock_ms=clock)
     await storage.open(lambda _: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.budget(10, scope_kind="model", scope_id="m")
     reply = wire.decode((await store.gate(1)).body, wire.GateReply)

@@ -23,7 +23,7 @@ from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import money_samples, samples
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from guard.gateway.unit.decision_counts import Tally
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support import postgres
 from tests.support.asker import ask, asker, call
@@ -252,7 +252,9 @@ async def test_the_lag_of_retention_and_the_backlog(make: Make, tmp_path: Path) 
     clock = Clock()
     storage = make(tmp_path, clock_ms=clock, retention_days=40)
     await storage.open(lambda _: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     hook = Webhook(webhook_id="", organisation_id=org, url="https://hooks.example/")
     await storage.write(within(hook.organisation_id), webhooks.put, ACTOR, hook, "secret")
@@ -391,7 +393,7 @@ async def test_only_so_many_budgets_and_organisations_are_shown(make: Make, tmp_
     await storage.open(lambda _: None)
     for number in range(money_samples.ORGANISATIONS_MAX + 3):
         made = await storage.write(
-            NOTHING, directory.create_organisation, ACTOR, f"organisation {number}"
+            NO_ORGANISATION, directory.create_organisation, ACTOR, f"organisation {number}"
         )
         own = made.organisation_id
         for limit in range(6):

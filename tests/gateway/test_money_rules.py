@@ -15,7 +15,7 @@ from guard.gateway.domain.ledger import Balance, BudgetBalance, Reservation
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import directory
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 from tests.support.store import ACTOR, Clock, Store
 
 TTL = 900_000
@@ -122,7 +122,9 @@ async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> Asyn
     post_commit_events: list[Any] = []
     storage = storage_factory(tmp_path, clock_ms=clock)
     await storage.open(post_commit_events.extend)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     yield Store(storage, clock, org, lambda: None, post_commit_events)
     assert (await storage.verify_ledger()).problems == []
     await storage.close()

@@ -23,7 +23,7 @@ from guard.gateway.storage.sqlite.backup import backup
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 from guard.gateway.storage.sqlite.restore import restore
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 from tests.gateway.conftest import SERVE
 from tests.support import postgres
 from tests.support.waiting import WAIT_S
@@ -149,7 +149,7 @@ def written_by_another(path: Path) -> Iterator[sqlite3.Connection]:
 @pytest.mark.asyncio
 async def test_the_loop_goes_on_while_another_program_writes_to_it(storage: SqliteStorage) -> None:
     with written_by_another(storage.path) as other:
-        work = [storage.write(NOTHING, lambda _, n=n: n) for n in range(64)]  # type: ignore[misc]
+        work = [storage.write(NO_ORGANISATION, lambda _, n=n: n) for n in range(64)]  # type: ignore[misc]
         for _ in range(20):
             await asyncio.sleep(0.01)  # a loop that stood still would fail the work meanwhile
         assert not any(each.done() for each in work)
@@ -174,16 +174,16 @@ async def test_all_that_waits_fails_at_once_when_another_program_goes_on(
     monkeypatch.setattr(group_writer, "BUSY_S", 0.5)
     monkeypatch.setattr(group_writer.time, "sleep", sleep)
     with written_by_another(storage.path):
-        work = [storage.write(NOTHING, lambda _: None) for _ in range(64)]
+        work = [storage.write(NO_ORGANISATION, lambda _: None) for _ in range(64)]
         async with asyncio.timeout(WAIT_S):
             failed = await asyncio.gather(*work, return_exceptions=True)
         assert all(isinstance(each, StoreBusyError) for each in failed)
         assert len(waits) <= 51, "one wait for all"
         waits.clear()
         with pytest.raises(StoreBusyError):
-            await storage.write(NOTHING, lambda _: None)
+            await storage.write(NO_ORGANISATION, lambda _: None)
         assert waits == [], "and none for those that come later"
         assert not await storage.ready()
     async with asyncio.timeout(WAIT_S):
-        assert await storage.write(NOTHING, lambda _: "done") == "done"
+        assert await storage.write(NO_ORGANISATION, lambda _: "done") == "done"
     assert await storage.ready()

@@ -15,7 +15,7 @@ from guard.gateway.domain import windows
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.storage.sqlite import schema as sqlite_schema
 from guard.gateway.unit.state import SCOPE_KINDS
-from guard.gateway.unit.tables import Tables
+from guard.gateway.unit.tables import UnitBase
 from guard.gateway.unit.usage import UsageTable
 
 NOW = 1_800_000_000_000
@@ -72,7 +72,7 @@ def test_the_sum_is_that_of_the_windows_events(
               "key": "key_id"}.get(kind, kind)  # fmt: skip
     start_ms, end_ms = windows.period_of(window, NOW)
     scope_id = "" if kind == "organisation" else "a"
-    tables = Tables(connection)
+    tables = UnitBase(connection)
     tables.now_ms = NOW
     table = UsageTable(tables)
     expected = 0
@@ -107,7 +107,7 @@ def test_a_month_is_opened_from_a_bounded_number_of_rows(
     connection: sqlite3.Connection, kind: str
 ) -> None:
     """However many others were in use, and however many events there were."""
-    tables = Tables(connection)
+    tables = UnitBase(connection)
     start_ms, end_ms = windows.period_of("month", NOW)
     tables.now_ms = NOW
     table = UsageTable(tables)

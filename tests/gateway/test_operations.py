@@ -44,7 +44,7 @@ from guard.gateway.storage.postgres.connection import (
 )
 from guard.gateway.storage.postgres.schema import MIGRATE
 from guard.gateway.storage.postgres.store import PostgresStorage
-from guard.gateway.unit.state import ANYTHING, Scopes
+from guard.gateway.unit.state import ALL_ORGANISATIONS, Touches
 from tests.gateway.conftest import SERVE, Served, Tenant
 from tests.support import postgres
 from tests.support.asker import asker, close_code
@@ -249,7 +249,7 @@ async def test_not_ready_without_its_store(
     async with opening(database) as (app, http):
         await app.open()
         assert (await http.get("/readyz")).status_code == 200
-        stuck = app.storage.write(Scopes(weight=10_000), lambda _: go_on.wait(60))  # type: ignore[attr-defined]
+        stuck = app.storage.write(Touches(weight=10_000), lambda _: go_on.wait(60))  # type: ignore[attr-defined]
         monkeypatch.setattr(health, "READY_WAIT_S", 0.2)
         assert (await http.get("/readyz")).status_code == 503
         assert (await http.get("/healthz")).status_code == 200
@@ -321,7 +321,9 @@ async def test_a_replica_has_nine_connections_with_limits() -> None:
             return [unit.connection.psycopg.execute(f"SHOW {name}").fetchone()[0] for name in names]
 
         wanted = [STATEMENT_TIMEOUT_MS, LOCK_TIMEOUT_MS, IDLE_TIMEOUT_MS]
-        assert await store.write(ANYTHING, limits) == [f"{each // 1000}s" for each in wanted]
+        assert await store.write(ALL_ORGANISATIONS, limits) == [
+            f"{each // 1000}s" for each in wanted
+        ]
 
 
 @pytest.mark.asyncio

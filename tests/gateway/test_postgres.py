@@ -30,7 +30,7 @@ from guard.gateway.storage.postgres.dialect import spelled
 from guard.gateway.storage.postgres.migrations import PostgresMigrator, SchemaError
 from guard.gateway.storage.postgres.silence_watchdog import AnswerWatch, WatchedSocket
 from guard.gateway.storage.postgres.store import PostgresStorage
-from guard.gateway.unit.state import ANYTHING, NOTHING, within
+from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION, within
 from tests.support import postgres
 from tests.support.store import ACTOR
 from tests.support.waiting import until, until_async
@@ -173,7 +173,9 @@ async def test_organisations_do_not_wait_for_one_another(tmp_path: Path) -> None
     store = postgres.store(tmp_path)
     await store.open(lambda _: None)
     held, free = [
-        (await store.write(NOTHING, directory.create_organisation, ACTOR, name)).organisation_id
+        (
+            await store.write(NO_ORGANISATION, directory.create_organisation, ACTOR, name)
+        ).organisation_id
         for name in ("a", "b")
     ]
     with psycopg.connect(postgres.dsn_of(tmp_path)) as other:
@@ -195,7 +197,9 @@ async def test_a_frozen_replica_stops_nobody_for_long(tmp_path: Path) -> None:
     frozen, live = postgres.store(tmp_path), postgres.store(tmp_path)
     for each in (frozen, live):
         await each.open(lambda _: None)
-    own = (await live.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    own = (
+        await live.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     is_frozen, go_on = threading.Event(), threading.Event()
 
     def freeze(unit: Any) -> None:
@@ -205,7 +209,7 @@ async def test_a_frozen_replica_stops_nobody_for_long(tmp_path: Path) -> None:
         is_frozen.set()
         assert go_on.wait(60)
 
-    stuck: Any = frozen.write(ANYTHING, freeze)
+    stuck: Any = frozen.write(ALL_ORGANISATIONS, freeze)
     await asyncio.to_thread(is_frozen.wait, 60)
     await live.write(within(own), catalogue.put_price, ACTOR, _price(own))
     go_on.set()
@@ -224,7 +228,9 @@ async def test_a_replica_that_froze_in_the_middle_of_a_pipeline_stops_nobody_for
     monkeypatch.setattr(listener, "ASK_S", 0.5)
     live = postgres.store(tmp_path)
     await live.open(lambda _: None)
-    own = (await live.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    own = (
+        await live.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     dsn = postgres.dsn_of(tmp_path)
     with psycopg.connect(dsn, autocommit=True, application_name=WRITER) as frozen:
         frozen.pgconn.enter_pipeline_mode()
@@ -249,7 +255,7 @@ async def test_the_server_looks_whether_a_silent_replica_is_there(tmp_path: Path
     await store.open(lambda _: None)
     names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
     found = await store.write(
-        ANYTHING, lambda unit: [unit.row(f"SHOW {name}")[0] for name in names]
+        ALL_ORGANISATIONS, lambda unit: [unit.row(f"SHOW {name}")[0] for name in names]
     )
     read = await store.look_up(lambda reading: [reading.rows(f"SHOW {n}")[0][0] for n in names])
     await store.close()
@@ -286,9 +292,9 @@ async def test_a_server_that_answers_each_statement_is_not_silent(
     expect = WatchedSocket.expect
     monkeypatch.setattr(WatchedSocket, "expect", lambda line, within_s: expect(line, 2.0))
     slow = "SELECT 1 FROM (SELECT pg_sleep(.25)) slow"
-    assert await store.write(ANYTHING, lambda unit: [unit.row(slow)[0] for _ in range(12)]) == (
-        [1] * 12
-    )
+    assert await store.write(
+        ALL_ORGANISATIONS, lambda unit: [unit.row(slow)[0] for _ in range(12)]
+    ) == ([1] * 12)
     await store.close()
 
 

@@ -18,7 +18,7 @@ from guard.gateway.domain.commands import IngestCommand, PricedEvent
 from guard.gateway.ledger import directory
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import spend_series
-from guard.gateway.unit.state import ANYTHING, NOTHING
+from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION
 from tests.support import postgres
 from tests.support.store import ACTOR, Clock, Store, ingest
 
@@ -41,7 +41,9 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     clock = Clock()
     storage = postgres.store(tmp_path, clock_ms=clock)
     await storage.open(lambda _: None)
-    own = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    own = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     yield Store(storage, clock, own, lambda: None, [])
     await storage.close()
 
@@ -67,8 +69,8 @@ async def rows_read(storage: Any) -> int:
     def flush(unit: Any) -> None:
         unit.connection.psycopg.execute("SELECT pg_stat_force_next_flush()")
 
-    await storage.write(ANYTHING, flush)
-    await storage.write(ANYTHING, lambda unit: None)
+    await storage.write(ALL_ORGANISATIONS, flush)
+    await storage.write(ALL_ORGANISATIONS, lambda unit: None)
     sql = (
         "SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables"
         " WHERE schemaname = current_schema()"
@@ -108,7 +110,9 @@ async def test_a_page_of_one_agent_reads_the_rows_of_that_agent(tmp_path: Path) 
     edges = [now_ms - now_ms % DAY + day * DAY for day in range(-90, 2)]
     storage = PostgresStorage(dsn)
     await storage.open(lambda _: None)
-    own = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    own = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     await storage.close()
     await asyncio.to_thread(fill, dsn, own, ROWS, now_ms, 7)
 

@@ -28,7 +28,7 @@ from guard.gateway.domain.errors import ConflictError
 from guard.gateway.ledger import approvals, directory
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 from tests.support import postgres
 from tests.support.asker import Asker, ask, asker, call
 from tests.support.store import ACTOR, Clock, Store, decide, update_lease
@@ -316,7 +316,9 @@ async def test_no_command_changes_what_has_expired(engine: str, what: str, tmp_p
     storage = (SqliteStorage(Path(database), clock_ms=clock) if is_sqlite
                else postgres.store(tmp_path, clock_ms=clock))  # fmt: skip
     await storage.open(lambda _: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.budget(1000)
 

@@ -32,7 +32,7 @@ from guard.gateway.storage.postgres import listener, money
 from guard.gateway.storage.postgres.parts import CLAIM_MS
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
 from guard.gateway.unit import kept_rows
-from guard.gateway.unit.state import NOTHING, ChainState, within
+from guard.gateway.unit.state import NO_ORGANISATION, ChainState, within
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.gateway.test_metrics import scraped
 from tests.support import postgres
@@ -201,7 +201,9 @@ async def test_a_notification_that_no_replica_sends_is_passed_over(tmp_path: Pat
     one, other = postgres.store(tmp_path), postgres.store(tmp_path)
     await one.open(lambda _: None)
     await other.open(heard.extend)
-    owner = (await one.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    owner = (
+        await one.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     texts = ("", "x", "x recall", "x recall o", "x recall o {", "x recall o [1]", "x answered o 7",
              "x nothing o", "x control", "x room o", "x waits o {", 'x room o ["1"]')  # fmt: skip
     with psycopg.connect(postgres.dsn_of(tmp_path), autocommit=True) as stranger:
@@ -235,7 +237,9 @@ async def test_what_stays_cached_when_caches_are_full_is_read_again(
     for each in (one, other):
         await each.open(lambda _: None)
     neighbour, own = [
-        (await one.write(NOTHING, directory.create_organisation, ACTOR, name)).organisation_id
+        (
+            await one.write(NO_ORGANISATION, directory.create_organisation, ACTOR, name)
+        ).organisation_id
         for name in ("neighbour", "own")
     ]
     for owner, count in ((neighbour, 2), (own, 9)):
@@ -256,7 +260,9 @@ async def test_a_message_that_cannot_be_read_does_not_end_the_listening(
     one, other = postgres.store(tmp_path), postgres.store(tmp_path)
     await one.open(lambda _: None)
     await other.open(heard.extend)
-    owner = (await one.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    owner = (
+        await one.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     read, failed = listener.notices_of, set[int]()
 
     def reading(*arguments: Any) -> list[PostCommitEvent]:
@@ -353,7 +359,7 @@ async def test_replicas_that_expire_at_once_end_each_orphan_once(tmp_path: Path)
     for each in stores:
         await each.open(lambda _: None)
     made = [
-        await stores[0].write(NOTHING, directory.create_organisation, ACTOR, f"o{n}")
+        await stores[0].write(NO_ORGANISATION, directory.create_organisation, ACTOR, f"o{n}")
         for n in range(4)
     ]
     owners = [Store(stores[0], clock, each.organisation_id, lambda: None, []) for each in made]
@@ -387,7 +393,7 @@ async def test_replicas_that_send_at_once_share_the_messages(tmp_path: Path) -> 
         await each.open(lambda _: None)
     for number in range(6):
         owner = (
-            await a.write(NOTHING, directory.create_organisation, ACTOR, f"o{number}")
+            await a.write(NO_ORGANISATION, directory.create_organisation, ACTOR, f"o{number}")
         ).organisation_id
         owners.append(owner)
         hook = Webhook(webhook_id="", organisation_id=owner, url="https://example.com/",
@@ -398,24 +404,26 @@ async def test_replicas_that_send_at_once_share_the_messages(tmp_path: Path) -> 
     async with asyncio.timeout(60):
         while len(sent) < 24:
             pages = await asyncio.gather(
-                *(each.write(NOTHING, webhooks.due, 7, {}) for each in (a, b))
+                *(each.write(NO_ORGANISATION, webhooks.due, 7, {}) for each in (a, b))
             )
             sent += [due.delivery_id for page in pages for due in page]
     assert len(sent) == len(set(sent)) == 24
     assert (
-        await a.write(NOTHING, webhooks.due, 100, {})
-        == await b.write(NOTHING, webhooks.due, 100, {})
+        await a.write(NO_ORGANISATION, webhooks.due, 100, {})
+        == await b.write(NO_ORGANISATION, webhooks.due, 100, {})
         == []
     )
     clock.now += CLAIM_MS  # as if both had died
     with psycopg.connect(postgres.dsn_of(tmp_path)) as other:
         held = other.execute("SELECT delivery_id FROM deliveries LIMIT 5 FOR UPDATE").fetchall()
         async with asyncio.timeout(60):  # it would wait for ever
-            again = {due.delivery_id for due in await b.write(NOTHING, webhooks.due, 100, {})}
+            again = {
+                due.delivery_id for due in await b.write(NO_ORGANISATION, webhooks.due, 100, {})
+            }
         assert not again & {row[0] for row in held}
         other.rollback()
     clock.now += CLAIM_MS
-    page = await a.write(NOTHING, webhooks.due, 100, {owners[0]: 3})
+    page = await a.write(NO_ORGANISATION, webhooks.due, 100, {owners[0]: 3})
     found = collections.Counter(due.organisation_id for due in page)
     assert found == {owners[0]: 1, **dict.fromkeys(owners[1:], 4)}, "three of the first are sent"
     for each in (a, b):

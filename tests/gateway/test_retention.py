@@ -23,7 +23,7 @@ from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import retention as sqlite_retention
 from guard.gateway.storage.sql.engine import SqlEngine
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 from tests.support import postgres
 from tests.support.store import ACTOR, DAY, Clock, Store, decide, release
 from tests.support.waiting import until
@@ -43,7 +43,9 @@ async def store(sqlite_factory: Callable[..., Storage], tmp_path: Path) -> Async
     made = sqlite_factory(tmp_path, **options)
     post_commit_events: list[Any] = []
     await made.open(post_commit_events.extend)
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await made.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
@@ -177,7 +179,9 @@ async def test_the_current_month_stays_whole_however_short_the_retention(
     clock = Clock(MID_MONTH + 15 * DAY)  # the last but one of January
     storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=1)
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.charge("january", 5)
     clock.now += 2 * DAY
@@ -436,9 +440,14 @@ async def test_approvals_deliveries_and_refusals_leave(store: Store, tmp_path: P
     refusal = CallRefusal(status=403, error_code="GD-T001", title="no", reason="no")
     await ask("refused", refusal=refusal)
     await ask("refused again", refusal=refusal)
-    first, second = await store.storage.write(NOTHING, webhooks.due, 10, {})
+    first, second = await store.storage.write(NO_ORGANISATION, webhooks.due, 10, {})
     await store.storage.write(
-        NOTHING, webhooks.attempted, first.delivery_id, status=200, delivered=True, retry_in_ms=None
+        NO_ORGANISATION,
+        webhooks.attempted,
+        first.delivery_id,
+        status=200,
+        delivered=True,
+        retry_in_ms=None,
     )
     store.clock.now += 2 * DAY
     await store.storage.sweep()
@@ -504,7 +513,9 @@ async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
     clock = Clock(MID_MONTH)
     storage = sqlite_factory(tmp_path, clock_ms=clock, audit_retention_days=30)
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
     for _ in range(5):
         await storage.write(within(org), control.issue_directive, ACTOR, org, kill)
@@ -554,7 +565,9 @@ async def test_without_a_retention_everything_stays(
     clock = Clock(MID_MONTH)
     storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=0)
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     for number in range(3):
         await store.charge(f"e{number}", 1)
@@ -618,7 +631,9 @@ async def test_on_postgresql_a_sweep_deletes_a_little_and_lets_others_in(
     clock = Clock(MID_MONTH)
     storage = postgres.store(tmp_path, clock_ms=clock, retention_days=KEEP_DAYS)
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.budget(10_000)
     for number in range(80):

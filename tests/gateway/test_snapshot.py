@@ -13,7 +13,7 @@ from guard.core import wire
 from guard.core.control import ControlState
 from guard.gateway.ledger import control, directory
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 from tests.support.store import ACTOR, DAY, Clock, Store
 
 RUNS = 9000
@@ -30,7 +30,9 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     options = {"clock_ms": clock, "retention_days": 40}
     storage = SqliteStorage(tmp_path / "g.sqlite3", **options)  # type: ignore[arg-type]
     await storage.open(lambda _: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()

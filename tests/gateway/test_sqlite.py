@@ -15,7 +15,7 @@ from guard.core import wire
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.ledger import audit, control, directory
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import ANYTHING, NOTHING, AuditRow, within
+from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION, AuditRow, within
 from tests.support.store import ACTOR, Clock, Store
 
 
@@ -24,14 +24,16 @@ from tests.support.store import ACTOR, Clock, Store
 async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> None:
     storage = SqliteStorage(tmp_path / "g.sqlite3", durable=durable)
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(storage, Clock(), org, lambda: None, [])
     await store.budget(1_000_000)
     (pages,) = await storage.write(
-        ANYTHING, lambda unit: unit.connection.execute("PRAGMA page_count").fetchone()
+        ALL_ORGANISATIONS, lambda unit: unit.connection.execute("PRAGMA page_count").fetchone()
     )
     await storage.write(
-        ANYTHING,
+        ALL_ORGANISATIONS,
         lambda unit: unit.connection.execute(f"PRAGMA max_page_count = {pages}").fetchone(),
     )
     results = await asyncio.gather(
@@ -39,7 +41,8 @@ async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> 
     )
     assert any(isinstance(r, StoreError) for r in results)
     await storage.write(
-        ANYTHING, lambda unit: unit.connection.execute("PRAGMA max_page_count = 1000000").fetchone()
+        ALL_ORGANISATIONS,
+        lambda unit: unit.connection.execute("PRAGMA max_page_count = 1000000").fetchone(),
     )
     assert await storage.ready()
     for n in range(500):
@@ -70,7 +73,9 @@ async def test_replays_are_bounded_by_what_still_holds(
     monkeypatch.setattr("guard.gateway.ledger.control.CONTROL_KEEP", 5)
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     await storage.write(
         within(org),
         control.issue_directive,
@@ -98,7 +103,9 @@ async def test_replays_are_bounded_by_what_still_holds(
 async def test_lookups_and_replays_do_not_wait_for_reports(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
     await storage.write(within(org), control.issue_directive, ACTOR, org, kill)
     finish = threading.Event()
@@ -130,7 +137,9 @@ async def test_lookups_and_replays_do_not_wait_for_reports(tmp_path: Path) -> No
 async def test_a_noted_head_shows_a_chain_that_was_computed_anew(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     heads = [await storage.audit_head()]
     for n in range(3):
         kill = wire.ControlMessage(seq=0, type="kill", workflow_id=str(n))
@@ -165,7 +174,9 @@ async def test_a_noted_head_shows_a_chain_that_was_computed_anew(tmp_path: Path)
 async def test_audit_notices_every_change(sqlite_factory: Any, tmp_path: Path) -> None:
     storage = sqlite_factory(tmp_path)
     await storage.open(lambda events: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     for n in range(3):
         await storage.write(
             within(org),

@@ -28,7 +28,7 @@ from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import read_pool
 from guard.gateway.unit.connection import Connection
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 from tests.support.store import ACTOR, DAY, Store, decide, opened_store
 
 
@@ -228,14 +228,14 @@ async def test_lowered_limits_refuse_and_keep_what_was_granted(store: Store) -> 
 
 @pytest.mark.asyncio
 async def test_nonces_count_once(store: Store) -> None:
-    assert await store.storage.write(NOTHING, directory.use_nonce, "k", "n", 1000)
-    assert not await store.storage.write(NOTHING, directory.use_nonce, "k", "n", 1000)
-    assert await store.storage.write(NOTHING, directory.use_nonce, "other", "n", 1000)
+    assert await store.storage.write(NO_ORGANISATION, directory.use_nonce, "k", "n", 1000)
+    assert not await store.storage.write(NO_ORGANISATION, directory.use_nonce, "k", "n", 1000)
+    assert await store.storage.write(NO_ORGANISATION, directory.use_nonce, "other", "n", 1000)
     await store.reopen()
-    assert not await store.storage.write(NOTHING, directory.use_nonce, "k", "n", 1000)
+    assert not await store.storage.write(NO_ORGANISATION, directory.use_nonce, "k", "n", 1000)
     store.clock.now += 2000
     await store.storage.sweep()
-    assert await store.storage.write(NOTHING, directory.use_nonce, "k", "n", 1000)
+    assert await store.storage.write(NO_ORGANISATION, directory.use_nonce, "k", "n", 1000)
 
 
 @pytest.mark.asyncio

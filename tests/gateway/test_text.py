@@ -17,7 +17,7 @@ from guard.core import wire
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.estimates import subjects
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 from tests.gateway.conftest import Tenant
 from tests.support.asker import ask, asker, call
 from tests.support.store import ACTOR, DAY, Clock, Store
@@ -252,7 +252,7 @@ async def old(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncI
     clock = Clock()
     storage = storage_factory(tmp_path, clock_ms=clock, retention_days=40)
     await storage.open(lambda _: None)
-    org = await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")
+    org = await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
     store = Store(storage, clock, org.organisation_id, lambda: None, [])
     for name in ("a\0b", "a", "kept"):
         reservation = json.loads((await store.gate(workflow_id=name)).body)["reservation_id"]

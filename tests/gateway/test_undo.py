@@ -44,7 +44,7 @@ from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
-from guard.gateway.unit.state import ANYTHING, NOTHING, Scopes, within
+from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION, Touches, within
 from tests.support.store import ACTOR, DAY, Clock, Store
 
 HOUR = 3_600_000
@@ -137,7 +137,7 @@ class Machine:
 
     def run(self, group: list[Work], ending: str) -> list[Any]:
         unit, answers = self.unit, []
-        unit.begin([Scopes() for _ in group])
+        unit.begin([Touches() for _ in group])
         for work in group:
             unit.savepoint()
             try:
@@ -371,10 +371,10 @@ async def test_failing_requests_of_one_tenant_read_nothing_again(tmp_path: Path)
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda events: None)
     own = (
-        await storage.write(NOTHING, directory.create_organisation, ACTOR, "good")
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "good")
     ).organisation_id
     other = (
-        await storage.write(NOTHING, directory.create_organisation, ACTOR, "failing")
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "failing")
     ).organisation_id
     store = Store(storage, Clock(), own, lambda: None, [])
     await store.budget(10**9)
@@ -382,7 +382,7 @@ async def test_failing_requests_of_one_tenant_read_nothing_again(tmp_path: Path)
         assert (await store.gate(1)).status == 200
     statements: list[str] = []
     known = await storage.write(
-        ANYTHING, lambda unit: (unit, dict(unit.orgs), dict(unit.reservations))
+        ALL_ORGANISATIONS, lambda unit: (unit, dict(unit.orgs), dict(unit.reservations))
     )
     unit, orgs, reservations = known
     unit.connection.set_trace_callback(statements.append)

@@ -26,7 +26,7 @@ from guard.gateway.storage.sqlite import engine
 from guard.gateway.storage.sqlite.backup import backup
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import Scopes
+from guard.gateway.unit.state import Touches
 from guard.gateway.unit.unit_of_work import UnitOfWork
 from tests.support import large_store
 from tests.support.store import DAY, Clock, ingest, opened_store
@@ -204,7 +204,7 @@ async def test_expiry_goes_ahead_of_what_clients_ask_for(
 ) -> None:
     order: list[str] = []
     monkeypatch.setattr(expiring, "sweep", lambda unit: order.append("own") or 0)
-    heavy = Scopes(weight=HEAVY_WEIGHT_MAX)
+    heavy = Touches(weight=HEAVY_WEIGHT_MAX)
     asked = [
         asyncio.ensure_future(storage.write(heavy, lambda unit: order.append("asked")))
         for _ in range(9)

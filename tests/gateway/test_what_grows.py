@@ -12,7 +12,7 @@ from guard.core import wire
 from guard.gateway.domain.commands import ReleaseCommand
 from guard.gateway.ledger import asks, catalogue, directory
 from guard.gateway.storage.sqlite.store import SqliteStorage
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 from tests.support import postgres
 from tests.support.store import ACTOR, DAY, Clock, Store, release
 from tests.support.store_dump import dump
@@ -68,7 +68,9 @@ async def test_weeks_of_the_same_work_leave_as_many_rows(
         database = postgres.url_of(tmp_path)
         storage = postgres.store(tmp_path, clock_ms=clock, retention_days=KEEP_DAYS)
     await storage.open(lambda _: None)
-    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     standing = await store.budget(10**9, window="day")
     await store.budget(10**9, scope_kind="workflow", scope_id="*", window="day")

@@ -23,7 +23,7 @@ from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.records import BudgetRule, BudgetUnit, OrganisationSettings
 from guard.gateway.ledger import asks, catalogue, directory
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 
 ACTOR = Actor("model")
 
@@ -68,7 +68,7 @@ class StorageMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.org = self.run(
-            self.storage.write(NOTHING, directory.create_organisation, ACTOR, "o")
+            self.storage.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
         ).organisation_id
         self.run(
             self.storage.write(

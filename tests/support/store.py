@@ -23,26 +23,26 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue, charge, directory, expiry, gate, leases
 from guard.gateway.storage.port import Storage, Writer
-from guard.gateway.unit.state import NOTHING, scopes_of, within
+from guard.gateway.unit.state import NO_ORGANISATION, touches_of, within
 
 ACTOR = Actor("test")
 DAY = 86_400_000
 
 
 def decide(storage: Writer, command: GateCommand) -> Awaitable[EncodedAnswer]:
-    return storage.write(scopes_of(command), gate.gate, command)
+    return storage.write(touches_of(command), gate.gate, command)
 
 
 def ingest(storage: Writer, command: IngestCommand) -> Awaitable[EncodedAnswer]:
-    return storage.write(scopes_of(command), charge.ingest, command)
+    return storage.write(touches_of(command), charge.ingest, command)
 
 
 def release(storage: Writer, command: ReleaseCommand) -> Awaitable[EncodedAnswer]:
-    return storage.write(scopes_of(command), expiry.release, command)
+    return storage.write(touches_of(command), expiry.release, command)
 
 
 def update_lease(storage: Writer, command: LeaseCommand) -> Awaitable[EncodedAnswer]:
-    return storage.write(scopes_of(command), leases.update, command)
+    return storage.write(touches_of(command), leases.update, command)
 
 
 @attrs.define
@@ -109,7 +109,9 @@ async def opened_store(
         store.storage = await opened()
 
     made = await opened()
-    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    org = (
+        await made.write(NO_ORGANISATION, directory.create_organisation, ACTOR, "o")
+    ).organisation_id
     store = Store(made, clock, org, reopen, events)
     yield store
     assert (await store.storage.verify_ledger()).problems == []

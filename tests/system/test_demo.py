@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from guard.gateway.databases import own_schema
+from guard.gateway.databases import temporary_schema
 from guard.gateway.settings import DatabaseUrl
 from guard.gateway.storage.postgres import temporary_schema as own_schema_module
 from tests.support import postgres
@@ -257,7 +257,7 @@ def test_a_schema_whose_making_is_interrupted_is_dropped(database: str) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             sys.settrace(interrupt)
             try:
-                with own_schema(DatabaseUrl(database), "guard_demo", left.append):
+                with temporary_schema(DatabaseUrl(database), "guard_demo", left.append):
                     sys.settrace(None)
                     is_made = True
             finally:
@@ -329,7 +329,7 @@ def test_a_schema_that_cannot_be_dropped_is_named(database: str) -> None:
             "CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('DROP SCHEMA')"
             " EXECUTE FUNCTION refuse()"
         )
-        with own_schema(DatabaseUrl(database), "guard_demo", left.append) as schema:
+        with temporary_schema(DatabaseUrl(database), "guard_demo", left.append) as schema:
             assert f"search_path%3D{schema.name}" in schema.url
         (text,) = left
         assert f"DROP SCHEMA {schema.name} CASCADE" in text

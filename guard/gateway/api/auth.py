@@ -20,7 +20,7 @@ from guard.gateway.ledger import directory
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.logs import note_request
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 
 _NONCE_KEEP_MS: Final = 2 * signing.SKEW_MAX_S * 1000
 _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -239,7 +239,7 @@ class Authenticator:
         # Last, once the signature is known to be right: only the key's holder can use up nonces.
         nonce = parameters.nonce
         if not await self._storage.write(
-            NOTHING, directory.use_nonce, identity.signer_id, nonce, _NONCE_KEEP_MS
+            NO_ORGANISATION, directory.use_nonce, identity.signer_id, nonce, _NONCE_KEEP_MS
         ):
             raise self._bad_signature("the nonce was used before")
         identity.nonce = nonce

@@ -332,7 +332,7 @@ def _admin(
             {"name": name, "in": "query", "schema": _query_schema(field)}
             for name, field in schema["properties"].items()
         ]
-    if not operation.wide:
+    if not operation.gateway_wide:
         parameters.append(
             {"name": "organisation", "in": "query", "schema": {"type": "string"},
              "description": "Id or name; needed when the gateway has several."}

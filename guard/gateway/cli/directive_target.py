@@ -24,7 +24,7 @@ _END_S: Final = 15.0
 """How long the answer to a kill waits for the runs of this user to end."""
 
 
-class Aim:
+class DirectiveTarget:
     """A target at one gateway, looked up before the directive is given.
 
     Args:

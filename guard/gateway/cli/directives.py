@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from guard.gateway.cli.directive_target import Aim
+from guard.gateway.cli.directive_target import DirectiveTarget
 from guard.gateway.cli.numbers import Finite
 from guard.gateway.cli.output import admin_options, client_of, examples_of, note, safe, where
 
@@ -48,7 +48,7 @@ def _directive(action: str, program: str) -> click.Command:
     ) -> None:  # fmt: skip
         resume_after_ms = None if for_seconds is None else round(for_seconds * 1000)
         with client_of(options) as client:
-            aim = Aim(client, where(), action, name, run_id)
+            aim = DirectiveTarget(client, where(), action, name, run_id)
             if not anyway and (mistake := aim.mistake()):
                 raise click.ClickException(safe(mistake))
             message = client.directive(

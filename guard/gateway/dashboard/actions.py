@@ -59,7 +59,7 @@ class Actions(PageGroup):
         workflow_id = context.query("workflow")
         named = None
         if action == "kill" and workflow_id == EVERYTHING:
-            named = await self._site.parts.storage.named(context.org(), EVERYTHING)
+            named = await self._site.parts.storage.count_targets(context.org(), EVERYTHING)
         return await self._site.render(
             context,
             "confirm_control.html",

@@ -438,7 +438,7 @@ class Workflow(Struct, kw_only=True):
     uncertain_cents: float = 0.0
 
 
-class Known(Struct, kw_only=True):
+class TargetExists(Struct, kw_only=True):
     """Whether the target of a directive names anything.
 
     Args:
@@ -449,7 +449,7 @@ class Known(Struct, kw_only=True):
     known: bool
 
 
-class Named(Struct, kw_only=True):
+class TargetCount(Struct, kw_only=True):
     """How many workflows and runs the target of a directive names.
 
     Args:

@@ -335,14 +335,14 @@ def _accounts(decision: GateDecision, keys: ScopeKeys) -> list[BudgetBalance]:
     return accounts if decision.is_last else wind_down.without_kept(accounts, decision.command.call)
 
 
-def _all(accounts: list[BudgetBalance], needs: Sequence[metered.Need]) -> Iterable[BudgetBalance]:
+def _all(accounts: list[BudgetBalance], needs: Sequence[metered.Demand]) -> Iterable[BudgetBalance]:
     """Return the balances of every unit over a call."""
     return itertools.chain(accounts, *(need.accounts for need in needs)) if needs else accounts
 
 
 def _needs(
     decision: GateDecision, keys: ScopeKeys, amount: Amount
-) -> tuple[Amount, Sequence[metered.Need]]:
+) -> tuple[Amount, Sequence[metered.Demand]]:
     """Return the call's money, and what it takes of budgets of tokens and calls.
 
     The money is lower than before where a budget of tokens limits the output.
@@ -350,7 +350,7 @@ def _needs(
     call = decision.command.call
     found = metered.over_call(decision.unit, decision.org, call, keys)
     if not found:
-        return amount, metered.NO_NEEDS
+        return amount, metered.NO_DEMANDS
     needs = []
     for need in found:
         if need.meter.unit == "tokens":
@@ -372,7 +372,7 @@ def _judge(
     accounts: list[BudgetBalance],
     amount: Amount,
     promised: Mapping[int, int] = ledger.NOTHING_PROMISED,
-    needs: Sequence[metered.Need] = metered.NO_NEEDS,
+    needs: Sequence[metered.Demand] = metered.NO_DEMANDS,
 ) -> ledger.Judgement:
     """Judge the amount, without refusing it for reservations that have expired already."""
 
@@ -403,7 +403,7 @@ def _granted(
     lease: Reservation | None,
     judgement: ledger.Judgement,
     amount: Amount,
-    needs: Sequence[metered.Need] = metered.NO_NEEDS,
+    needs: Sequence[metered.Demand] = metered.NO_DEMANDS,
 ) -> wire.GateReply:
     """Reserve what was judged to fit, for the call alone or as a part of a lease.
 

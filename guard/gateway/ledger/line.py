@@ -116,7 +116,7 @@ def place_in_line(
     amount: Amount,
     promised_to: Mapping[int, int],
     read: Mapping[int, int],
-    needs: Sequence[metered.Need] = metered.NO_NEEDS,
+    needs: Sequence[metered.Demand] = metered.NO_DEMANDS,
 ) -> Waiter | None:
     """Return the place of a call that does not fit; ``None`` where waiting would be in vain.
 

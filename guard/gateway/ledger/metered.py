@@ -24,7 +24,7 @@ from guard.gateway.unit.state import Meter, OrganisationState, ScopeKeys
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
-class Need(Struct, frozen=True):
+class Demand(Struct, frozen=True):
     """What a call takes of budgets that count the same thing, in their unit."""
 
     meter: Meter
@@ -32,17 +32,17 @@ class Need(Struct, frozen=True):
     amount: int
 
 
-NO_NEEDS: Final[Sequence[Need]] = ()
+NO_DEMANDS: Final[Sequence[Demand]] = ()
 
 
 def over_call(
     unit: UnitOfWork, org: OrganisationState, call: wire.GateRequest, keys: ScopeKeys
-) -> Sequence[Need]:
+) -> Sequence[Demand]:
     """Return the budgets of tokens and calls over a call, with an amount of 1 for a start."""
     if call.grows:  # more money for a request that holds all its tokens
-        return NO_NEEDS
+        return NO_DEMANDS
     return [
-        Need(meter, accounts, 1)
+        Demand(meter, accounts, 1)
         for meter, accounts in metered_accounts_of(unit, org, keys)
         if (_uses_tokens(call) if meter.unit == "tokens" else _counts_call(meter, call, keys[-1]))
     ]
@@ -77,7 +77,7 @@ def _matcher(counts: tuple[str, ...]) -> globs.Matcher:
 
 
 def judge(
-    needs: Sequence[Need],
+    needs: Sequence[Demand],
     judgement: ledger.Judgement,
     chain_over_permille: int | None,
     promised: Mapping[int, int],
@@ -100,7 +100,7 @@ def judge(
 def reserve(
     unit: UnitOfWork,
     org: OrganisationState,
-    needs: Sequence[Need],
+    needs: Sequence[Demand],
     reservation: Reservation,
     chain_over_permille: int | None,
 ) -> None:

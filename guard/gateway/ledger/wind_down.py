@@ -13,7 +13,7 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.ledger.amounts import Amount, GateDecision
-from guard.gateway.ledger.metered import NO_NEEDS, Need
+from guard.gateway.ledger.metered import NO_DEMANDS, Demand
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 FORGET_MS: Final = 30 * 86_400_000
@@ -33,7 +33,7 @@ def begins(
     decision: GateDecision,
     accounts: Sequence[BudgetBalance],
     amount: Amount,
-    needs: Sequence[Need] = NO_NEEDS,
+    needs: Sequence[Demand] = NO_DEMANDS,
 ) -> list[BudgetBalance]:
     """Return the accounts with a kept share outside of which a call does not fit."""
     allowance = decision.allowance

@@ -38,7 +38,7 @@ from guard.gateway.services.catalogue import CatalogueCache, OrgView
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.storage.port import Writer
-from guard.gateway.unit.state import LedgerCommand, scopes_of
+from guard.gateway.unit.state import LedgerCommand, touches_of
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 PART_EVENTS: Final = 100
@@ -287,7 +287,7 @@ class Gatekeeper:
     def _write(
         self, use_case: Callable[[UnitOfWork, CommandT], EncodedAnswer], command: CommandT
     ) -> Awaitable[EncodedAnswer]:
-        return self._ledger.write(scopes_of(command), use_case, command)
+        return self._ledger.write(touches_of(command), use_case, command)
 
     def _prepare(
         self, request: RequestOrigin, view: OrgView, events: Sequence[wire.Event]

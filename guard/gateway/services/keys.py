@@ -14,7 +14,7 @@ from guard.gateway.domain.key_hierarchy import below
 from guard.gateway.domain.records import Key, KeyAttributes, KeySecret, Role
 from guard.gateway.ledger import directory
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 
 SDK_PREFIX: Final = "gdk_"
 ADMIN_PREFIX: Final = "gda_"
@@ -134,7 +134,7 @@ class KeyRing:
         now_ms = self._clock_ms()
         if self._used_ms and now_ms - self._written_ms >= USES_EVERY_MS:
             used_ms, self._used_ms, self._written_ms = self._used_ms, {}, now_ms
-            await self._storage.write(NOTHING, directory.note_secrets_used, used_ms)
+            await self._storage.write(NO_ORGANISATION, directory.note_secrets_used, used_ms)
 
     def forget(self) -> None:
         """Empty the cache, because some key has changed."""

@@ -31,7 +31,7 @@ from guard.gateway.reading import network_of
 from guard.gateway.services import devices
 from guard.gateway.services.sign_in_throttle import STRANGERS_MAX, Throttle, ThrottledError
 from guard.gateway.storage.port import Storage
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 
 PASSWORD_LENGTH_MIN: Final = 12
 PASSWORD_LENGTH_MAX: Final = 256
@@ -133,7 +133,7 @@ class OperatorService:
         hashed = None if password is None else await self._hashed(password)
         wanted = Operator(operator_id="", name=name, organisation_id=organisation_id)
         return await self._store.write(
-            NOTHING, people.put_operator, actor, wanted, password_hash=hashed, role=role
+            NO_ORGANISATION, people.put_operator, actor, wanted, password_hash=hashed, role=role
         )
 
     async def _hashed(self, password: str) -> str:
@@ -155,7 +155,7 @@ class OperatorService:
             NotFoundError: there is no such operator.
         """
         return await self._store.write(
-            NOTHING, people.remove_operator, actor, organisation_id, name
+            NO_ORGANISATION, people.remove_operator, actor, organisation_id, name
         )
 
     async def sign_in(self, name: str, password: str, address: str, device: str = "") -> SignedIn:
@@ -210,8 +210,8 @@ class OperatorService:
         """
         token = secrets.token_urlsafe(32)
         await self._store.write(
-            NOTHING, people.sign_on, Actor(signed_in_by), person, joining, token_hash(token),
-            SESSION_MS, address,
+            NO_ORGANISATION, people.sign_on, Actor(signed_in_by), person, joining,
+            token_hash(token), SESSION_MS, address,
         )  # fmt: skip
         return token
 
@@ -225,7 +225,7 @@ class OperatorService:
         """
         token = secrets.token_urlsafe(32)
         await self._store.write(
-            NOTHING,
+            NO_ORGANISATION,
             people.open_session,
             Actor(actor_name(operator), operator.organisation_id),
             operator.operator_id,
@@ -259,7 +259,7 @@ class OperatorService:
         operator, hashed = found
         if not hashed:
             raise NotFoundError("there is no password of this operator")
-        await self._store.write(NOTHING, people.let_device_in, actor, operator)
+        await self._store.write(NO_ORGANISATION, people.let_device_in, actor, operator)
         ends_ms = self._clock_ms() + LINK_MS
         return devices.issue(operator.operator_id, hashed, ends_ms), ends_ms
 
@@ -339,12 +339,12 @@ class OperatorService:
         # Not with each request, which would be a write for each. The idle time is that much less
         # exact.
         if now_ms - found.seen_at_ms >= _TOUCH_MS:
-            await self._store.write(NOTHING, people.touch_session, token_hash(token))
+            await self._store.write(NO_ORGANISATION, people.touch_session, token_hash(token))
         return found
 
     async def sign_out(self, token: str) -> None:
         """End a session."""
-        await self._store.write(NOTHING, people.end_session, token_hash(token))
+        await self._store.write(NO_ORGANISATION, people.end_session, token_hash(token))
 
     async def sessions(self, organisation_id: str | None) -> list[SessionView]:
         """List the sessions of one organisation's operators, or of all, newest first."""
@@ -365,7 +365,9 @@ class OperatorService:
         """
         for hashed, view in await self._store.sessions(organisation_id):
             if view.session_id == session_id:
-                await self._store.write(NOTHING, people.end_others_session, actor, view, hashed)
+                await self._store.write(
+                    NO_ORGANISATION, people.end_others_session, actor, view, hashed
+                )
                 return
         raise NotFoundError("there is no such session")
 
@@ -375,7 +377,9 @@ class OperatorService:
         Raises:
             NotFoundError: there is no such operator.
         """
-        return await self._store.write(NOTHING, people.end_sessions, actor, organisation_id, name)
+        return await self._store.write(
+            NO_ORGANISATION, people.end_sessions, actor, organisation_id, name
+        )
 
 
 def _has_ended(session: OperatorSession | SessionView, now_ms: int) -> bool:

@@ -31,7 +31,7 @@ from guard.gateway.services.channels.message import (
 )
 from guard.gateway.services.egress import address_of, check_url
 from guard.gateway.storage.port import Writer
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class WebhookSender:
                 self._due.clear()
                 try:
                     page = await self._catalogue.write(
-                        NOTHING, webhooks.due, CONCURRENT_MAX, dict(self._sending)
+                        NO_ORGANISATION, webhooks.due, CONCURRENT_MAX, dict(self._sending)
                     )
                 except StoreError as exc:
                     logger.warning("webhooks wait: %s", exc)
@@ -163,7 +163,7 @@ class WebhookSender:
         # If the process dies here, the message is sent again: at least once, not at most once.
         try:
             await self._catalogue.write(
-                NOTHING,
+                NO_ORGANISATION,
                 webhooks.attempted,
                 due.delivery_id,
                 status=found.status,

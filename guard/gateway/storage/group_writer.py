@@ -43,7 +43,7 @@ from guard.gateway.domain.errors import (
 )
 from guard.gateway.domain.statistics import WriterStatistics
 from guard.gateway.storage.sql.failures import store_error, summary
-from guard.gateway.unit.state import ANYTHING, Scopes
+from guard.gateway.unit.state import ALL_ORGANISATIONS, Touches
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 logger = logging.getLogger(__name__)
@@ -87,18 +87,18 @@ UnitT = TypeVar("UnitT", bound=UnitOfWork)
 
 
 class _Item(Generic[UnitT]):
-    __slots__ = ("begun", "error", "future", "outside", "result", "scopes", "weight", "work")
+    __slots__ = ("begun", "error", "future", "outside", "result", "touches", "weight", "work")
 
     def __init__(
         self,
         work: Callable[[UnitT], Any],
         future: asyncio.Future[Any],
-        scopes: Scopes,
+        touches: Touches,
         weight: int,
         outside: bool,
     ) -> None:
         self.work = work
-        self.scopes = scopes
+        self.touches = touches
         self.future = future
         self.weight = weight
         self.outside = outside
@@ -179,7 +179,7 @@ class GroupWriter(Generic[UnitT]):
     def submit(
         self,
         work: Callable[[UnitT], T],
-        scopes: Scopes = ANYTHING,
+        touches: Touches = ALL_ORGANISATIONS,
         *,
         weight: int = 1,
         outside_transaction: bool = False,
@@ -189,7 +189,7 @@ class GroupWriter(Generic[UnitT]):
 
         Args:
             work: called with the unit of work inside a transaction.
-            scopes: the scopes that the work touches.
+            touches: what the work touches.
             weight: how many small pieces of work this one is worth.
             outside_transaction: run it on the thread, outside of any transaction.
             is_own: put it ahead of others of its kind.
@@ -199,7 +199,7 @@ class GroupWriter(Generic[UnitT]):
         """
         if self._closing:
             raise StoreError("the store is closed")
-        item = _Item(work, self._loop.create_future(), scopes, weight, outside_transaction)
+        item = _Item(work, self._loop.create_future(), touches, weight, outside_transaction)
         # One chain of ``_gather`` calls is enough. If something is collected already, one is
         # running; if the thread is busy, ``_deliver`` starts one when it is done.
         if not self.queued and not self._busy:
@@ -400,7 +400,7 @@ class GroupWriter(Generic[UnitT]):
         clock, found = time.perf_counter, self.statistics
         started, done_at_s = clock(), time.thread_time() + UNIT_S
         try:
-            unit.begin([item.scopes for item in group])
+            unit.begin([item.touches for item in group])
             begun = clock()
             self._locked_since_s = None
             self.groups += 1
@@ -446,7 +446,7 @@ class GroupWriter(Generic[UnitT]):
             # If this raises, the transaction is lost as a whole: ``_attempt`` rolls back.
             unit.undo()
         # Time is accounted to an organisation only if the work is for exactly one.
-        whose = item.scopes.organisations
+        whose = item.touches.organisations
         own = whose[0] if whose is not None and len(whose) == 1 else ""
         self.statistics.organisations.add(own, time.perf_counter() - started)
 

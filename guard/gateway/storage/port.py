@@ -15,7 +15,7 @@ from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.statistics import StoreStatistics
 from guard.gateway.storage.sql.queries import SqlQueries
 from guard.gateway.storage.sql.reports import SqlReports
-from guard.gateway.unit.state import Scopes
+from guard.gateway.unit.state import Touches
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 P = ParamSpec("P")
@@ -30,7 +30,7 @@ class Writer(Protocol):
 
     def write(
         self,
-        scopes: Scopes,
+        touches: Touches,
         use_case: Callable[Concatenate[UnitOfWork, P], T],
         *args: P.args,
         **kwargs: P.kwargs,
@@ -43,7 +43,7 @@ class Writer(Protocol):
         ``asyncio.timeout``, returns one.
 
         Args:
-            scopes: what the use case touches.
+            touches: what the use case touches.
             use_case: a function of the ledger, which gets the unit of work first.
             args: the rest of its arguments.
             kwargs: the same.

@@ -13,7 +13,7 @@ from guard.gateway.unit.connection import WritingConnection
 from guard.gateway.unit.record import Table
 from guard.gateway.unit.rows import APPROVALS, approval_from_row
 from guard.gateway.unit.state import OrganisationState
-from guard.gateway.unit.tables import Tables
+from guard.gateway.unit.tables import UnitBase
 
 _SLOTS: Final[dict[str, tuple[str, ...]]] = {
     "kill": ("life",),
@@ -36,7 +36,7 @@ _SAVE_DIRECTIVE: Final = Table("directives").upsert()
 _DROP_DIRECTIVE: Final = Table("directives").delete()
 
 
-class ControlTables(Tables):
+class ControlTables(UnitBase):
     """Organisations with their directives, and approvals."""
 
     def __init__(self, connection: WritingConnection) -> None:
@@ -69,7 +69,7 @@ class ControlTables(Tables):
 
     def adopt(self, org: OrganisationState) -> None:
         """Cache an organisation that this unit has inserted."""
-        self.put(self.orgs, org.organisation_id, org)
+        self.cache_set(self.orgs, org.organisation_id, org)
 
     def organisation(self, organisation_id: str) -> OrganisationState | None:
         """Return an organisation's state."""

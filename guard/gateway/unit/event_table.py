@@ -8,7 +8,7 @@ from typing import Any, Final
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.unit.record import Table
 from guard.gateway.unit.rows import ids_text
-from guard.gateway.unit.tables import Tables
+from guard.gateway.unit.tables import UnitBase
 
 EVENTS: Final = Table("events")
 COLUMNS: Final = [each for each in EVENTS.columns if each != "event_seq"]
@@ -27,7 +27,7 @@ _REPEATED_SQL: Final = (
 
 
 def add_event(
-    tables: Tables, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
+    tables: UnitBase, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
     flags: str, balance_ids: tuple[int, ...],
 ) -> bool:  # fmt: skip
     """Record an event; ``False`` when its id or its response was recorded before."""
@@ -60,7 +60,7 @@ def _tags_text(tags: dict[str, str]) -> str | None:
     return json.dumps(tags, ensure_ascii=False) if tags else None
 
 
-def _is_repeated(tables: Tables, organisation_id: str, priced: PricedEvent) -> bool:
+def _is_repeated(tables: UnitBase, organisation_id: str, priced: PricedEvent) -> bool:
     """Return whether the answer to the same request is stored already.
 
     An answer is identified by the vendor's id of it and by the request. A report that names no

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from guard.gateway.unit.record import StructTable
-from guard.gateway.unit.tables import CACHE_MAX, Tables
+from guard.gateway.unit.tables import CACHE_MAX, UnitBase
 
 T = TypeVar("T", bound=Struct)
 
@@ -20,7 +20,7 @@ class KeptRows(Generic[T]):
         table: its key is an organisation and a name. The rows are never changed in place.
     """
 
-    def __init__(self, tables: Tables, table: StructTable[T]) -> None:
+    def __init__(self, tables: UnitBase, table: StructTable[T]) -> None:
         self._tables, self._table = tables, table
         where = " AND ".join(f"{each} = ?" for each in table.key)
         self._select = f"{table.select()} WHERE {where}"
@@ -51,7 +51,7 @@ class KeptRows(Generic[T]):
             self.clear()
         own = self.cached.setdefault(organisation_id, {})
         self._size += name not in own
-        self._tables.put(own, name, row)
+        self._tables.cache_set(own, name, row)
 
     def flush(self) -> None:
         """Write the rows that have changed, in the transaction that is open."""

@@ -40,7 +40,7 @@ from guard.gateway.unit.state import (
     ScopeKeys,
     StoredAnswer,
 )
-from guard.gateway.unit.tables import CACHE_MAX, Tables, restore_fields
+from guard.gateway.unit.tables import CACHE_MAX, UnitBase, restore_fields
 from guard.gateway.unit.usage import UsageTable, charged_hours
 
 _BALANCE: Final = (
@@ -66,7 +66,7 @@ _SAVE_RESERVATION: Final = RESERVATIONS.update(_RESERVATION)
 _CHANGED_RESERVATION: Final = RESERVATIONS.values(*_RESERVATION, "reservation_id")
 
 
-class LedgerTables(Tables):
+class LedgerTables(UnitBase):
     """Balances, reservations and events."""
 
     def __init__(self, connection: WritingConnection) -> None:
@@ -112,7 +112,7 @@ class LedgerTables(Tables):
             f"{SELECT_RESERVATIONS} WHERE reservation_id >= coalesce((SELECT value FROM facts"
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
         ):
-            self._adopt(RESERVATIONS.read(row))
+            self._index_open(RESERVATIONS.read(row))
         self.counts.start(self.leases.values())
         for row in self.rows(
             "SELECT b.balance_id, u.organisation_id FROM balances b JOIN budgets u"
@@ -156,7 +156,7 @@ class LedgerTables(Tables):
         """Insert a balance and return it with its number."""
         row = _NEW_BALANCE(balance)
         balance.balance_id = self.insert_numbered("balance_id", _ADD_BALANCE, row)
-        self.put(self.balances, balance.balance_id, balance)
+        self.cache_set(self.balances, balance.balance_id, balance)
         return balance
 
     def balance(self, balance_id: int) -> Balance:
@@ -165,7 +165,7 @@ class LedgerTables(Tables):
         if found is None:
             row = self.row(f"{SELECT_BALANCES} WHERE balance_id = ?", balance_id)
             found = BALANCES.read(row)
-            self.put(self.balances, balance_id, found)
+            self.cache_set(self.balances, balance_id, found)
         return found
 
     def open_balances(self, budget_id: str) -> list[Balance]:
@@ -191,7 +191,7 @@ class LedgerTables(Tables):
 
     def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
         """Remember a balance as exhausted."""
-        self.put(self.exhausted, balance_id, organisation_id)
+        self.cache_set(self.exhausted, balance_id, organisation_id)
 
     def clear_exhausted(self, balance_id: int) -> None:
         """Forget that a balance was exhausted."""
@@ -237,10 +237,10 @@ class LedgerTables(Tables):
         """Insert an open reservation."""
         key = reservation.reservation_id
         self._new_reservations[key] = reservation
-        self._adopt(reservation)
+        self._index_open(reservation)
         self.undo_log.append((self._drop_reservation, key))
 
-    def _adopt(self, reservation: Reservation) -> None:
+    def _index_open(self, reservation: Reservation) -> None:
         """Cache an open reservation in every index, and queue its expiry."""
         self.reservations[reservation.reservation_id] = reservation
         if reservation.is_lease:
@@ -249,7 +249,7 @@ class LedgerTables(Tables):
         heapq.heappush(self._expiries, (reservation.expires_at_ms, reservation.reservation_id))
 
     def _drop_reservation(self, key: str) -> None:
-        """Undo :meth:`_adopt`. The entry of the expiry queue stays, and is skipped in its turn."""
+        """Undo :meth:`_index_open`. Its entry in the expiry queue is skipped in its turn."""
         self._new_reservations.pop(key, None)
         self.reservations.pop(key, None)
         lease = self.leases.pop(key, None)
@@ -301,7 +301,7 @@ class LedgerTables(Tables):
         if key not in self.reservations:
             self.undo_log.append((self._drop_reservation, key))
         reservation.state = "open"
-        self._adopt(reservation)
+        self._index_open(reservation)
 
     def lease_holds(self, balance_ids: Sequence[int], limit: int) -> list[LeaseHold]:
         """Return open leases that hold money on any of these balances.

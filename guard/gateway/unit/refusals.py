@@ -7,7 +7,7 @@ from typing import Any, Final
 from guard.core import wire
 from guard.gateway.domain.commands import CallRefusal, RequestOrigin
 from guard.gateway.unit.record import Table
-from guard.gateway.unit.tables import Tables
+from guard.gateway.unit.tables import UnitBase
 
 REFUSALS_MAX: Final = 100_000
 PRUNED_MAX: Final = 5000
@@ -21,7 +21,7 @@ _ADD: Final = Table("refusals").insert(
 class Refusals:
     """Used by the unit of work, inside its transactions."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: UnitBase) -> None:
         self._tables = tables
         # Of this unit, in order: an undo removes the last one.
         self._new: list[tuple[Any, ...]] = []

@@ -18,7 +18,7 @@ from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.unit.connection import Cursor
 from guard.gateway.unit.record import Table
 from guard.gateway.unit.state import StoredAnswer
-from guard.gateway.unit.tables import Tables
+from guard.gateway.unit.tables import UnitBase
 
 PERIOD_MS: Final = 12 * HOUR_MS
 
@@ -89,7 +89,7 @@ class Turn(Struct, frozen=True):
 class ReplayTable:
     """Used by the unit of work, inside its transactions."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: UnitBase) -> None:
         self._tables = tables
         # Of this unit, by lookup key: answers in the tables that its commands name, and answers
         # that it is going to write.

@@ -83,10 +83,11 @@ IN_DOUBT: Final = "in_doubt"
 LedgerCommand = GateCommand | IngestCommand | LeaseCommand | ReleaseCommand
 
 
-class Scopes(Struct, frozen=True):
+class Touches(Struct, frozen=True):
     """What a use case is going to touch: its unit of work reads and locks that before it runs.
 
-    Made by :func:`scopes_of` or :func:`within`, or one of ``ANYTHING`` and ``NOTHING``.
+    Made by :func:`touches_of` or :func:`within`, or one of ``ALL_ORGANISATIONS`` and
+    ``NO_ORGANISATION``.
 
     Args:
         organisations: whose rows may change; ``None``: any organisation's.
@@ -133,23 +134,23 @@ class Scopes(Struct, frozen=True):
         return [(own, priced) for priced in self.command.events]
 
 
-ANYTHING: Final = Scopes()
-NOTHING: Final = Scopes(organisations=())
+ALL_ORGANISATIONS: Final = Touches()
+NO_ORGANISATION: Final = Touches(organisations=())
 """No organisation: for rows that belong to none of them, or are only added."""
 
 
-def scopes_of(command: LedgerCommand) -> Scopes:
+def touches_of(command: LedgerCommand) -> Touches:
     """Return what a ledger command touches."""
     request = command.request
     weight = 1
     if isinstance(command, (GateCommand, IngestCommand)):
         weight += len(command.events)
-    return Scopes((request.organisation_id,), command, request.lookup_key, weight)
+    return Touches((request.organisation_id,), command, request.lookup_key, weight)
 
 
-def within(organisation_id: str, weight: int = 1) -> Scopes:
+def within(organisation_id: str, weight: int = 1) -> Touches:
     """Return what the administration of one organisation touches."""
-    return Scopes((organisation_id,), weight=weight)
+    return Touches((organisation_id,), weight=weight)
 
 
 class ChainState(Struct, frozen=True):

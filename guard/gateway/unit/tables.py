@@ -20,7 +20,7 @@ CACHE_MAX: Final = 50_000
 """Entries of one cache; a full cache is emptied, since finding the oldest entry costs more."""
 
 
-class Tables:
+class UnitBase:
     """Rows in the database and their cached copies, undone together.
 
     :meth:`write` writes rows at once, behind a savepoint that the first write of a command opens.
@@ -92,7 +92,7 @@ class Tables:
         """Call ``restore`` if the command, or the whole unit, is undone."""
         self.undo_log.append((restore, *arguments))
 
-    def put(self, cache: MutableMapping[K, V], key: K, value: V) -> None:
+    def cache_set(self, cache: MutableMapping[K, V], key: K, value: V) -> None:
         """Set an entry of a cache, which an undo restores."""
         if key in cache:
             self.undo_log.append((cache.__setitem__, key, cache[key]))

@@ -1,9 +1,9 @@
 """A unit of work: everything that the ledger's rules ask of a storage, and all that engines share.
 
-A unit of work serves a group of commands. It begins with their scopes, so that a store with locks
-reads and locks all rows of the group at once, always in the same order: two units can then not
-deadlock. Then the commands run, one after the other, each behind a savepoint; then every table is
-written back in one statement and committed. A process runs one unit of a store at a time.
+A unit of work serves a group of commands. It begins with what they touch, so that a store with
+locks reads and locks all rows of the group at once, always in the same order: two units then
+cannot deadlock. Then the commands run, one after the other, each behind a savepoint; then every
+table is written back in one statement and committed. A process runs one unit of a store at a time.
 
 Objects that a unit of work hands out belong to it. A rule that is going to change a balance or a
 reservation announces that first (``change_balances``, ``change_reservation``): the unit writes it
@@ -29,7 +29,7 @@ from guard.gateway.unit.directory_tables import DirectoryTables
 from guard.gateway.unit.money import LedgerTables
 from guard.gateway.unit.raise_tables import RaiseTables
 from guard.gateway.unit.repeat_tables import RepeatTables
-from guard.gateway.unit.state import Scopes
+from guard.gateway.unit.state import Touches
 
 _PRUNED_MS: Final = 60_000
 
@@ -69,8 +69,8 @@ class UnitOfWork(ControlTables, LedgerTables, abc.ABC):
         self.events: list[PostCommitEvent] = []
 
     @abc.abstractmethod
-    def begin(self, scopes: Sequence[Scopes]) -> None:
-        """Open a transaction, read the store's clock, read and lock what the scopes name."""
+    def begin(self, touches: Sequence[Touches]) -> None:
+        """Open a transaction, read the store's clock, read and lock what the commands touch."""
 
     @abc.abstractmethod
     def commit(self) -> list[PostCommitEvent]:

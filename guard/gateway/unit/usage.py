@@ -25,7 +25,7 @@ from guard.gateway.domain.key_hierarchy import SEPARATOR, counted_by, lineage
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, QUARTER_MS
 from guard.gateway.unit.record import Table
 from guard.gateway.unit.state import IN_DOUBT, RUN, SCOPE_KINDS, ChargedHour, ScopeKeys
-from guard.gateway.unit.tables import CACHE_MAX, Tables, restore_list
+from guard.gateway.unit.tables import CACHE_MAX, UnitBase, restore_list
 
 Rows = Callable[..., list[Any]]
 FOREVER: Final = 2**62
@@ -101,7 +101,7 @@ class _Reading(Protocol):
 class UsageTable:
     """Used by the unit of work, inside its transactions."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: UnitBase) -> None:
         self._tables = tables
         # Of this unit, in order: an undo removes the last one.
         self._entries: list[_Entry] = []

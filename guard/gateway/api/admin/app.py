@@ -69,7 +69,9 @@ class AdminApp:
             operation = methods[method]
             headers = headers_of(request.scope)
             # Before the body is read: a client without a key costs a look-up only.
-            actor, organisation_id = await self._caller(headers, request, wide=operation.wide)
+            actor, organisation_id = await self._caller(
+                headers, request, gateway_wide=operation.gateway_wide
+            )
             raw = await read_body(headers, request.receive, BODY_MAX)
             body = []
             if operation.body is not None:
@@ -91,7 +93,7 @@ class AdminApp:
         return endpoint
 
     async def _caller(
-        self, headers: dict[bytes, bytes], request: Request, *, wide: bool
+        self, headers: dict[bytes, bytes], request: Request, *, gateway_wide: bool
     ) -> tuple[Actor, str | None]:
         """Return the actor, and the organisation that the request is about."""
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -113,7 +115,7 @@ class AdminApp:
         if wanted is not None and bound_to is not None and wanted != bound_to:
             raise fail(403, "GD-W004", "Other tenant", "the admin key is for another organisation")
         organisation_id = wanted or bound_to
-        if not wide:
+        if not gateway_wide:
             organisation_id = await self._organisation(organisation_id)
         elif bound_to is not None and request.url.path.endswith(("/verify", "/head")):
             raise fail(403, "GD-W004", "Other tenant", "the admin key is for one organisation")

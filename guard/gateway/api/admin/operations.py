@@ -96,7 +96,7 @@ class Operation(Generic[P, R]):
         act: does it.
         query: a struct of the query parameters.
         status: status of success.
-        wide: the request is about the whole gateway, not one organisation.
+        gateway_wide: the request is about the whole gateway, not one organisation.
         conflicts: whether it can answer 409.
         named: the pattern of a ``{name}`` in the path that is made by it; None for any text.
     """
@@ -108,7 +108,7 @@ class Operation(Generic[P, R]):
     act: Callable[Concatenate[AdminCall, P], Awaitable[R]]
     query: Any = attrs.field(default=None, kw_only=True)
     status: int = attrs.field(default=200, kw_only=True)
-    wide: bool = attrs.field(default=False, kw_only=True)
+    gateway_wide: bool = attrs.field(default=False, kw_only=True)
     conflicts: bool = attrs.field(default=False, kw_only=True)
     named: str | None = attrs.field(default=None, kw_only=True)
     body: Any = attrs.field(init=False)

@@ -11,7 +11,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.domain.operators import Operator, SessionView
 from guard.gateway.ledger import directory
-from guard.gateway.unit.state import NOTHING, within
+from guard.gateway.unit.state import NO_ORGANISATION, within
 
 _NAME_MAX: Final = 256
 
@@ -26,7 +26,9 @@ async def create_organisation(
     call: AdminCall, body: bodies.NewOrganisation
 ) -> records.Organisation:
     _require_all(call)
-    return await call.storage.write(NOTHING, directory.create_organisation, call.actor, body.name)
+    return await call.storage.write(
+        NO_ORGANISATION, directory.create_organisation, call.actor, body.name
+    )
 
 
 async def remove_organisation(call: AdminCall, organisation_id: str) -> None:

@@ -20,14 +20,15 @@ from guard.gateway.storage.port import Storage
 # -- organisations, settings, keys -----------------------------------------------------------------
 
 list_organisations = Operation(
-    "GET", "/organisations", "viewer", "List organisations", people.organisations, wide=True)
+    "GET", "/organisations", "viewer", "List organisations", people.organisations,
+    gateway_wide=True)
 create_organisation = Operation(
     "POST", "/organisations", "owner", "Create an organisation", people.create_organisation,
-    status=201, wide=True, conflicts=True)
+    status=201, gateway_wide=True, conflicts=True)
 remove_organisation = Operation(
     "DELETE", "/organisations/{organisation_id}", "owner",
     "Remove an organisation, with its keys and operators", people.remove_organisation,
-    wide=True, conflicts=True)
+    gateway_wide=True, conflicts=True)
 show_organisation = Operation(
     "GET", "/organisations/settings", "viewer", "Show an organisation's settings",
     handlers.organisation)
@@ -110,10 +111,11 @@ list_runs = read("/runs", "List runs", Storage.runs, bodies.RunsQuery)
 issue_directive = Operation(
     "POST", "/control", "operator", "Kill, pause, resume or revive", handlers.issue_directive)
 is_known = read(
-    "/control/known", "Tell whether a directive's target is known", Storage.known,
+    "/control/known", "Tell whether a directive's target is known", Storage.target_exists,
     bodies.KnownQuery)
 count_named = read(
-    "/control/named", "Count what a directive's target names", Storage.named, bodies.NamedQuery)
+    "/control/named", "Count what a directive's target names", Storage.count_targets,
+    bodies.NamedQuery)
 list_approvals = read("/approvals", "List approvals", Storage.approvals, bodies.ApprovalsQuery)
 answer_approval = Operation(
     "POST", "/approvals/{approval_id}", "operator", "Answer an approval",
@@ -130,16 +132,16 @@ list_balances = Operation(
     "GET", "/ledger", "viewer", "List balances", handlers.ledger, query=bodies.LedgerQuery)
 verify_ledger = Operation(
     "GET", "/ledger/verify", "viewer", "Check balances against entries", handlers.verify_ledger,
-    wide=True)
+    gateway_wide=True)
 list_audit = Operation(
     "GET", "/audit", "viewer", "List audit entries, of the whole gateway to its keys alone",
     handlers.audit, query=bodies.AuditQuery)
 show_audit_head = Operation(
     "GET", "/audit/head", "viewer", "Show the audit log's newest entry", handlers.audit_head,
-    wide=True)
+    gateway_wide=True)
 verify_audit = Operation(
     "GET", "/audit/verify", "viewer", "Check the audit log's chain", handlers.verify_audit,
-    query=bodies.AuditCheck, wide=True)
+    query=bodies.AuditCheck, gateway_wide=True)
 
 # -- webhooks and alerts ---------------------------------------------------------------------------
 
@@ -172,24 +174,27 @@ test_channel = Operation(
 # -- operators and sessions ------------------------------------------------------------------------
 
 list_operators = Operation(
-    "GET", "/operators", "viewer", "List operators of the dashboard", people.operators, wide=True)
+    "GET", "/operators", "viewer", "List operators of the dashboard", people.operators,
+    gateway_wide=True)
 put_operator = Operation(
     "PUT", "/operators/{name}", "owner",
     "Add a dashboard operator, or set the password or the role of one", people.put_operator,
-    wide=True, conflicts=True)
+    gateway_wide=True, conflicts=True)
 remove_operator = Operation(
     "DELETE", "/operators/{name}", "owner", "Remove an operator and end their sessions",
-    people.remove_operator, wide=True)
+    people.remove_operator, gateway_wide=True)
 sign_in_link = Operation(
     "POST", "/operators/{name}/sign-in-link", "owner", "Make a link for an operator's new device",
-    people.sign_in_link, wide=True)
+    people.sign_in_link, gateway_wide=True)
 end_sessions = Operation(
     "DELETE", "/operators/{name}/sessions", "owner", "End every session of an operator",
-    people.end_sessions, wide=True)
+    people.end_sessions, gateway_wide=True)
 list_sessions = Operation(
-    "GET", "/sessions", "viewer", "List sessions of the dashboard", people.sessions, wide=True)
+    "GET", "/sessions", "viewer", "List sessions of the dashboard", people.sessions,
+    gateway_wide=True)
 end_session = Operation(
-    "DELETE", "/sessions/{session_id}", "owner", "End a session", people.end_session, wide=True)
+    "DELETE", "/sessions/{session_id}", "owner", "End a session", people.end_session,
+    gateway_wide=True)
 
 # fmt: on
 

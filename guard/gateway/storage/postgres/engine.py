@@ -45,7 +45,7 @@ from guard.gateway.storage.sql.failures import store_error
 from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.unit.replay import Turn
 from guard.gateway.unit.rows import monotonic_clock_ms, wall_clock_ms
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 
 logger = logging.getLogger(__name__)
 
@@ -325,7 +325,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
     async def ready(self) -> bool:
         """Return whether the database answers and its disk has room."""
         try:
-            await self.write(NOTHING, lambda unit: unit.now_ms)
+            await self.write(NO_ORGANISATION, lambda unit: unit.now_ms)
             return await self.has_room()
         except StoreError:
             return False

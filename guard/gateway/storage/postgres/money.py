@@ -185,7 +185,7 @@ class PostgresMoney(LedgerTables):
         return added
 
     def _own(self, balance: Balance, organisation_id: str | None) -> None:
-        self.put(self.balances, balance.balance_id, balance)
+        self.cache_set(self.balances, balance.balance_id, balance)
         if organisation_id is None:  # its budget is deleted, see ``forget_transient``
             self._transient.append(balance.balance_id)
         else:
@@ -225,7 +225,7 @@ class PostgresMoney(LedgerTables):
         for row in () if asked.rows is None else asked.rows:
             found = RESERVATIONS.read(row)
             if found.organisation_id in self.locked:
-                self._adopt(found)
+                self._index_open(found)
 
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""
@@ -238,10 +238,10 @@ class PostgresMoney(LedgerTables):
             and found.organisation_id in self.locked
             and found.reservation_id not in self._dirty_reservations
         ):
-            self._adopt(found)
+            self._index_open(found)
         return found
 
-    def _adopt(self, reservation: Reservation) -> None:
+    def _index_open(self, reservation: Reservation) -> None:
         """Cache an open reservation. There is no queue of expiries: the table has an index."""
         self.reservations[reservation.reservation_id] = reservation
         self.cached(reservation.organisation_id).reservations.add(reservation.reservation_id)
@@ -261,7 +261,7 @@ class PostgresMoney(LedgerTables):
             known = self.reservations.get(row[0]) or self._dirty_reservations.get(row[0])
             if known is None:
                 known = RESERVATIONS.read(row)
-                self._adopt(known)
+                self._index_open(known)
             found.append(known)
         return found
 

@@ -21,7 +21,7 @@ from guard.gateway.unit.event_table import (
     NAME_REQUEST,
     event_row,
 )
-from guard.gateway.unit.tables import Tables
+from guard.gateway.unit.tables import UnitBase
 
 Response = tuple[str, str | None, str | None]
 """Organisation, provider, and the vendor's id of an answer."""
@@ -57,7 +57,7 @@ class _Asked(NamedTuple):
 class NewEvents:
     """Used by the unit of work, inside its transactions."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: UnitBase) -> None:
         self._tables = tables
         self.forget()
 
@@ -139,13 +139,13 @@ class NewEvents:
         )
         self._rows.append(row)
         tables.on_undo(self._rows.pop)
-        tables.put(self._looked_up, key, True)
+        tables.cache_set(self._looked_up, key, True)
         if is_answer:
-            tables.put(self._responses, response, None)
+            tables.cache_set(self._responses, response, None)
             if priced.request_id is None:
-                tables.put(self._unnamed, response, row)
+                tables.cache_set(self._unnamed, response, row)
             else:
-                tables.put(self._named, (response, priced.request_id), None)
+                tables.cache_set(self._named, (response, priced.request_id), None)
         return True
 
     def _is_repeated(self, response: Response, request_id: str | None) -> bool:
@@ -164,7 +164,7 @@ class NewEvents:
         tables = self._tables
         del self._unnamed[response]
         tables.on_undo(self._unnamed.__setitem__, response, unnamed)
-        tables.put(self._named, (response, request_id), None)
+        tables.cache_set(self._named, (response, request_id), None)
         if isinstance(unnamed, int):
             tables.write(NAME_REQUEST, (request_id, unnamed))
             return True

@@ -8,7 +8,7 @@ from guard.gateway.ledger import leases
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.engine import PostgresEngine
 from guard.gateway.storage.postgres.unit_of_work import AWAY_MS, PostgresUnitOfWork
-from guard.gateway.unit.state import ANYTHING, NOTHING
+from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION
 
 SWEEP_ORGANISATIONS: Final = 50
 """Organisations that one step of a sweep locks."""
@@ -57,14 +57,14 @@ class PostgresStorage(PostgresEngine, Storage):
         Returns:
             How many were renewed.
         """
-        return await self.write(ANYTHING, _resume)
+        return await self.write(ALL_ORGANISATIONS, _resume)
 
     def resume_in(self, unit: PostgresUnitOfWork) -> None:
         """Do the same in the first unit after a lost connection, before any lease can expire."""
         _resume(unit)
 
     async def _note_alive(self) -> None:
-        self.peers.are_there = await self.write(NOTHING, _note_alive)
+        self.peers.are_there = await self.write(NO_ORGANISATION, _note_alive)
 
 
 def _note_alive(unit: PostgresUnitOfWork) -> bool:

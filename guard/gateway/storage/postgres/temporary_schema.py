@@ -20,7 +20,7 @@ from guard.gateway.storage.postgres.connection import connect, reason_of
 _NAME: Final = "guard-gateway-own-schema"
 
 
-class OwnSchema(Struct, frozen=True):
+class TemporarySchema(Struct, frozen=True):
     """A schema and how to reach it.
 
     Attributes:
@@ -33,7 +33,9 @@ class OwnSchema(Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def own_schema(url: DatabaseUrl, prefix: str, left: Callable[[str], None]) -> Iterator[OwnSchema]:
+def temporary_schema(
+    url: DatabaseUrl, prefix: str, left: Callable[[str], None]
+) -> Iterator[TemporarySchema]:
     """Make a new schema, and drop it in the end.
 
     Args:
@@ -61,7 +63,7 @@ def own_schema(url: DatabaseUrl, prefix: str, left: Callable[[str], None]) -> It
             may_be_there = False
             reason = reason_of(exc, url)
             raise StoreError(f"the database {url.host} cannot be used: {reason}") from None
-        yield OwnSchema(name, _in_schema(url, name))
+        yield TemporarySchema(name, _in_schema(url, name))
     finally:
         if may_be_there:
             _drop(url, name, left)

@@ -29,7 +29,7 @@ from guard.gateway.storage.postgres.money import PostgresMoney
 from guard.gateway.storage.postgres.notices import notices_of
 from guard.gateway.storage.postgres.parts import ALONE, PostgresAlerts, PostgresDirectory
 from guard.gateway.unit.record import RowChange
-from guard.gateway.unit.state import ANYTHING, NOTHING, OrganisationState, Scopes
+from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION, OrganisationState, Touches
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 _SHARED: Final = "SELECT pg_advisory_xact_lock_shared(%s::int, hashtext(current_schema()))"
@@ -106,7 +106,7 @@ class PostgresUnitOfWork(PostgresMoney, UnitOfWork):
 
     # -- transaction ---------------------------------------------------------------------------
 
-    def begin(self, scopes: Sequence[Scopes]) -> None:
+    def begin(self, touches: Sequence[Touches]) -> None:
         """Lock the organisations of a group, and read what its commands name.
 
         Raises:
@@ -119,30 +119,30 @@ class PostgresUnitOfWork(PostgresMoney, UnitOfWork):
         # expire, so they are renewed before any command can expire them.
         if self._has_to_resume:
             # Asked with nothing locked: to lock all organisations stops every other replica.
-            self._begin([NOTHING])
+            self._begin([NO_ORGANISATION])
             is_needed = not self.anybody_alive(AWAY_MS)
             self.rollback()
             if is_needed:
-                self._begin([ANYTHING])
+                self._begin([ALL_ORGANISATIONS])
                 self._resume(self)
                 self._undelivered = self.commit()
             # Only here: if one of the steps above fails, the next unit tries again.
             self._has_to_resume = False
         # 3. The unit itself.
-        self._begin(scopes)
+        self._begin(touches)
 
-    def _begin(self, scopes: Sequence[Scopes]) -> None:
+    def _begin(self, touches: Sequence[Touches]) -> None:
         """Lock the organisations, and query all rows that the commands name, in one round trip."""
         self._undo_from = 0
         # The unit before has written its rows, or was rolled back; its look-ups are outdated.
         self.new_events.forget()
-        lookup_keys = [s.lookup_key for s in scopes if s.lookup_key is not None]
-        named = set[str]().union(*(each.reservation_ids() for each in scopes))
-        events = [event for each in scopes for event in each.priced_events()]
+        lookup_keys = [s.lookup_key for s in touches if s.lookup_key is not None]
+        named = set[str]().union(*(each.reservation_ids() for each in touches))
+        events = [event for each in touches for event in each.priced_events()]
         try:
             with self.connection.psycopg.pipeline():
                 self.connection.ask("BEGIN")
-                rows = self._lock(_organisations(scopes))
+                rows = self._lock(_organisations(touches))
                 # After the locks: a unit that waited for them has a later time than the one before.
                 clock = self.connection.ask(CLOCK)
                 answers = self.answers.ask(lookup_keys)
@@ -392,10 +392,10 @@ class PostgresUnitOfWork(PostgresMoney, UnitOfWork):
         self.save_fact("clock_ms", str(self.now_ms))
 
 
-def _organisations(scopes: Sequence[Scopes]) -> list[str] | None:
+def _organisations(touches: Sequence[Touches]) -> list[str] | None:
     """Return the organisations that a group may touch, in the order of locking; ``None``: any."""
     found: set[str] = set()
-    for each in scopes:
+    for each in touches:
         named = each.organisations
         if named is None:
             return None

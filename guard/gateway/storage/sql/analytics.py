@@ -76,23 +76,23 @@ def workflow(
     return workflow_record(row or (workflow_id, None, None, 0, 0, 0, 0), state)
 
 
-def known(
+def target_exists(
     reading: Connection, now_ms: int, organisation_id: str, target: str, run_id: str | None
-) -> records.Known:
+) -> records.TargetExists:
     """Return whether a target names anything: a workflow, those of a glob, or one run."""
     if run_id is not None:
         rows = reading.rows(
             f"{SELECT_RUNS} AND scope_id = ?",
             organisation_id, run_id,
         )  # fmt: skip
-        return records.Known(known=any(_matches(target, row[1]) for row in rows))
+        return records.TargetExists(known=any(_matches(target, row[1]) for row in rows))
     found = (
         target == "*"
         or _is_seen(reading, organisation_id, target)
         or _is_named(reading, organisation_id, target)
         or directives_of(reading, organisation_id).stop(target, now_ms)
     )
-    return records.Known(known=found)
+    return records.TargetExists(known=found)
 
 
 def seen(
@@ -150,7 +150,9 @@ def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
     )  # fmt: skip
 
 
-def named(reading: Connection, now_ms: int, organisation_id: str, target: str) -> records.Named:
+def count_targets(
+    reading: Connection, now_ms: int, organisation_id: str, target: str
+) -> records.TargetCount:
     """Count the workflows that a directive's target names, and their runs of lately."""
     where, arguments = _naming("scope_id", target)
     workflows = reading.rows(f"{SELECT_WORKFLOWS}{where}", organisation_id, *arguments)
@@ -160,7 +162,7 @@ def named(reading: Connection, now_ms: int, organisation_id: str, target: str) -
         f" AND size_ms = 0 AND start_ms = 0 AND last_ms >= ?{where} GROUP BY owner",
         organisation_id, now_ms - RUNS_WITHIN_MS, *arguments,
     )  # fmt: skip
-    return records.Named(
+    return records.TargetCount(
         workflows=sum(_matches(target, row[0]) for row in workflows),
         runs=sum(count for name, count in runs if _matches(target, name)),
         within_ms=RUNS_WITHIN_MS,

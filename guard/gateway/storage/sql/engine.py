@@ -19,7 +19,7 @@ from guard.gateway.storage.sql.failures import store_error, summary
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
 from guard.gateway.unit.connection import ReadingStore
-from guard.gateway.unit.state import NOTHING, Scopes
+from guard.gateway.unit.state import NO_ORGANISATION, Touches
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ EXPIRE_EVERY_S: Final = 0.5
 _ROOM_BYTES: Final = 65_536
 """Bytes that are written to see whether a disk that was full has room again."""
 
-_LONG: Final = Scopes(weight=HEAVY_WEIGHT_MAX, is_own=True)
-"""The scopes of a long step: any organisation, and in a group by itself."""
+_HEAVY: Final = Touches(weight=HEAVY_WEIGHT_MAX, is_own=True)
+"""What a long step touches: any organisation, and in a group by itself."""
 
 
 class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
@@ -98,7 +98,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
 
     def write(
         self,
-        scopes: Scopes,
+        touches: Touches,
         use_case: Callable[Concatenate[UnitT, P], T],
         *args: P.args,
         **kwargs: P.kwargs,
@@ -108,9 +108,9 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
             raise StoreError("the store is not open")
         return self._writer.submit(
             lambda unit: use_case(unit, *args, **kwargs),
-            scopes,
-            weight=scopes.weight,
-            is_own=scopes.is_own,
+            touches,
+            weight=touches.weight,
+            is_own=touches.is_own,
         )
 
     async def look_up(self, work: Callable[[PooledT], T]) -> T:
@@ -143,7 +143,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
             # The second value frees the room of the first.
             for value in ("x" * _ROOM_BYTES, ""):
                 try:
-                    await self.write(NOTHING, UnitOfWork.save_fact, "room", value)
+                    await self.write(NO_ORGANISATION, UnitOfWork.save_fact, "room", value)
                 except StoreFullError:
                     return False
             writer.is_full = False
@@ -175,7 +175,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
     async def _lapse(self, organisations: tuple[str, ...] | None) -> int:
         """Expire what is due in some or all organisations, a part in each unit of work."""
         # As heavy pieces, so that decisions have their turn between two parts.
-        own = Scopes(organisations, weight=HEAVY_WEIGHT_MAX, is_own=True)
+        own = Touches(organisations, weight=HEAVY_WEIGHT_MAX, is_own=True)
         expired = part = await self.write(own, expiring.sweep)
         while part == expiring.PART_MAX:
             part = await self.write(own, expiring.expire_reservations)
@@ -220,7 +220,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         """Empty the older table of stored answers and use it, if its turn is due."""
 
     async def _step(self, work: Callable[[UnitT], object]) -> None:
-        await self.write(_LONG, work)
+        await self.write(_HEAVY, work)
 
     def statistics(self) -> StoreStatistics:
         """Return counters for metrics; nothing before the store is open."""

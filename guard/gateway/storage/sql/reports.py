@@ -59,7 +59,7 @@ class SqlReports(ReadingStore):
 
     workflows = _report_at(analytics.workflows)
     workflow = _report_at(analytics.workflow)
-    named = _report_at(analytics.named)
+    count_targets = _report_at(analytics.count_targets)
     runs = _report_at(analytics.runs)
     seen = _report(analytics.seen)
     charged_hours = _report(usage_table.charged_hours)
@@ -76,12 +76,14 @@ class SqlReports(ReadingStore):
     verify_audit = _report(verify.verify_audit)
     verify_ledger = _report(verify.verify_ledger)
 
-    async def known(self, organisation_id: str, target: str, run_id: str | None) -> records.Known:
+    async def target_exists(
+        self, organisation_id: str, target: str, run_id: str | None
+    ) -> records.TargetExists:
         """Return whether a directive's target names anything; a kill of one name waits for it."""
         now_ms = self.clock_ms()
 
-        def query(reading: Connection) -> records.Known:
-            return analytics.known(reading, now_ms, organisation_id, target, run_id)
+        def query(reading: Connection) -> records.TargetExists:
+            return analytics.target_exists(reading, now_ms, organisation_id, target, run_id)
 
         # A glob may have to look at every workflow.
         return await (self.report if globs.is_pattern(target) else self.look_up)(query)

@@ -23,7 +23,7 @@ from guard.gateway.storage.sqlite.file_lock import FileLock
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 from guard.gateway.unit.rows import monotonic_clock_ms, wall_clock_ms
-from guard.gateway.unit.state import NOTHING
+from guard.gateway.unit.state import NO_ORGANISATION
 
 logger = logging.getLogger("guard.gateway")
 
@@ -175,7 +175,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         if self._writer is None:
             return False
         try:
-            await self.write(NOTHING, lambda unit: unit.now_ms)
+            await self.write(NO_ORGANISATION, lambda unit: unit.now_ms)
             return await self.has_room()
         except StoreError:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from guard.gateway.ledger import leases
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.engine import SqliteEngine
-from guard.gateway.unit.state import ANYTHING
+from guard.gateway.unit.state import ALL_ORGANISATIONS
 
 
 class SqliteStorage(SqliteEngine, Storage):
@@ -24,4 +24,4 @@ class SqliteStorage(SqliteEngine, Storage):
 
     async def resume(self) -> int:
         """Renew what holders renew after a time without a gateway; return how many there are."""
-        return await self.write(ANYTHING, leases.resume)
+        return await self.write(ALL_ORGANISATIONS, leases.resume)

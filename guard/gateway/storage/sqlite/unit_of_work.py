@@ -12,7 +12,7 @@ from guard.gateway.domain.errors import StoreBusyError
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 from guard.gateway.unit.record import RowChange
-from guard.gateway.unit.state import Scopes
+from guard.gateway.unit.state import Touches
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
@@ -49,7 +49,7 @@ class SqliteUnitOfWork(UnitOfWork):
 
     # -- transaction ---------------------------------------------------------------------------
 
-    def begin(self, scopes: Sequence[Scopes]) -> None:
+    def begin(self, touches: Sequence[Touches]) -> None:
         """Open a transaction and read the clock; look up the answers of the group together.
 
         Raises:
@@ -65,7 +65,7 @@ class SqliteUnitOfWork(UnitOfWork):
             raise
         self._undo_from = 0
         self.now_ms = self._clock.read(self._clock_ms(), self._monotonic_ms())
-        lookup_keys = [s.lookup_key for s in scopes if s.lookup_key is not None]
+        lookup_keys = [s.lookup_key for s in touches if s.lookup_key is not None]
         self.answers.take(self.answers.ask(lookup_keys))
 
     def commit(self) -> list[PostCommitEvent]:
