@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import postgres
 from tests.support.redis_server import redis_url  # noqa: F401  # a fixture
+from tests.support.waiting import PATIENT
 
 ROOT: Final = Path(__file__).parents[2]
 TINY: Final[dict[str, tuple[str, ...]]] = {
@@ -69,6 +70,7 @@ def places(request: pytest.FixtureRequest) -> dict[str, str]:
 def test_it_runs(name: str, places: dict[str, str]) -> None:
     words = [places.get(word, word) for word in TINY[name]]
     environment = {key: text for key, text in os.environ.items() if not key.startswith("GUARD_")}
+    environment |= PATIENT
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *words],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
