@@ -287,12 +287,17 @@ def note(text: str, value: Any) -> None:
         click.echo("\n".join(safe(line) for line in text.splitlines()))
 
 
+def key_names(client: AdminClient) -> dict[str | None, str]:
+    """Return the names of an organisation's keys, by id."""
+    listed = client.keys()
+    return {each["key_id"]: each["name"] for each in listed}
+
+
 def with_key_names(client: AdminClient, rows: _Rows, column: str) -> list[dict[str, Any]]:
     """Return rows for a person, in which a column names keys before their ids."""
     if wants_json():
         return list(rows)
-    keys = client.keys()
-    names = {each["key_id"]: each["name"] for each in keys}
+    names = key_names(client)
     return [
         {**row, column: f"{names[row[column]]} ({row[column]})"} if row[column] in names else row
         for row in rows

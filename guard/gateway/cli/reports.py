@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import operator
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, Final, get_args
 
 import click
@@ -14,6 +15,7 @@ from guard.core.written_numbers import read_since
 from guard.gateway.admin import AdminClient
 from guard.gateway.cli.numbers import Whole, read_by
 from guard.gateway.cli.output import (
+    key_names,
     limited,
     moment,
     note,
@@ -34,6 +36,8 @@ def _is_time(text: str) -> str:
 
 
 _MOMENT: Final = read_by(_is_time)
+_ROWS_AT_ONCE: Final = 1000
+"""Rows that are written at once; each write goes out by itself."""
 
 
 class _Groups(click.Choice[str]):
@@ -95,7 +99,6 @@ def usage(
         now_ms, zone = round(time.time() * 1000), zone_of(client.settings()["zone"])
         since_ms = read_since(since, now_ms, zone) if since else since_ms
         until_ms = read_since(until, now_ms, zone) if until else None
-    rows: Iterable[dict[str, Any]]
     if as_csv or by_model or group_by.startswith(TAG):
         given = "--csv" if as_csv else "--by-model"
         if as_csv and wants_json():
@@ -104,11 +107,11 @@ def usage(
             raise click.UsageError(
                 f"usage by {group_by} has no list of all rows: leave out {given}"
             )
-        rows = client.usage_rows(group_by, by_model=by_model, since_ms=since_ms, until_ms=until_ms)
+        every = client.usage_rows(group_by, by_model=by_model, since_ms=since_ms, until_ms=until_ms)
         if as_csv:
-            _print_csv(client, group_by, rows)
+            _print_csv(client, group_by, every)
             return
-        rows = heapq.nlargest(limit, rows, key=operator.itemgetter("cost_nanousd"))
+        rows = heapq.nlargest(limit, every, key=operator.itemgetter("cost_nanousd"))
     else:
         rows = client.usage(group_by, since_ms=since_ms, until_ms=until_ms, limit=limit)
     if group_by == "key":
@@ -125,19 +128,15 @@ def usage(
     show(rows, columns, limit=limit, among=" ".join(among))
 
 
-def _print_csv(client: AdminClient, group_by: str, rows: Iterable[dict[str, Any]]) -> None:
+def _print_csv(client: AdminClient, group_by: str, rows: Iterator[dict[str, Any]]) -> None:
     """Print rows as they come, in the form of the dashboard's files."""
-    names: dict[str | None, str] = {}
-    if group_by == "key":
-        listed = client.keys()
-        names = {each["key_id"]: each["name"] for each in listed}
-    head = csv_head(USAGE_COLUMNS)
-    for row in rows:
-        key_name = names.get(row["group"])
-        line = csv_lines(USAGE_COLUMNS, [{**row, "by": group_by, "key_name": key_name}])
-        click.echo(head + line, nl=False)
-        head = ""
-    click.echo(head, nl=False)
+    names = key_names(client) if group_by == "key" else {}
+    text = csv_head(USAGE_COLUMNS)
+    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        named = ({**row, "by": group_by, "key_name": names.get(row["group"])} for row in some)
+        click.echo(text + csv_lines(USAGE_COLUMNS, named), nl=False)
+        text = ""
+    click.echo(text, nl=False)
 
 
 @click.group()

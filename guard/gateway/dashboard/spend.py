@@ -13,6 +13,7 @@ from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.time_ranges import COOKIE, PRESETS, TimeRange, time_range
 from guard.gateway.domain.spend_series import GROUPS, TAG, SpendOverTime
+from guard.gateway.domain.usage import is_kept_by_model
 from guard.gateway.domain.windows import UTC, zone_of
 from guard.gateway.storage.port import Storage
 
@@ -40,7 +41,7 @@ class SpendQuery(Struct):
     @property
     def by_model(self) -> bool:
         """Whether a file of all rows may be divided by model."""
-        return self.group_by not in ("model", "agent")
+        return is_kept_by_model(self.group_by)
 
     async def spend(self, storage: Storage, organisation_id: str) -> SpendOverTime:
         """Read the spend."""

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from guard.gateway.domain.records import BalanceView, StoredEvent
+from guard.gateway.domain.spend_series import TAG
 
 MINUTE_MS: Final = 60_000
 QUARTER_MS: Final = 900_000
@@ -21,6 +22,8 @@ UsageGroup = Literal["workflow", "run", "agent", "chain", "user", "key", "team",
 LISTED_GROUPS: Final = ("workflow", "agent", "user", "key", "team", "person", "tool", "model",
                         "provider")  # fmt: skip
 """Those of which reports list all rows, as they do of a tag."""
+
+_BY_MODEL: Final = ("workflow", "user", "key", "team", "person")
 
 
 class UsagePoint(Struct, kw_only=True):
@@ -141,6 +144,15 @@ class Watermark(Struct):
     control_seq: int = 0
     audit_seq: int = 0
     asks: str = ""
+
+
+def is_kept_by_model(group_by: str) -> bool:
+    """Tell whether the rows of all scopes of a kind may be divided by model.
+
+    >>> is_kept_by_model("tag:project"), is_kept_by_model("agent")
+    (True, False)
+    """
+    return group_by in _BY_MODEL or group_by.startswith(TAG)
 
 
 def pieces(since_ms: int, until_ms: int, sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:

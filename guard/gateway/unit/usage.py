@@ -58,7 +58,7 @@ _SIZES: Final = {
 }  # fmt: skip
 """The widths of a kind's rows, 0 for all time; those of every other kind are ``_QUARTERS``."""
 
-UNDIVIDED: Final = {"run", "chain", "agent", *(DOUBT + each for each in (
+_UNDIVIDED: Final = {"run", "chain", "agent", *(DOUBT + each for each in (
     "model", "tag", "key", "chain"
 ))}  # fmt: skip
 _COLUMNS: Final = (
@@ -306,7 +306,7 @@ def _keys(entry: _Entry) -> Iterator[tuple[Any, ...]]:
             start_ms = at_ms - at_ms % size_ms if size_ms else 0
             if kind == "organisation":
                 yield own, kind, size_ms, start_ms, scope_id, *entry.parts
-            elif size_ms and kind not in UNDIVIDED:
+            elif size_ms and kind not in _UNDIVIDED:
                 yield own, kind, size_ms, start_ms, scope_id, model, "", ""
             else:
                 yield own, kind, size_ms, start_ms, scope_id, "", "", ""

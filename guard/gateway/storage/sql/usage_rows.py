@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from guard.gateway.domain import records
 from guard.gateway.domain.errors import ConflictError
-from guard.gateway.domain.usage import QUARTER_MS
+from guard.gateway.domain.usage import QUARTER_MS, is_kept_by_model
 from guard.gateway.storage.sql.usage_report import OF_KEYS, SUMS, is_all, kept_since_ms, usage_row
 from guard.gateway.unit.connection import Connection
-from guard.gateway.unit.usage import UNDIVIDED
 
 _OF_ORGANISATION: Final = ("model", "provider")
 _ROWS: Final = (
@@ -46,7 +45,7 @@ def usage_rows(
         ConflictError: the kind is not kept by model.
     """
     kind = "key" if group_by in OF_KEYS else group_by
-    if by_model and kind in (*UNDIVIDED, *_OF_ORGANISATION, "tool"):
+    if by_model and not is_kept_by_model(group_by):
         raise ConflictError(f"usage by {group_by} is not kept by model")
     own = "organisation" if kind in _OF_ORGANISATION else kind
     name = _name_of(group_by)
