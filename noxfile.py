@@ -122,8 +122,8 @@ def programs(session: nox.Session) -> None:
         folder = folder.absolute()
     save = () if newest else ("--no-save",)  # which leaves the lock file as it is
     session.run("npm", "install", *save, "--prefix", str(folder), *packages, external=True)
-    test = "tests/system/test_coding_agents.py"
-    session.run("pytest", "-s", test, *given, env={"GUARD_TEST_PROGRAMS": str(folder)})
+    tests = [f"tests/system/test_{name}.py" for name in ("coding_agents", "login_agents")]
+    session.run("pytest", "-s", *tests, *given, env={"GUARD_TEST_PROGRAMS": str(folder)})
 
 
 @nox.session(reuse_venv=False)

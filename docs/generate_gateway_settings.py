@@ -26,7 +26,8 @@ CHARTS_OWN: Final = frozenset({
     "host", "port", "database", "durable", "tls_cert", "tls_key", "tls_self_signed",
     "public_url", "drain_delay", "drain_timeout",
     *(name + end for name in ("first_admin_key", "first_api_key", "first_password",
-                              "openid_client_secret", "metrics_key") for end in ("", "_file")),
+                              "openid_client_secret", "metrics_key", "login_key")
+      for end in ("", "_file")),
 })  # fmt: skip
 """What cannot be written in the chart's values: its templates set it, or a Secret does."""
 

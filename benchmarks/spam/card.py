@@ -12,7 +12,7 @@ import sklearn
 
 from spamdetect.engine.classifier import SpamModel
 from spamdetect.engine.language import LanguageModel
-from spamdetect.engine.parts import LONG
+from spamdetect.engine.long_texts import LONG
 from spamdetect.training.corpus import NOTICES
 from spamdetect.training.dataset import SpamRow
 from spamdetect.training.letters import LETTER

@@ -30,7 +30,7 @@ from benchmarks.spam.tables import (
 from benchmarks.spam.targets import targets_table
 from spamdetect.engine import Engine, classifier, language
 from spamdetect.training.dataset import FOLDS, DataError, read_language, read_spam
-from spamdetect.training.made import PER_TEMPLATE, made_rows
+from spamdetect.training.generated import PER_TEMPLATE, made_rows
 
 QUIET_S: Final = 20.0
 QUICK_FOLDS: Final = 2

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -44,6 +45,7 @@ from guard.core.leases import (
     LeaseRequest,
     NotGranted,
     Question,
+    Settle,
     TopUp,
     Update,
     Wait,
@@ -248,6 +250,8 @@ class Courier:
                     decision_log.waits(effect.question.request, effect.place)
                     if effect.asks:
                         self._wait_warning.note(effect.question.request)
+                elif isinstance(effect, Settle):
+                    self._updates.settle(effect.ask)
                 elif isinstance(effect, Withdraw):
                     if session is not None:
                         session.release_soon(effect.question.request.call_id)
@@ -278,7 +282,7 @@ class Courier:
         question, session = ask.question, self._link.session
         request = question.request
         request.lease = None if ask.asked is None else ask.asked.ask
-        pending = PendingQuestion(ask, [])
+        pending = PendingQuestion(ask, [], has_left=ask.is_repeat)
         if session is None or not session.asks.is_open:
             self._by_http(pending)
         else:
@@ -358,7 +362,7 @@ class Courier:
                 )
         # 2.
         except BodyRefusedError as exc:
-            if pending.records:
+            if request.events:
                 pending.detach(session)
                 self._by_http(pending)
             else:
@@ -430,6 +434,7 @@ class Courier:
             assert session is not None  # its socket has opened
             self._by_socket(session, pending)
         else:  # nothing was sent yet: one lease may cover it together with others
+            ask.question.asked_s = math.inf
             self.inbox.append(ask.question)
 
     async def _post(self, pending: PendingQuestion) -> wire.GateReply:
@@ -437,7 +442,8 @@ class Courier:
         question = pending.ask.question
         request, key = question.request, question.key
         if question.ticket is not None:
-            if question.ticket.cancelled():  # while it waited for its turn
+            # While it waited for its turn. One that may be decided is asked about to the end.
+            if question.ticket.cancelled() and not pending.has_left:
                 raise was_shut_down()
             question.ticket.started = True
         self.asking += 1
@@ -448,12 +454,14 @@ class Courier:
             if not pending.has_left:
                 pending.records = session.flusher.attach(request)
             pending.sets_out()
-            pending.has_left = True
+            has_left, pending.has_left = pending.has_left, True
             deadline_s = _left_s(question.ends_s)
             try:
                 return await session.client.gate(request, key, deadline_s=deadline_s)
-            except BodyRefusedError:
-                if not pending.records:
+            except GuardTransportError as exc:
+                if exc.source == "BREAKER_OPEN":  # nothing was sent this time
+                    pending.has_left = has_left
+                if not (isinstance(exc, BodyRefusedError) and request.events):
                     raise
                 pending.detach(session)
                 pending.sets_out()
@@ -476,7 +484,8 @@ class Courier:
         """Settle the events that went along, and take in what the outcome says besides.
 
         An answer means that the gateway has the events. After an error it may have them or not:
-        they go back into the buffer, and the ledger charges a repeated event once.
+        they go back into the buffer, and the ledger charges a repeated event once. The question
+        keeps them too: it may be repeated, as it was.
         """
         session, request = self._link.session, pending.ask.question.request
         if isinstance(outcome, wire.GateReply):
@@ -493,11 +502,11 @@ class Courier:
         self._events.health.gate_ended(error)
         if session is not None:
             session.flusher.requeue(pending.records)
-        request.events = []
         return NotGranted(
             error,
             for_money=isinstance(error, GuardBudgetError | GuardChainError),
             is_unanswered=isinstance(error, GuardTransportError),
+            has_left=pending.has_left and isinstance(error, GuardTransportError),
             for_all=session is not None and session.client.left_alone(wire.GATE_PATH) is not None,
         )
 

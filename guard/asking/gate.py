@@ -33,13 +33,10 @@ from guard.breaker.exceptions import (
 from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.core import wire
-from guard.core.leases import Grant, Question
+from guard.core.leases import OUTLASTS_S, Grant, Question
 from guard.loop import PATIENCE_S, AdmissionError, LoopClosedError, Ticket, catch_up
 from guard.scope.scope import Scope
 from guard.session.link import Link
-
-_RESTART_S: Final = 20.0
-"""How long a local gateway may take to be started again, at most."""
 
 _Submit = Callable[[Question, Ticket[Grant]], None]
 
@@ -154,16 +151,16 @@ class Gate:
     def _result(self, question: Question, future: Ticket[Grant]) -> Grant:
         """Wait for the answer until the deadline, which moves until the question is sent."""
         while True:
-            ends_s = question.ends_s
+            ends_s = question.gives_up_s
             with contextlib.suppress(TimeoutError):
                 return future.result(_left_s(ends_s))
-            if question.ends_s <= ends_s:
+            if question.gives_up_s <= ends_s:
                 with contextlib.suppress(TimeoutError):
                     self._loop_caught_up(question, future).result(PATIENCE_S)
             if future.done():
                 return future.result()
             # Unless the loop has moved it meanwhile: then wait on.
-            if question.ends_s <= ends_s:
+            if question.gives_up_s <= ends_s:
                 raise TimeoutError
 
     def _loop_caught_up(self, question: Question, ticket: Ticket[Grant]) -> Future[None]:
@@ -239,14 +236,14 @@ class Gate:
         answer = asyncio.wrap_future(future)
         try:
             while True:
-                ends_s = question.ends_s
+                ends_s = question.gives_up_s
                 await asyncio.wait((answer,), timeout=_left_s(ends_s))
-                if not answer.done() and question.ends_s <= ends_s:
+                if not answer.done() and question.gives_up_s <= ends_s:
                     caught_up = asyncio.wrap_future(self._loop_caught_up(question, future))
                     await asyncio.wait((answer, caught_up), timeout=PATIENCE_S)
                 if future.done():
                     return await answer
-                if question.ends_s <= ends_s:
+                if question.gives_up_s <= ends_s:
                     raise TimeoutError
         finally:
             answer.cancel()  # else an error that comes later is logged as never retrieved
@@ -311,7 +308,7 @@ class Gate:
             question.request.wait_ms = self._wait_ms
             question.request.paces = self._paces
             if self._link.restarts_gateway:
-                question.outlasts_s = min(self._wait_ms / 1000, _RESTART_S)
+                question.outlasts_s = min(self._wait_ms / 1000, OUTLASTS_S)
         if question.request.kind != "llm":
             self._mind_people(question.request)
         question.ticket = ticket = Ticket[Grant]()

@@ -38,6 +38,7 @@ from guard.core.leases import (
     worst_case,
 )
 from guard.core.prompts import prompt_of
+from guard.core.rates import lacks_sound, rows_of
 from guard.core.request_bound import RequestBound, said_unknown
 from guard.instrumentation.request_gate import PutLimit, takes_no_limit
 from guard.scope.scope import Scope
@@ -278,8 +279,11 @@ class LlmRequests:
         ceiling = None if scope.options is None else scope.options.ceiling
         amount = granted_nanousd(grant)
         # Noted here only, not in `hold`: a lease covers a model after such an answer.
-        if grant.rates is not None and grant.rates.fallback:
+        rates = grant.rates
+        if rates is not None and rates.fallback:
             self._note_unpriced(bound.model or wire.UNKNOWN_MODEL)
+        elif rates is not None and bound.terms.sound and lacks_sound(rows_of(rates)[0]):
+            self._note_unpriced(f"{bound.model} (sound)")
         if ceiling is not None and not ceiling.take(amount):
             self._gate.release(grant)
             raise over_ceiling(scope, ceiling, amount)
@@ -318,6 +322,7 @@ class LlmRequests:
             tier=bound.terms.tier,
             cache_writes=bound.terms.cache_writes,
             text_only=bound.terms.text_only,
+            sound=bound.terms.sound,
             surcharge_permille=bound.terms.surcharge_permille,
             local=bound.local,
             fees=bound.fees or {},
@@ -325,7 +330,6 @@ class LlmRequests:
             within=None if call is None else call.call_id,
             held=held,
             grows=grows,
-            unjournaled=not self._events.has_journal,
             takes_last=self._settings.last_request,
             # Not where repeats are only noticed: those are counted from events, and the gateway
             # grants no lease for what it counts itself.

@@ -26,8 +26,8 @@ class PendingQuestion(Struct, eq=False):
 
     Attributes:
         ask: the question, and the lease that is asked for with it.
-        records: the events that go along; empty when there are none, or when the gateway refused
-            the request because of one.
+        records: the events that go along for the first time; empty when there are none, or when
+            the gateway refused the request because of one.
         has_left: whether the gateway may have decided it. From then on only the same request may
             be sent, with the same key and the same body. The one exception is ``detach``, after
             the gateway has refused to read the body and so has decided nothing.
@@ -46,9 +46,11 @@ class PendingQuestion(Struct, eq=False):
         of a new one when this process noticed too late that it has to be sent again.
         """
         question, now_s = self.ask.question, lease_clock.now_s()
-        if not self.has_left:
-            self.latest_s = now_s + question.answer_s + PATIENCE_S
-        answer_s = question.answer_s * (_AGAIN_SHARE if self.has_left else 1)
+        answer_s = question.answer_s
+        if self.latest_s == math.inf:
+            self.latest_s = now_s + answer_s + PATIENCE_S
+        else:
+            answer_s *= _AGAIN_SHARE
         question.ends_s = max(question.ends_s, min(now_s + answer_s, self.latest_s))
 
     def detach(self, session: Session) -> None:

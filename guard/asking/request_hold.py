@@ -16,7 +16,7 @@ from guard.core.call_options import Ceiling
 from guard.core.leases import Grant, cost_of, worst_case
 from guard.core.model_names import is_release_of
 from guard.core.request_bound import RequestBound
-from guard.delivery.unjournaled import BegunRequest
+from guard.delivery.journal import JournalEntry
 from guard.scope.scope import Scope
 
 if TYPE_CHECKING:  # pulls in every vendor's format
@@ -32,7 +32,7 @@ _GROWTH: Final = 1024
 class Requests(Protocol):
     """What a hold needs from its surroundings; implemented by ``LlmRequests``."""
 
-    def begin(self, reservation_id: str, amount: int, model: str | None) -> BegunRequest:
+    def begin(self, reservation_id: str, amount: int, model: str | None) -> JournalEntry | None:
         """Note that a request is about to be sent."""
 
     def release(self, grant: Grant) -> None:
@@ -100,8 +100,10 @@ class RequestHold:
         # Whether more was asked for and not answered yet; set on the reader's thread, cleared on
         # the loop's. A second question meanwhile would only be granted twice.
         self._growing = False
-        # What a stream was granted beside its first hold; `append` and `pop` are atomic.
-        self._more: list[Grant] = []
+        # What a stream was granted beside its first hold; `append` and `pop` are atomic. A
+        # reservation of its own has a place in the journal, which charges nothing more for it: the
+        # first one's place has all of the money.
+        self._more: list[tuple[Grant, JournalEntry | None]] = []
         # Set by the reader's thread or the loop's, read by the reader's.
         self.refusal: GuardError | None = None
         # Set once, by `settle`.
@@ -119,7 +121,7 @@ class RequestHold:
         self.reservation_id: str | None = reservation_id
         # The amounts taken from the ceiling; each is taken out once, when it is settled there.
         self._taken = [] if ceiling is None else [held]
-        self.entry: BegunRequest | None = None
+        self.entry: JournalEntry | None = None
         # In the journal before the request is sent: if the process dies from here on, the next one
         # finds the entry and the amount is charged.
         if reservation_id is not None:
@@ -132,7 +134,7 @@ class RequestHold:
         """The money that is set aside now; None without cover."""
         if self.reservation_id is None:
             return None
-        return granted_nanousd(self._grant) + sum(granted_nanousd(more) for more in self._more)
+        return granted_nanousd(self._grant) + sum(granted_nanousd(more) for more, _ in self._more)
 
     def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
         """Return what the request costs at most with so many tokens; None without rates."""
@@ -298,7 +300,10 @@ class RequestHold:
         """Add a grant to the hold; one from the same lease becomes part of the first."""
         first, second = self._grant.hold, more.hold
         if first is None or second is None or not first.absorb(second):
-            self._more.append(more)
+            name = None if more.reply is None else more.reply.reservation_id
+            begin = self._requests.begin
+            entry = None if name is None or second else begin(name, 0, self._bound.model)
+            self._more.append((more, entry))
 
     def _grown(self, more: int, outcome: Grant | BaseException) -> None:
         """Take the answer to :meth:`grow`; on any thread."""
@@ -369,9 +374,12 @@ class RequestHold:
         """
         while self._more:
             try:
-                self._requests.release(self._more.pop())
+                more, entry = self._more.pop()
             except IndexError:  # another thread was faster
                 return
+            self._requests.release(more)
+            if entry is not None:
+                entry.clear()
 
     def _end(self) -> bool:
         """Return True the first time only."""

@@ -9,8 +9,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from guard.asking import lease_clock
-from guard.breaker.exceptions import BreakerTransportError, GuardError
-from guard.core.leases import Desk, Update
+from guard.breaker.exceptions import (
+    BreakerTransportError,
+    GuardError,
+    GuardTransportError,
+    WorkflowKilledInterrupt,
+)
+from guard.core.leases import AskGateway, Desk, Update
 from guard.loop import Tasks
 from guard.session.link import Link
 
@@ -22,6 +27,10 @@ logger = logging.getLogger("guard.leases")
 _FLUSH_S: Final = 1.0
 """How long one delivery of events before a close may take."""
 _RETRY_S: Final = 2.0
+_SETTLE_S: Final = 60.0
+"""How long the gateway is asked what it has decided for a caller that has gone; it is a lease's
+lifetime, after which the gateway charges what nobody has given back."""
+_SETTLES_AT_ONCE: Final = 4
 _KEPT_S: Final = 600.0
 """How long a lease is kept open whose costs cannot be delivered; afterwards they are on disk, or
 lost."""
@@ -30,8 +39,8 @@ lost."""
 class LeaseUpdates:
     """Sends updates of leases in tasks on the background loop.
 
-    An update that fails is not repeated: the next renewal is a third of a lifetime away, and money
-    whose return was lost is released when the lease is closed or expires.
+    A renewal that fails is not repeated: the next one is a third of a lifetime away. What returns
+    money is: others wait for it, and the lease may last as long as its longest request.
 
     Args:
         link: to the gateway.
@@ -46,6 +55,13 @@ class LeaseUpdates:
     def after_fork(self) -> None:
         """Forget the parent's updates."""
         self._tasks = Tasks()
+        self._settling = asyncio.Semaphore(_SETTLES_AT_ONCE)
+
+    def settle(self, ask: AskGateway) -> None:
+        """Learn what was decided about a question, and give it back, without waiting."""
+        session = self._link.session
+        if session is not None:
+            self._tasks.start(self._settle(session, ask))
 
     def send(self, updates: Iterable[Update]) -> None:
         """Send updates without waiting for their answers."""
@@ -92,7 +108,13 @@ class LeaseUpdates:
                 lease = update.lease
                 await self._send(session, self._desk.renewal(lease))
             await asyncio.sleep(_RETRY_S)
-        await asyncio.gather(*(self._send(session, update) for update in updates))
+        # Until it arrives: one that is not closed is charged what it held, as a dead holder's.
+        while updates:
+            sent = await asyncio.gather(*(self._tell(session, update) for update in updates))
+            updates = [each for each, is_told in zip(updates, sent, strict=True) if not is_told]
+            if not updates or time.monotonic() >= until_s:
+                return
+            await asyncio.sleep(_RETRY_S)
 
     @staticmethod
     async def _delivered(session: Session) -> bool:
@@ -104,11 +126,41 @@ class LeaseUpdates:
             return False
         return not session.flusher.spooled
 
+    async def _settle(self, session: Session, ask: AskGateway) -> None:
+        """Repeat a question whose caller has gone, until there is an answer; give that back."""
+        request, until_s = ask.question.request, time.monotonic() + _SETTLE_S
+        while time.monotonic() < until_s:
+            try:
+                async with self._settling:
+                    reply = await session.client.gate(request, ask.question.key)
+            except GuardTransportError as exc:
+                if not exc.retryable:
+                    return
+                await asyncio.sleep(_RETRY_S)
+                continue
+            except (GuardError, WorkflowKilledInterrupt):  # refused: nothing is set aside
+                return
+            if reply.decision == "waiting":
+                session.release_soon(request.call_id)
+            elif reply.lease is None:
+                session.give_back(reply)
+            self.send(self._desk.unwanted(ask, reply))
+            return
+
     async def _send(self, session: Session, update: Update) -> None:
+        key, until_s = session.lease_requests.new_key(), time.monotonic() + _KEPT_S
+        while not await self._tell(session, update, key):
+            if not update.body.unused_nanousd or time.monotonic() >= until_s:
+                return
+            await asyncio.sleep(_RETRY_S)
+
+    async def _tell(self, session: Session, update: Update, key: str | None = None) -> bool:
+        """Send an update; return whether it was answered."""
         sent_s = lease_clock.now_s()  # the renewed lifetime counts from here, not from the answer
         try:
-            state = await session.lease_requests.update(update.body)
+            state = await session.lease_requests.update(update.body, key)
         except GuardError as exc:  # the gateway lets it expire
             logger.debug("a lease could not be updated: %s", exc)
-        else:
-            self._desk.updated(update, state, sent_s)
+            return False
+        self._desk.updated(update, state, sent_s)
+        return True

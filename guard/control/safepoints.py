@@ -165,6 +165,9 @@ def _by_module(frames: list[FrameType], *, patient: bool) -> Safepoint:
     innermost = frames[0]
     if innermost.f_code is _WAIT and variables(innermost, "saved_state"):
         return SAFE  # it waits inside its `try`
+    sock = _read_websocket(frames)
+    if sock is not None:
+        return Safepoint("interruptible", socket=sock)
     # From the innermost frame outwards, the first frame of a module that is known to be safe or
     # not decides. Other modules of the standard library do neither: their caller decides.
     for frame in frames:
@@ -181,6 +184,20 @@ def _by_module(frames: list[FrameType], *, patient: bool) -> Safepoint:
         if module not in sys.stdlib_module_names:
             return SAFE  # the user's code or a library of theirs
     return SAFE
+
+
+def _read_websocket(frames: list[FrameType]) -> socket.socket | None:
+    """Return the socket of the WebSocket that a thread reads; None where it reads none.
+
+    It waits for another thread, which reads the socket and wakes it once that is shut down.
+    """
+    for frame in frames:
+        if _root(frame) != "websockets":
+            return None
+        if frame.f_code.co_name == "recv":
+            found = getattr(variables(frame, "self")["self"], "socket", None)
+            return found if isinstance(found, socket.socket) else None
+    return None
 
 
 def is_users(frame: FrameType) -> bool:

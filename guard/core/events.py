@@ -15,6 +15,7 @@ from guard.core.tags import tags_of
 if TYPE_CHECKING:  # pulls in every vendor's format, which other kinds of events do not need
     from guard.core.usage import Usage
 
+LATER_EVENT: Final = "later"
 _FRAME_BYTES: Final = 256
 """Upper bound of the bytes that a batch adds around its events."""
 
@@ -70,6 +71,21 @@ class InstrumentedCall(Struct, gc=False):
     digest: str | None = None
 
 
+class BegunWork(Struct, gc=False):
+    """Work of a vendor that goes on after its answer; the payload of a ``later`` event.
+
+    Attributes:
+        provider, work_id: the vendor, and its id of the work.
+        reservation_id: the lease or reservation that pays for it.
+        entry: the place in the journal of the request that has begun it; None where it has none.
+    """
+
+    provider: str
+    work_id: str
+    reservation_id: str | None = None
+    entry: OpenEntry | None = None
+
+
 def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
     """Return the event of a record; the same record gives the same ``event_id`` every time.
 
@@ -91,6 +107,12 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
         if data is None:
             return None
         held = record.payload.reservation_id or held
+    elif type(record.payload) is BegunWork:
+        work = record.payload
+        held = work.reservation_id or held
+        entry = work.entry
+        charged_as = None if entry is None else ids.uuid7(entry.begun_ms, entry.serial)
+        data = wire.LaterData(work.provider, work.work_id, charged_as)
     else:
         data = record.payload
     at_ms = record.at_ns // 1_000_000

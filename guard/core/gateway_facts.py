@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TRUST: Final = "trust"
 """The format of facts that are names with their kind, such as ``tool:NAME``, at any place."""
 
-TRUSTED_KINDS: Final = ("member:", "tool:", "block:", "path:", "model:", "counter:")
+TRUSTED_KINDS: Final = ("member:", "tool:", "block:", "path:", "model:", "counter:", "frame:")
 """What can be trusted although it is not known here."""
 
 

@@ -80,6 +80,7 @@ class Terms(Struct, frozen=True, gc=False):
         cache_writes: what may be written to a prompt cache: 0 nothing, 1 for minutes, 2 for an
             hour.
         text_only: whether neither the prompt nor the answer can hold sound.
+        sound: whether one of them does, by what the body says.
         surcharge_permille: for the place where it is processed, in thousandths.
     """
 
@@ -87,6 +88,7 @@ class Terms(Struct, frozen=True, gc=False):
     cache_writes: int = 1
     text_only: bool = False
     surcharge_permille: int = PERMILLE
+    sound: bool = False
 
 
 ANY_TERMS: Final = Terms()
@@ -214,7 +216,7 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
             input_tokens is not None and input_tokens <= row.above
         ):
             continue
-        row_in, row_out = _dearest(row, terms.cache_writes, terms.text_only)
+        row_in, row_out = _dearest(row, terms.cache_writes, terms.text_only, terms.sound)
         if row_in > in_rate:
             in_rate = row_in
         if row_out > out_rate:
@@ -227,13 +229,31 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
 
 
 @functools.lru_cache(1024)
-def _dearest(row: RateRow, writes: int, text_only: bool) -> tuple[int, int]:
+def _dearest(row: RateRow, writes: int, text_only: bool, sound: bool) -> tuple[int, int]:
     """Return the dearest rates of a row; computed once, as every request asks for them."""
-    audio, heard = (0, 0) if text_only else (row.audio, row.audio_input or row.audio)
+    heard, audio = (0, 0) if text_only or (lacks_sound(row) and not sound) else _of_sound(row)
     written = 0 if not writes else row.cache_write
     written_1h = row.cache_write_1h if writes > 1 else 0
     in_rate = max(0, row.input, row.cache_read, written, written_1h, heard)
     return in_rate, max(0, row.output, row.reasoning, audio)
+
+
+_SOUND: Final = (40_000_000_000, 80_000_000_000)
+"""The dearest price that is published for sound, in a prompt and in an answer: GPT-4o Audio's
+(https://developers.openai.com/api/docs/models/gpt-4o-audio-preview, 2026-11). Where a price list
+knows text alone, sound is held and charged at it."""
+
+
+def lacks_sound(row: RateRow) -> bool:
+    """Return whether a row prices text and not sound; where text is free, sound is."""
+    return not row.audio and bool(row.input or row.output)
+
+
+def _of_sound(row: RateRow) -> tuple[int, int]:
+    """Return the rates of sound in a prompt, and in an answer."""
+    if lacks_sound(row):
+        return max(_SOUND[0], row.input), max(_SOUND[1], row.output)
+    return row.audio_input or row.audio, row.audio
 
 
 def prompt_tokens(rates: ModelRates, input_tokens: int | None, text_tokens: int) -> int | None:
@@ -318,8 +338,8 @@ def usage_cost(rows: list[RateRow], usage: Buckets) -> int:
         total += (written - long_writes) * found.cache_write + long_writes * found.cache_write_1h
     if usage.audio_tokens:
         heard = min(usage.audio_input_tokens, usage.audio_tokens)
-        spoken = found.audio or max(found.input, found.output)
-        total += heard * (found.audio_input or spoken) + (usage.audio_tokens - heard) * spoken
+        heard_rate, spoken_rate = _of_sound(found)
+        total += heard * heard_rate + (usage.audio_tokens - heard) * spoken_rate
     surcharge = _surcharge(usage.service_tier, tier, usage.surcharge_permille)
     cost = -(-total * surcharge // (_MILLION * PERMILLE))
     if usage.fees:

@@ -266,11 +266,14 @@ class LeftBehind(NamedTuple):
         path: the path of the file.
         owner: the owner of its events.
         requests: those that were open.
+        reservations: what paid for these, and for some that have ended: a slot keeps it until the
+            next request that uses the slot.
     """
 
     path: Path
     owner: bytes
     requests: list[OpenRequest]
+    reservations: list[str]
 
 
 def left_behind(directory: Path, *, also_living: bool = False) -> Iterator[LeftBehind]:
@@ -331,22 +334,26 @@ def _read(path: Path, data: bytes) -> LeftBehind | None:
         return None
     ids = IdFactory(process_bits)
     requests = []
+    reservations = dict[str, None]()
     for at in range(_PAGE, len(data) - _SLOT.size + 1, _SLOT.size):
-        if not data[at + _OPEN_AT]:
+        reservation, amount, begun_ms, serial, name, is_cost, is_open = _SLOT.unpack_from(data, at)
+        reservation_id = reservation.rstrip(b"\0").decode("utf-8", "replace")
+        if reservation_id:
+            reservations[reservation_id] = None
+        if not is_open:
             continue
-        reservation, amount, begun_ms, serial, name, is_cost, _ = _SLOT.unpack_from(data, at)
         model = data[name * _NAME_BYTES : (name + 1) * _NAME_BYTES] if name else b""
         requests.append(
             OpenRequest(
                 ids.uuid7(begun_ms, serial),
                 begun_ms,
-                reservation.rstrip(b"\0").decode("utf-8", "replace"),
+                reservation_id,
                 amount,
                 bool(is_cost),
                 model.rstrip(b"\0").decode("utf-8", "replace") or None,
             )
         )
-    return LeftBehind(path, owner, requests)
+    return LeftBehind(path, owner, requests, [*reservations])
 
 
 def _remove_unfinished(directory: Path) -> None:

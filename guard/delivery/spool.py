@@ -112,6 +112,23 @@ def event_of_open(request: OpenRequest) -> Spooled:
     return Spooled(request.event_id, Priority.LLM, wire.encode(event))
 
 
+def _event_of_end(reservation_id: str) -> Spooled:
+    """Return the event that says that no more was under way under a reservation of a dead process.
+
+    Before or after the events of its requests: each of them is charged.
+    """
+    event_id = f"gone-{reservation_id}"
+    data = wire.SpanData("journal of a process that is gone", wire.HOLDER_GONE)
+    event = wire.Event(
+        event_id,
+        "span",
+        time.time_ns() // 1_000_000,
+        reservation_id=reservation_id,
+        data=cast("dict[str, Any]", data),
+    )
+    return Spooled(event_id, Priority.LLM, wire.encode(event))
+
+
 def owner_of(api_url: str, api_key: str) -> bytes:
     """Return an identifier of one gateway and key that does not reveal the key.
 
@@ -188,12 +205,13 @@ class Spool:
         taken = 0
         for left in left_behind(self._directory, also_living=also_living):
             events = [event_of_open(request) for request in left.requests]
+            events += [_event_of_end(each) for each in left.reservations]
             # The next step of the loop removes the journal. If the process dies before that, the
             # journal is taken over again, and its events, with the same ids, are ignored or charged
             # once. If `append` raises, the journal stays.
             if events:
                 self.append(events, self._owner if of_all else left.owner)
-            taken += len(events)
+            taken += len(left.requests)
         if of_all:
             self._with_file(self._own_all)
         return taken
@@ -226,7 +244,7 @@ class Spool:
                     connection.execute("BEGIN IMMEDIATE")
                     # In the same transaction: nothing is dropped for a write that fails.
                     if room:
-                        dropped, own = self._make_room(connection, room)
+                        dropped, own = self._evict(connection, room)
                     # IGNORE: an event that an earlier write has stored, whose caller was cancelled
                     # and kept it, stays one row.
                     new = connection.executemany(
@@ -464,7 +482,7 @@ class Spool:
         (total,) = connection.execute("SELECT count(*) FROM events").fetchone()
         return max(2 * rows, cast("int", total) // _ROOM_SHARE)
 
-    def _make_room(self, connection: sqlite3.Connection, most: int) -> tuple[int, int]:
+    def _evict(self, connection: sqlite3.Connection, most: int) -> tuple[int, int]:
         """Delete events in the open transaction; return how many, and how many of this owner."""
         # Events of all owners, since they share the file; no claimed ones, which are being
         # delivered.

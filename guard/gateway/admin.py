@@ -233,6 +233,22 @@ class AdminClient:
         """Make a link for a new device of a dashboard operator: ``{path, expires_at_ms}``."""
         return dict(self.request("POST", f"/operators/{_quoted(name)}/sign-in-link"))
 
+    def sign_on_groups(self) -> list[_Json]:
+        """List what members of the provider's groups get, in the order in which they count."""
+        return list(self.request("GET", "/sign-on/groups"))
+
+    def put_sign_on_group(self, group: str, **fields: Any) -> list[_Json]:
+        """Set what members of a group get: ``team``, ``role``, ``models``, ``place``."""
+        return list(self.request("PUT", f"/sign-on/groups/{_quoted(group)}", _given(fields)))
+
+    def delete_sign_on_group(self, group: str) -> None:
+        """Remove a group from that table."""
+        self.request("DELETE", f"/sign-on/groups/{_quoted(group)}")
+
+    def forget_account(self, key_id: str) -> None:
+        """Let the person sign in again whose account this revoked key was."""
+        self.request("DELETE", f"/sign-on/accounts/{_quoted(key_id)}")
+
     def keys(self) -> list[_Json]:
         """List keys."""
         return list(self.request("GET", "/keys"))
@@ -364,6 +380,15 @@ class AdminClient:
         """Book a vendor's bill; returns the difference for each model and time."""
         body = {"rows": rows, "source": source, "provider": provider, "dry_run": dry_run}
         return list(self.request("POST", "/reconcile", body))
+
+    def doubts(self, limit: int = 100) -> list[_Json]:
+        """List charges of which it is not known what the vendor bills, newest first."""
+        return list(self.request("GET", "/doubts", limit=limit))
+
+    def settle_doubt(self, event_id: str, cost_nanousd: int | None = None) -> _Json:
+        """Say what a charge in doubt has cost: by default what was charged, 0 for nothing."""
+        body = {} if cost_nanousd is None else {"cost_nanousd": cost_nanousd}
+        return dict(self.request("POST", f"/doubts/{_quoted(event_id)}", body))
 
     def delete_price(self, price_id: str) -> None:
         """Remove a price."""

@@ -36,12 +36,13 @@ from guard.gateway.api.http import (
     send_answer,
     store_failed,
 )
+from guard.gateway.api.login import LoginRoutes
 from guard.gateway.api.slack import SlackRoute
 from guard.gateway.api.socket import Socket
 from guard.gateway.api.spend import SpendRoute
 from guard.gateway.api.usable_models import ModelsRoute
 from guard.gateway.dashboard.dashboard import dashboard_routes
-from guard.gateway.dashboard.site import Parts
+from guard.gateway.dashboard.site import Parts, Site
 from guard.gateway.databases import storage_of
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
@@ -54,6 +55,7 @@ from guard.gateway.services.fanout import Hub
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.load import Load
+from guard.gateway.services.logins import LoginService
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.published import load_published
@@ -62,7 +64,7 @@ from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.single_sign_on import provider_of
+from guard.gateway.single_sign_on import login_secrets_of, provider_of
 from guard.gateway.storage.port import Storage
 from guard.gateway.unit.rows import monotonic_clock_ms, wall_clock_ms
 
@@ -161,11 +163,16 @@ class GatewayApp:
         metrics_key = metrics_key_of(settings) or secrets.token_urlsafe()
         document = DocumentRoutes(collector, metrics_key)
         self.change_watcher = ChangeWatcher(self.storage, settings.connections_max)
-        dashboard = dashboard_routes(
+        provider, sealing = provider_of(settings), login_secrets_of(settings)
+        logins = None
+        if sealing is not None and provider is not None:
+            logins = LoginService(self.storage, sealing, provider, clock_ms)
+        site = Site(
             Parts(
                 self.storage,
                 services,
-                provider_of(settings),
+                provider,
+                logins,
                 questions,
                 self.operators,
                 self.change_watcher,
@@ -183,7 +190,8 @@ class GatewayApp:
                 *document.routes(),
                 *admin.routes(),
                 *SlackRoute(self.storage, clock_ms).routes(),
-                *dashboard,
+                *LoginRoutes(logins, site.addresses.of, site.base_url).routes(),
+                *dashboard_routes(site),
             ]
         )
         self._webhooks = WebhookSender(

@@ -84,7 +84,7 @@ class HttpConnections:
         # Of WebSockets too.
         self.accounts = ReadQuotas()
 
-    def make_room(self) -> bool:
+    def evict_one(self) -> bool:
         """Close one connection that is worth less than a new one; return whether there was one.
 
         A flood of strangers must not end connections with a key, and one organisation must not end

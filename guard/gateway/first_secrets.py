@@ -41,10 +41,12 @@ def first_secrets(settings: GatewaySettings) -> FirstSecrets:
         SettingError: a file cannot be read, or a value is none that it takes; the value is not
             in the text.
     """
-    admin_key = _key(
+    admin_key = key_of(
         settings.first_admin_key, settings.first_admin_key_file, "first_admin_key", ADMIN_PREFIX
     )
-    api_key = _key(settings.first_api_key, settings.first_api_key_file, "first_api_key", SDK_PREFIX)
+    api_key = key_of(
+        settings.first_api_key, settings.first_api_key_file, "first_api_key", SDK_PREFIX
+    )
     if api_key is not None and admin_key is None:
         raise SettingError("first_api_key", "needs first_admin_key")
     name, password = secret_of(
@@ -61,10 +63,15 @@ def metrics_key_of(settings: GatewaySettings) -> str | None:
     Raises:
         SettingError: as :func:`first_secrets`.
     """
-    return _key(settings.metrics_key, settings.metrics_key_file, "metrics_key", "")
+    return key_of(settings.metrics_key, settings.metrics_key_file, "metrics_key")
 
 
-def _key(value: str | None, file: Path | None, setting: str, prefix: str) -> str | None:
+def key_of(value: str | None, file: Path | None, setting: str, prefix: str = "") -> str | None:
+    """Return a key that the operator gives; None if there is none.
+
+    Raises:
+        SettingError: as :func:`first_secrets`.
+    """
     name, key = secret_of(value, file, setting)
     if key is not None and not (
         key.startswith(prefix) and _RANDOM.fullmatch(key.removeprefix(prefix))

@@ -243,6 +243,17 @@ class GatewaySettings:
         "The claim of the ID token that names the operator; an email has to be a verified one.",
         "email",
     )
+    openid_groups_claim: str = _setting(
+        "The claim of the ID token that lists a person's groups, for `guard gateway sign-on`.",
+        "groups",
+    )
+    login_key: str | None = _setting(
+        "The key that lets people sign in by `guard login`: 32 or more random characters, which "
+        "seal what the provider gives for them. Another one ends every login.", None, secret=True,
+    )  # fmt: skip
+    login_key_file: Path | None = _setting(  # noqa: RUF009
+        "A file with the key for `guard login` in it, such as a mounted secret.", None
+    )
     sign_on_role: str | None = _setting(
         "The role of persons who come by single sign-on and are no operators yet: viewer, operator "
         "or owner, of sign_on_organisation. Without it only operators get in.", None, _role,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
-from guard.gateway.first_secrets import secret_of
+from guard.gateway.first_secrets import key_of, secret_of
+from guard.gateway.services.login_secrets import LoginSecrets
 from guard.gateway.services.openid import OpenIdProvider, require_secure
 from guard.gateway.settings import GatewaySettings, SettingError
 from guard.version import installs
@@ -32,5 +33,18 @@ def provider_of(settings: GatewaySettings) -> OpenIdProvider | None:
         settings.openid_client_secret, settings.openid_client_secret_file, "openid_client_secret"
     )
     return OpenIdProvider(
-        settings.openid_issuer, settings.openid_client_id, secret, settings.openid_claim
-    )
+        settings.openid_issuer, settings.openid_client_id, secret, settings.openid_claim,
+        settings.openid_groups_claim,
+    )  # fmt: skip
+
+
+def login_secrets_of(settings: GatewaySettings) -> LoginSecrets | None:
+    """Return what makes and seals the secrets of ``guard login``; ``None`` without its key.
+
+    Raises:
+        SettingError: the key is too short, or nobody could sign in.
+    """
+    key = key_of(settings.login_key, settings.login_key_file, "login_key")
+    if key is not None and settings.openid_issuer is None:
+        raise SettingError("login_key", "needs openid_issuer: where people sign in")
+    return None if key is None else LoginSecrets(key)

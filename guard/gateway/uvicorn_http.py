@@ -137,7 +137,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         # it shows a key.
         self._used_s = 0.0
         self.watch.protocols.add(self)
-        if len(self.connections) > self.watch.connections_max and not self.watch.make_room():
+        if len(self.connections) > self.watch.connections_max and not self.watch.evict_one():
             self._refuse(503, "GD-B002", "Too many connections")
         # Also if it is refused: its last answer lingers, and it may be evicted for another one.
         self.watch.strangers[self] = None

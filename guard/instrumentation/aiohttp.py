@@ -15,15 +15,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from guard.core.usage import find_endpoint
 from guard.core.usage.decoding import plain_body
 from guard.core.usage.ends import Ending
 from guard.core.usage.request_body import form_as_json
 from guard.instrumentation import own_proxy, patching
+from guard.instrumentation.frame_session import SESSION_ATTRIBUTE, FrameSession
 from guard.instrumentation.include_usage import UsageChunkFilter
 from guard.instrumentation.interruptible import llm_request_async, other_request_async
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
-from guard.instrumentation.realtime import SESSION_ATTRIBUTE
 from guard.instrumentation.sending import answer_of, status_of
 from guard.instrumentation.tool_watch import ToolWatch, check_answer_async
 
@@ -50,9 +49,13 @@ def patch(module: ModuleType) -> None:
     reader = _observed_reader(module.StreamReader)
     patching.replace(module.ClientSession, "_request", lambda request: _request(request, reader))
     patching.replace(module.BaseConnector, "connect", _connect)
+    patching.replace(module.ClientRequest, "send", _send_request)
+    patching.replace(module.ClientResponse, "start", _start)
     patching.replace(module.ClientSession, "_ws_connect", _ws_connect)
     response = module.ClientWebSocketResponse
     patching.replace(response, "receive", _receive)
+    patching.replace(response, "close", _ws_close)
+    patching.replace(response, "send_frame", functools.partial(_send, is_raw=True))
     for name in ("send_str", "send_bytes"):
         patching.replace(response, name, _send)
 
@@ -67,8 +70,9 @@ def _request(original: Any, reader: Any) -> Any:
         if call.uncovered:
             await call.ask_async()
         with call.sending():
-            if _connects_as_usual(self):
-                call.unsent = True  # until there is a connection
+            # Unless a class of the program's own sends.
+            seen = patching.is_hooked(self._request_class, "send")
+            call.watched = call.in_memory = call.endpoint.asks and seen
             _ask_for_usage(call, self, options)
             while True:
                 try:
@@ -92,53 +96,58 @@ def _request(original: Any, reader: Any) -> Any:
     return request
 
 
-def _connects_as_usual(session: Any) -> bool:
-    """Return whether a session's connections come from the method that is hooked below."""
-    return patching.is_hooked(type(session.connector), "connect")
+def _send_request(original: Any) -> Any:
+    """Take a hold for each body: of a redirect, a middleware, or a connection that has gone."""
+
+    @functools.wraps(original)
+    async def send(self: Any, *args: Any, **options: Any) -> Any:
+        call = call_being_sent()
+        if call is not None:
+            content = getattr(self._body, "_value", None)
+            if call.sends(self.method, self.url.host or "", self.url.path, content):
+                await call.takes_async()
+        return await original(self, *args, **options)
+
+    return send
+
+
+def _start(original: Any) -> Any:
+    @functools.wraps(original)
+    async def start(self: Any, *args: Any, **options: Any) -> Any:
+        response = await original(self, *args, **options)
+        call = call_being_sent()
+        if call is not None:
+            call.is_tried(self.status)
+        return response
+
+    return start
 
 
 def _connect(original: Any) -> Any:
-    """Set ``unsent`` around the wait for a connection: until there is one, nothing has left.
-
-    If it fails or is cancelled, ``unsent`` stays true, and the request costs nothing.
-    """
-
     @functools.wraps(original)
     async def connect(self: Any, *args: Any, **options: Any) -> Any:
         call = call_being_sent()
         if call is None:
             _name_unhooked(args[0] if args else options.get("req"))
-        if call is None or call.unsent is False:  # a redirect: the first request has left
-            return await original(self, *args, **options)
-        call.unsent = True
-        connection = await original(self, *args, **options)
-        try:
-            await call.leaves_async()
-        except BaseException:
-            connection.close()
-            raise
-        call.unsent = False
-        return connection
+        elif call.endpoint.asks:
+            call.watched = True  # also below another client's transport
+        return await original(self, *args, **options)
 
     return connect
 
 
 def _name_unhooked(request: Any) -> None:
-    """Report an LLM request that no hook above has seen, because other code has taken it out.
+    """Report an LLM request that no hook above has seen.
+
+    Other code has taken the hook out, or a server redirects there from what is none.
 
     Raises:
         Refusal: such requests are refused here.
     """
-    observer = patching.active()
     url = getattr(request, "url", None)
-    if observer is None or url is None:
-        return
-    host, path = url.host or "", url.path
-    endpoint = find_endpoint(request.method.upper(), host, path)
-    if own_proxy.is_at(host, url.port):
-        return
-    if endpoint is not None and endpoint.asks and patching.rehook():
-        observer.unmetered(host, path, patching.TAKEN_OUT)
+    if url is not None:
+        why = "a redirect of aiohttp's led there; ask that address itself"
+        patching.name_unhooked(request.method.upper(), url.host or "", url.port, url.path, why)
 
 
 def _ws_connect(original: Any) -> Any:
@@ -171,24 +180,77 @@ def _receive(original: Any) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return await original(self, *args, **options)
-        message = await llm_request_async(original, self, *args, **options)
-        session.received(message.data)
+        session.begins_to_read()
+        try:
+            message = await llm_request_async(original, self, *args, **options)
+        except BaseException:
+            if session.is_killed():
+                _drop(self, session)
+            raise
+        finally:
+            session.reading -= 1
+        try:
+            await session.hear_async(message.data)
+        except BaseException:
+            _drop(self, session)
+            raise
         if self.closed:
-            session.ended()
+            session.ended(Ending.LOST, seen=self.close_code not in (None, _BROKEN))
         return message
 
     return receive
 
 
-def _send(original: Any) -> Any:
+_BROKEN: Final = 1006
+"""The close code of a connection that has ended without one."""
+
+
+def _send(original: Any, *, is_raw: bool = False) -> Any:
     @functools.wraps(original)
     async def send(self: Any, data: Any, *args: Any, **options: Any) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
-        if session is not None:
-            session.sending(data)
-        return await original(self, data, *args, **options)
+        opcode = options.get("opcode", args[0] if args else 0) if is_raw else 0
+        if session is None or self.closed or int(opcode) >= _CONTROL:
+            return await original(self, data, *args, **options)
+        try:
+            frame = session.frame(data)
+            await frame.take_async()
+        except BaseException:
+            if session.is_killed():
+                _drop(self, session)
+            raise
+        if self.closed:
+            frame.drop()
+        return await original(self, frame.message, *args, **options)
 
     return send
+
+
+_CONTROL: Final = 8
+"""The first opcode of frames that carry no message (RFC 6455, section 5.2)."""
+
+
+def _drop(socket: Any, session: FrameSession) -> None:
+    """End a connection at once: an answer must not go on."""
+    socket._set_closed()
+    socket._response.close()
+    session.ended()
+
+
+def _ws_close(original: Any) -> Any:
+    @functools.wraps(original)
+    async def close(self: Any, *args: Any, **options: Any) -> Any:
+        session = getattr(self, SESSION_ATTRIBUTE, None)
+        if session is None:
+            return await original(self, *args, **options)
+        # A reader closes it as well, once the server has.
+        session.closing = session.closing or not session.reading or self._waiting
+        try:
+            return await original(self, *args, **options)
+        finally:
+            session.closed()
+
+    return close
 
 
 def _begin(
@@ -210,6 +272,7 @@ def _begin(
         path,
         lambda: _body(session, options),
         lambda body: _replace(session, options, body),
+        lambda: session._prepare_headers(options.get("headers")),
     )
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request, other_request
-from guard.instrumentation.requests import begin
+from guard.instrumentation.prepared_request import begin
 from guard.instrumentation.tool_watch import check_answer
-from guard.instrumentation.urllib3 import observe, watch_connections
+from guard.instrumentation.urllib3 import observe
 
 
 def patch(module: ModuleType) -> None:
     """Hook the HTTP session of ``botocore.httpsession``."""
-    watch_connections()
     patching.replace(module.URLLib3Session, "send", _send)
 
 
@@ -27,6 +26,8 @@ def _send(original: Any) -> Any:
             return other_request(original, self, request)
         if call.uncovered:
             call.ask()
+        call.watched = call.endpoint.asks and patching.is_seen("http.client")
+        call.in_memory = call.watched
         with call.sending():
             response = llm_request(original, self, request)
         header = response.headers.get

@@ -29,6 +29,7 @@ class EndedRequest(Protocol):
     ended_s: float
     ending: Ending
     status: int | None
+    credential: str | None
 
     @property
     def request(self) -> Call:
@@ -78,8 +79,11 @@ def usage_to_charge(
         if hold is not None:
             hold.keep()
         return _without_hold(ended, counted, model)
-    # 4. Charged by the hold.
+    # 4. Charged by the hold, unless the vendor says when it is asked what it did cost.
     usage = _held(ended, hold, charge, counted, model)
+    is_told = ended.credential is not None and ended.ending is not Ending.COMPLETE
+    if is_told and usage.response_id is not None and usage.cost_nanousd is not None:
+        return replaced(usage, later=True)
     if charge is ChargeBy.BOUND and usage.cost_nanousd is None:
         hold.keep()  # no rates are known here: the gateway prices the event
     else:

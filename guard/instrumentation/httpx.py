@@ -4,40 +4,31 @@ One implementation serves both modules. The client keeps its own response object
 stream under it is wrapped. A chunk is checked for refused tools and recorded, then the reader gets
 it.
 
-The transports below are hooked too. They count each try that a client makes by itself, and each
-redirect. If other code has taken the upper hook out, the request is checked and observed there.
+Each body takes its hold in httpcore below. If other code has taken the upper hook out, the request
+is checked and observed there.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
 from guard.breaker.exceptions import GuardBlockedException
-from guard.core.usage import Recording, find_endpoint
 from guard.core.usage.decoding import plain_body
-from guard.core.usage.ends import Ending
-from guard.core.usage.recording import PENDING_BYTES
 from guard.core.usage.request_body import form_as_json
 from guard.instrumentation import own_proxy, patching
 from guard.instrumentation.interruptible import (
-    chunks_of,
-    chunks_of_async,
     llm_request,
     llm_request_async,
     other_request,
     other_request_async,
 )
-from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
+from guard.instrumentation.observed_call import ObservedCall, is_signed
 from guard.instrumentation.sending import Sending, answer_of, status_of
-from guard.instrumentation.tool_watch import (
-    check_answer,
-    check_answer_async,
-    checked,
-    checked_async,
-)
+from guard.instrumentation.stream_tee import AsyncTee, SyncTee
+from guard.instrumentation.tool_watch import check_answer, check_answer_async
 from guard.instrumentation.unseen import BY_PATH
 from guard.scope.scope import OWN_TRAFFIC
 
@@ -47,24 +38,18 @@ _ENCODING: Final = "guard_accept_encoding"
 
 def patch(module: ModuleType) -> None:
     """Hook both clients of ``httpx`` or ``httpx2``."""
-    sync_tee, async_tee = _tees(module)
+    # httpx looks whether a stream is one of its own.
+    sync_tee = type("SyncTee", (SyncTee, module.SyncByteStream), {})
+    async_tee = type("AsyncTee", (AsyncTee, module.AsyncByteStream), {})
     outgoing = Outgoing(module)
     patching.replace(module.Client, "send", lambda send: _sync_send(send, sync_tee, outgoing))
     patching.replace(
         module.AsyncClient, "send", lambda send: _async_send(send, async_tee, outgoing)
     )
-    patching.replace(
-        module.HTTPTransport, "handle_request", lambda handle: _handle(handle, sync_tee, outgoing)
-    )
-    patching.replace(
-        module.AsyncHTTPTransport,
-        "handle_async_request",
-        lambda handle: _handle_async(handle, async_tee, outgoing),
-    )
 
 
 class Outgoing:
-    """Replaces the bodies of a module's requests, and reports when a request leaves.
+    """Replaces the bodies of a module's requests, and knows its transports.
 
     Stateless after its creation, so all threads share one object.
 
@@ -73,12 +58,12 @@ class Outgoing:
     """
 
     def __init__(self, module: ModuleType) -> None:
-        self._body: Any = _body_class(module)
-        # The streams whose bytes are in memory: they can be sent again, and replaced.
-        self._bytes = module.ByteStream, self._body
+        self._body: Any = module.ByteStream
         self._response: Any = module.Response
-        # The transports that read a body only once they have a connection.
+        # They send by httpcore, which is hooked.
         self._transports = module.HTTPTransport, module.AsyncHTTPTransport
+        self._core = "httpcore" + module.__name__.removeprefix("httpx")
+        self._roots = module.__name__, "respx"
 
     def replace(self, request: Any, body: bytes) -> bool:
         """Give a request another body; return whether that was possible."""
@@ -105,50 +90,16 @@ class Outgoing:
         return self._response(400, json={"type": "error", "error": about}, request=request)
 
     def watch(self, call: ObservedCall, client: Any, request: Any) -> None:
-        """Have a call's ``unsent`` set when its request leaves, if httpx sends it itself."""
-        if type(request.stream) not in self._bytes:
-            return  # a stream of the caller's own may be read before there is a connection
-        request.stream = self._body(request.content)
+        """Note whether a body of this request can leave unseen, by the client's transport."""
         find = getattr(client, "_transport_for_url", None)
-        if find is not None and isinstance(find(request.url), self._transports):
-            call.unsent = True  # other transports may send it without reading the stream
-
-    def watches(self, request: Any) -> bool:
-        """Return whether the request's body shows when it leaves."""
-        return type(request.stream) is self._body
-
-    def tries_again(self, call: ObservedCall, request: Any) -> None:
-        """Note that another try begins.
-
-        After a redirect ``unsent`` stays false: the request before it was sent, and a failure of
-        the next one does not undo that.
-        """
-        if not call.tried or call.tried >= 400:
-            call.unsent = True if self.watches(request) else None
-
-
-def _body_class(module: ModuleType) -> type[Any]:
-    base: Any = module.ByteStream
-
-    class ObservedBody(base):  # type: ignore[misc]  # the base is known at run time only
-        """A body whose first read shows that its request leaves: there is a connection then."""
-
-        def __iter__(self) -> Iterator[bytes]:
-            call = call_being_sent()
-            if call is not None:
-                call.leaves()
-                call.unsent = False
-            return iter(super().__iter__())
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            call = call_being_sent()
-            if call is not None:
-                await call.leaves_async()
-                call.unsent = False
-            async for part in super().__aiter__():
-                yield part
-
-    return ObservedBody
+        if find is None or not call.endpoint.asks:
+            return
+        transport = find(request.url)
+        # A subclass may answer by itself, and by what it likes.
+        call.in_memory = type(transport).__module__.partition(".")[0] in self._roots
+        call.watched = call.in_memory or isinstance(transport, self._transports)
+        if not patching.is_seen(self._core):
+            call.in_memory = call.watched = False
 
 
 def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
@@ -175,13 +126,13 @@ def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
                 except Exception as exc:
                     if not call.is_doubted(status_of(exc)):
                         raise
-                    if not _change_back(call, self, request, answer_of(exc), outgoing):
+                    if not _change_back(call, request, answer_of(exc), outgoing):
                         raise
                     continue
                 if not call.is_doubted(response.status_code):
                     break
                 answer = response.read()  # to its end, so that its connection can be used again
-                if not _change_back(call, self, request, answer, outgoing):
+                if not _change_back(call, request, answer, outgoing):
                     break
         # 4. Observe the answer first, then check its tools: a refused answer is billed as well.
         _observe(call, response, tee, options)
@@ -212,91 +163,19 @@ def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
                 except Exception as exc:
                     if not call.is_doubted(status_of(exc)):
                         raise
-                    if not _change_back(call, self, request, answer_of(exc), outgoing):
+                    if not _change_back(call, request, answer_of(exc), outgoing):
                         raise
                     continue
                 if not call.is_doubted(response.status_code):
                     break
                 answer = await response.aread()
-                if not _change_back(call, self, request, answer, outgoing):
+                if not _change_back(call, request, answer, outgoing):
                     break
         _observe(call, response, tee, options)
         await check_answer_async(call)
         return response
 
     return send
-
-
-def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
-    """Cover each try of one ``send``: every one is a request to the vendor."""
-
-    # The same steps as in `send`, for a request whose upper hook was taken out. `stream` is not
-    # a transport's option: it makes `_observe` wrap the stream and not read the whole answer.
-    def bare(self: Any, request: Any, stream: bool) -> Any:
-        return original(self, request)
-
-    guarded = _sync_send(bare, tee, outgoing)
-
-    @functools.wraps(original)
-    def handle_request(self: Any, request: Any) -> Any:
-        call = call_being_sent()
-        # 1. No hook above has seen the request.
-        if call is None:
-            if _is_covered(request):
-                return original(self, request)
-            patching.rehook()  # puts the upper hook back, for the next request
-            return guarded(self, request, stream=True)
-        # 2. Another try, or a redirect: the last one may be billed, this one needs its own cover.
-        if call.tried is not None:
-            if call.has_lost_a_try:
-                call.retry()
-            outgoing.tries_again(call, request)
-        if not outgoing.watches(request):
-            call.leaves()
-        # 3. Every try. If it raises, `tried` stays 0: a try whose answer is lost.
-        call.tried = 0
-        response = original(self, request)
-        call.tried = response.status_code
-        return response
-
-    return handle_request
-
-
-def _handle_async(original: Any, tee: Any, outgoing: Outgoing) -> Any:
-    """Like :func:`_handle`."""
-
-    async def bare(self: Any, request: Any, stream: bool) -> Any:
-        return await original(self, request)
-
-    guarded = _async_send(bare, tee, outgoing)
-
-    @functools.wraps(original)
-    async def handle_async_request(self: Any, request: Any) -> Any:
-        call = call_being_sent()
-        if call is None:
-            if _is_covered(request):
-                return await original(self, request)
-            patching.rehook()
-            return await guarded(self, request, stream=True)
-        if call.tried is not None:
-            if call.has_lost_a_try:
-                await call.retry_async()
-            outgoing.tries_again(call, request)
-        if not outgoing.watches(request):
-            await call.leaves_async()
-        call.tried = 0
-        response = await original(self, request)
-        call.tried = response.status_code
-        return response
-
-    return handle_async_request
-
-
-def _is_covered(request: Any) -> bool:
-    """Return whether a request that no hook above has seen needs no cover at its transport."""
-    if patching.active() is None or request.extensions.get(OWN_TRAFFIC):
-        return True
-    return find_endpoint(request.method, request.url.host, request.url.path) is None
 
 
 def _begin(request: Any, outgoing: Outgoing) -> ObservedCall | None:
@@ -312,14 +191,12 @@ def _begin(request: Any, outgoing: Outgoing) -> ObservedCall | None:
         url.path,
         lambda: _body(request),
         lambda body: outgoing.replace(request, body),
+        lambda: request.headers,
     )
 
 
 def _make_ready(call: ObservedCall, client: Any, request: Any, outgoing: Outgoing) -> None:
-    """Have a stream report its usage, and watch when the request leaves.
-
-    In this order: what is watched is the final body.
-    """
+    """Have a stream report its usage, and note how the request leaves."""
     body = call.asking_for_usage()
     if body is not None:
         _ask_for_usage(call, request, body, outgoing)
@@ -336,9 +213,7 @@ def _ask_for_usage(call: ObservedCall, request: Any, body: bytes, outgoing: Outg
         call.filter = None
 
 
-def _change_back(
-    call: ObservedCall, client: Any, request: Any, answer: bytes, outgoing: Outgoing
-) -> bool:
+def _change_back(call: ObservedCall, request: Any, answer: bytes, outgoing: Outgoing) -> bool:
     """Undo the change that was refused; return whether to send the request once more."""
     body = call.unchanged(answer)
     if body is None:
@@ -350,7 +225,6 @@ def _change_back(
             del request.headers["accept-encoding"]
         else:
             request.headers["accept-encoding"] = encoding
-    outgoing.watch(call, client, request)
     return True
 
 
@@ -407,108 +281,3 @@ def _reader(headers: Any) -> Callable[[str], str | None]:
         return None if value is None else value.decode("latin-1")
 
     return header
-
-
-def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
-    """Create the stream wrappers as subclasses of the module's own stream classes."""
-    sync_base: Any = module.SyncByteStream
-    async_base: Any = module.AsyncByteStream
-
-    class SyncTee(sync_base):  # type: ignore[misc]  # the base is known at run time only
-        def __init__(self, stream: Any, call: ObservedCall, recording: Recording) -> None:
-            self._stream = stream
-            self._call = call
-            self._recording = recording
-
-        def __iter__(self) -> Iterator[bytes]:
-            call, recording = self._call, self._recording
-            hide = call.filter
-            chunks = checked(chunks_of(self._stream), call)
-            pend, room = recording.pending.append, PENDING_BYTES
-            call.is_read_here()  # this runs with the first read, in the reader's own context
-            try:
-                # 1. The common case, without a function call for each chunk: this is
-                #    `call.feed` and `recording.feed` written out.
-                if hide is None and call.watch is None:
-                    for chunk in chunks:
-                        pend(chunk)
-                        room -= len(chunk)
-                        if room < 0:
-                            recording.settle()
-                            room = PENDING_BYTES
-                        yield chunk
-                    call.finish(Ending.COMPLETE)
-                    return
-                # 2. The usage chunk is hidden, or the stream may outgrow its cover.
-                for chunk in chunks:
-                    call.feed(chunk)
-                    if shown := chunk if hide is None else hide.feed(chunk):
-                        yield shown
-                if hide is not None and (shown := hide.rest()):
-                    yield shown
-                call.finish(Ending.COMPLETE)
-            # A transport's error is an `Exception`. Kills, refusals, cancellation and the
-            # `GeneratorExit` of a reader that leaves early are not: then the stream was closed
-            # here. Only the first `finish` counts.
-            except Exception:
-                call.finish(Ending.LOST)
-                raise
-            finally:
-                call.finish(Ending.CLOSED)
-
-        def close(self) -> None:
-            try:
-                self._stream.close()
-            finally:
-                self._call.finish(Ending.CLOSED)
-
-        def __del__(self) -> None:  # dropped without being closed
-            self._call.finish(Ending.CLOSED)
-
-    # The same, step by step, for asynchronous streams.
-    class AsyncTee(async_base):  # type: ignore[misc]  # the base is known at run time only
-        def __init__(self, stream: Any, call: ObservedCall, recording: Recording) -> None:
-            self._stream = stream
-            self._call = call
-            self._recording = recording
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            call, recording = self._call, self._recording
-            hide = call.filter
-            chunks = checked_async(chunks_of_async(self._stream), call)
-            pend, room = recording.pending.append, PENDING_BYTES
-            call.is_read_here()  # this runs with the first read, in the reader's own context
-            try:
-                if hide is None and call.watch is None:
-                    async for chunk in chunks:
-                        pend(chunk)
-                        room -= len(chunk)
-                        if room < 0:
-                            recording.settle()
-                            room = PENDING_BYTES
-                        yield chunk
-                    call.finish(Ending.COMPLETE)
-                    return
-                async for chunk in chunks:
-                    call.feed(chunk)
-                    if shown := chunk if hide is None else hide.feed(chunk):
-                        yield shown
-                if hide is not None and (shown := hide.rest()):
-                    yield shown
-                call.finish(Ending.COMPLETE)
-            except Exception:
-                call.finish(Ending.LOST)
-                raise
-            finally:
-                call.finish(Ending.CLOSED)
-
-        async def aclose(self) -> None:
-            try:
-                await self._stream.aclose()
-            finally:
-                self._call.finish(Ending.CLOSED)
-
-        def __del__(self) -> None:  # dropped without being closed
-            self._call.finish(Ending.CLOSED)
-
-    return SyncTee, AsyncTee

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Final
@@ -18,29 +18,31 @@ from typing import Any, Final
 from msgspec import structs
 
 from guard.breaker.exceptions import GuardBlockedException
-from guard.core.events import InstrumentedCall, usage_of
+from guard.core.events import LATER_EVENT, BegunWork, InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
-from guard.core.usage import Usage
+from guard.core.usage import Endpoint, Usage, find_endpoint
 from guard.core.usage.counters import can_cost
 from guard.core.usage.ends import Ending
-from guard.core.usage.realtime import find_realtime
+from guard.core.usage.jobs import Jobs, job_id
+from guard.core.usage.realtime import find_socket
 from guard.core.usage.response_format import replaced
 from guard.core.usage.vendors import find_named, names_llm, names_unpriced
 from guard.core.wire import RESPONSE_ID_BYTES_MAX, RESPONSE_ID_LENGTH_MAX, truncated
 from guard.instrumentation import patching
 from guard.instrumentation.account import Account
 from guard.instrumentation.background_jobs import BackgroundJobs, Work
+from guard.instrumentation.frame_session import FrameSession
 from guard.instrumentation.include_usage import StreamUsage
 from guard.instrumentation.local_hosts import LocalHosts
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 from guard.instrumentation.observed_tiers import ObservedTiers
 from guard.instrumentation.output_limits import OutputLimits
-from guard.instrumentation.realtime import RealtimeSession
 from guard.instrumentation.request_gate import RequestGate
 from guard.instrumentation.request_spans import RequestSpan
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.instrumentation.unseen import BY_PATH, UNSEEN_EVENT, UnseenRequests
+from guard.instrumentation.vendors_word import VendorsWord, credential_for
 from guard.loop import held_forks
 from guard.scope.scope import Scope, account_in, current_scope
 
@@ -52,6 +54,7 @@ vendors_host: Final = ContextVar[str | None]("guard_vendors_host", default=None)
 _MANY: Final = 1_000_000
 """Tokens that cost at least one nano-dollar at any model that has a price."""
 _UNSEEN_HOSTS_MAX: Final = 100
+_METHOD_HEADERS: Final = frozenset(("x-http-method-override", "x-http-method", "x-method-override"))
 _UNPRICED: Final = "its price is not known here"
 _UNKNOWN: Final = "what its path costs is not known here"
 _RESPONSES_KEPT: Final = 4096
@@ -59,6 +62,11 @@ _RESPONSES_KEPT: Final = 4096
 _POLL_S: Final = 0.005
 _UNREAD_MAX: Final = 128
 """Maximum answers kept for later reading: somewhat more than a batch of events."""
+
+
+def _is_overridden(headers: Mapping[str, Any]) -> bool:
+    """Tell whether a request's headers name another method, which Google's servers then take."""
+    return any(str(name).lower() in _METHOD_HEADERS for name in headers)
 
 
 class Instrumentation:
@@ -108,6 +116,7 @@ class Instrumentation:
         # Answers that wait to be parsed, and work that waits to be polled. Both hold money.
         self._unread = unread or UnreadAnswers()
         self.later = self._unread.later = BackgroundJobs(self._ended_later)
+        self._word = self._unread.word = VendorsWord(self.later)
         # Calls that are not over. Any thread adds and removes; each is one atomic operation. The
         # removal decides who ends a call: in a forked child, which has a set of its own, none of
         # the parent's calls is in it.
@@ -117,9 +126,7 @@ class Instrumentation:
         self.reading = threading.RLock()
         # WebSockets, each dropped with its connection.
         # Not a `WeakSet`, which cannot be copied while another thread adds to it.
-        self._sessions: weakref.WeakKeyDictionary[RealtimeSession, None] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._sessions: weakref.WeakKeyDictionary[FrameSession, None] = weakref.WeakKeyDictionary()
         # Hosts whose answers held no usage; a dict for its order.
         self._unseen: dict[str, None] = {}
         # Hosts that were reported to the gateway as unmetered; each is reported once.
@@ -211,6 +218,7 @@ class Instrumentation:
         self.unseen.after_fork()
         self._unread.after_fork()
         self.later.after_fork()
+        self._word.after_fork()
         self._open = set()
         self.cut_short = 0
         self._sessions = weakref.WeakKeyDictionary()
@@ -228,6 +236,7 @@ class Instrumentation:
         path: str,
         body: Callable[[], bytes],
         replace: Callable[[bytes], bool] | None = None,
+        headers: Callable[[], Mapping[str, Any]] = dict[str, Any],
     ) -> ObservedCall | None:
         """Check a request and start observing it; None when it is not an LLM call.
 
@@ -238,6 +247,7 @@ class Instrumentation:
             host, path: those of the URL.
             body: returns the request's body; called only when needed.
             replace: gives the request another body; returns whether that was possible.
+            headers: returns the request's headers; called only when needed.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
@@ -245,6 +255,8 @@ class Instrumentation:
         """
         # First what costs least: most requests of a program are not for an LLM.
         endpoint = find_named(method, host, path, vendors_host.get())
+        if endpoint is None and method != "POST" and _is_overridden(headers()):
+            endpoint = find_named("POST", host, path, vendors_host.get())
         if endpoint is None:
             return None
         # A client over another hooked one (httpx over aiohttp) sends one request, not two.
@@ -256,7 +268,49 @@ class Instrumentation:
         elif endpoint.is_unlisted and (endpoint.certain or names_unpriced(path, body())):
             self.unseen.note(host, path, _UNPRICED)
             self._report_unseen(host, _UNPRICED)
-        scope = current_scope.get()
+        return self._begun(endpoint, current_scope.get(), host, path, body, replace, headers)
+
+    def begin_frame(
+        self,
+        endpoint: Endpoint,
+        scope: Scope,
+        host: str,
+        path: str,
+        body: Callable[[], bytes],
+        replace: Callable[[bytes], bool] | None = None,
+        *,
+        is_gated: bool = True,
+    ) -> ObservedCall:
+        """Check an answer that a WebSocket's frame asks for, and start observing it.
+
+        Args:
+            endpoint: that of the WebSocket.
+            scope: the scope in which the frame is sent.
+            host, path: those of the WebSocket's URL.
+            body: returns what is asked, as the body of an HTTP request would say it.
+            replace: lets the frame say something else; returns whether that was possible.
+            is_gated: False for an answer that runs already, and for which nothing can be held.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow is killed.
+            Refusal: it is paused or its budget is exhausted.
+        """
+        if not is_gated:
+            call = ObservedCall(self, endpoint, scope, host, path, body)
+            self._open.add(call)
+            return call
+        return self._begun(endpoint, scope, host, path, body, replace, dict)
+
+    def _begun(
+        self,
+        endpoint: Endpoint,
+        scope: Scope,
+        host: str,
+        path: str,
+        body: Callable[[], bytes],
+        replace: Callable[[bytes], bool] | None,
+        headers: Callable[[], Mapping[str, Any]],
+    ) -> ObservedCall:
         account = account_in(scope, self._own)
         # Before the check, so that a refusal has a span too.
         span = RequestSpan.begin(endpoint, host, path, scope) if endpoint.asks else None
@@ -264,7 +318,9 @@ class Instrumentation:
         try:
             observed = endpoint.asks and bool(account.check_request(scope))
             call = ObservedCall(self, endpoint, scope, host, path, body, span)
-            self._admit(account, call, path, body, replace, observed=observed)
+            if endpoint.is_vendors and endpoint.asks:
+                call.credential = credential_for(endpoint.format.provider, headers)
+            self._admit(account, call, path, body, replace, headers, observed=observed)
             if span is not None and observed:
                 span.decision = "observed"
             # From here on every end of the call is recorded, or returns its money.
@@ -287,6 +343,7 @@ class Instrumentation:
         path: str,
         body: Callable[[], bytes],
         replace: Callable[[bytes], bool] | None,
+        headers: Callable[[], Mapping[str, Any]],
         *,
         observed: bool,
     ) -> None:
@@ -302,7 +359,7 @@ class Instrumentation:
         if call.endpoint.asks:
             gate, tools = account.request_gate, account.tools
             if gate is not None and not observed:
-                self._cover(account, gate, call, path, body, replace)
+                self._cover(account, gate, call, path, body, replace, headers)
             if tools is not None and tools.applies(call.scope):
                 tools.results(body())
 
@@ -314,6 +371,7 @@ class Instrumentation:
         path: str,
         body: Callable[[], bytes],
         replace: Callable[[bytes], bool] | None,
+        headers: Callable[[], Mapping[str, Any]],
     ) -> None:
         """Set money aside for a request, or leave it ``uncovered`` for the gateway to decide.
 
@@ -330,7 +388,7 @@ class Instrumentation:
         bounds = self._bounds or self.load_bounds()
         trusted = self.trusted if endpoint.is_vendors else None
         earlier = functools.partial(self._conversation, call)
-        known: dict[str, Any] = {"trusted": trusted, "earlier": earlier}
+        known: dict[str, Any] = {"trusted": trusted, "earlier": earlier, "headers": headers}
         if trusted is not None and (facts := account.facts) is not None:
             known |= {"trusted": trusted | facts.trusted, "bodies": facts.bodies}
         bound = bounds.bound_of(endpoint.format, path, content, self.ratios, **known)
@@ -338,6 +396,8 @@ class Instrumentation:
         if not is_known and not names_llm(path, content):
             return  # a path such as /v1/messages of something else
         bound = self.tiers.bounded(call.host, bound)
+        if endpoint.streams:
+            bound = structs.replace(bound, streams=True)
         if endpoint.is_local and self._local.are_free(call.host):
             bound = structs.replace(bound, local=True)
         # 3. Put the limit in, where the request has none; then it can cost less.
@@ -367,22 +427,48 @@ class Instrumentation:
         for name in bound.trusted:
             self.unseen.note_trusted(name)
 
-    def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
+    def begin_session(self, host: str, path: str, query: str) -> FrameSession | None:
         """Check a WebSocket and start observing it; None when it does not lead to an LLM.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
             Refusal: it is paused or its budget is exhausted.
         """
-        provider = find_realtime(host, path)
-        if provider is None:
+        found = find_socket(host, path, query)
+        if found is None:
+            other = find_endpoint("POST", host, path)
+            if other is not None and other.is_vendors and (other.is_unknown or other.asks):
+                self.unknown_path(host, path)
             return None
         self.check_session()
-        if self.account(current_scope.get()).request_gate is not None:
-            self.unseen.note_session(host, path)
-        session = RealtimeSession(self, provider, host, query)
+        session = FrameSession(self, found, host, path)
         self._sessions[session] = None
         return session
+
+    def is_trusted_frame(self, name: str, scope: Scope) -> bool:
+        """Name a type of frames that is not known here; return whether it costs nothing.
+
+        Args:
+            name: such as ``frame:NAME``.
+            scope: the scope in which it is sent.
+        """
+        if self._is_trusted(name, scope):
+            return True
+        self.unseen.note_unknown(name, is_dear=True)
+        return False
+
+    def _is_trusted(self, name: str, scope: Scope) -> bool:
+        """Return whether whoever sets the limit says that it costs nothing, and note that."""
+        facts = self.account(scope).facts
+        if name not in self.trusted and (facts is None or name not in facts.trusted):
+            return False
+        self.unseen.note_trusted(name)
+        return True
+
+    def has_transcripts(self, host: str, path: str, scope: Scope) -> None:
+        """Name a session whose user's words are written down: nothing is held for that."""
+        if self.account(scope).request_gate is not None:
+            self.unseen.note_session(host, path)
 
     def check_session(self) -> None:
         """Raise if the current scope's next LLM request must not go out."""
@@ -418,10 +504,7 @@ class Instrumentation:
             GuardBlockedException: such requests are refused here. The program can go on: it may
                 only tell about itself there.
         """
-        facts = self.account(current_scope.get()).facts
-        name = f"path:{host}{path}"
-        if name in self.trusted or (facts is not None and name in facts.trusted):
-            self.unseen.note_trusted(name)
+        if self._is_trusted(f"path:{host}{path}", current_scope.get()):
             return
         if self.refuse_unseen is None:
             self.unseen.note(host, path, _UNKNOWN)
@@ -541,8 +624,10 @@ class Instrumentation:
             if call.endpoint.certain and call.is_complete:
                 self.usage_unseen(call.host, is_held=call.reservation_id is not None)
             return None
-        # 2. Its work is not finished.
+        # 2. Its work is not finished. The gateway is told who has begun it, for other processes.
         if usage.later:
+            if not call.endpoint.polls:
+                self._tell_maker(call, usage.response_id)
             return None
         # 3. It repeats a response: a poll of work that this process has begun, or of one that was
         #    recorded before, or an answer from a cache.
@@ -571,6 +656,18 @@ class Instrumentation:
             self.session_used(more, call.scope)
         return usage
 
+    def _tell_maker(self, call: ObservedCall, work_id: str | None) -> None:
+        """Tell the gateway who has begun work that goes on, and as which event it is charged."""
+        hold, entry = call.hold, None
+        if work_id is not None:
+            entry = None if hold is None else hold.entry
+        elif type(call.endpoint.format) is Jobs and isinstance(call.content, bytes):
+            work_id = job_id(call.content)  # what is charged now is not what a poll will say
+        if work_id is not None:
+            held = None if hold is None else hold.reservation_id
+            work = BegunWork(call.endpoint.format.provider, work_id, held, entry)
+            account_in(call.scope, self._own).record(LATER_EVENT, work, call.scope)
+
     def _is_settled(self, key: tuple[str, str], usage: Usage) -> bool:
         """Settle the work that a poll has named; False if the poll's usage is to be recorded."""
         self._unread.read()  # the answer that began the work may still wait there
@@ -594,7 +691,10 @@ class Instrumentation:
         whole = structs.replace(event, answer=None, usage=None)
         event.entry = event.usage = None
         work = Work(whole, call.scope, hold, at_most, call.started_s)
-        self.later.add(_key_of(event.provider, at_most.response_id, call.scope), work)
+        key = _key_of(event.provider, at_most.response_id, call.scope)
+        self.later.add(key, work)
+        if call.credential is not None and call.ending is not Ending.COMPLETE:
+            self._word.note(key, event.provider, at_most.response_id, call.credential, call.ended_s)
 
     def _ended_later(self, event: InstrumentedCall, scope: Scope) -> None:
         # Remembered, so that a second poll of the same response is not recorded.

@@ -18,6 +18,7 @@ from guard.core.usage import (
     Endpoint,
     Recording,
     Usage,
+    find_endpoint,
 )
 from guard.core.usage.ends import Ending, may_be_billed
 from guard.core.usage.tool_scan import ToolScanner
@@ -39,6 +40,9 @@ from guard.instrumentation.sending import (
 from guard.instrumentation.stream_watch import StreamWatch, watch_of
 from guard.instrumentation.tool_watch import ToolWatch
 from guard.scope.scope import Scope
+
+WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "CONNECT", "OPTIONS", "TRACE"})
+"""Methods whose requests ask no model, also within one that does."""
 
 _SMALL_BYTES: Final = 64 * 1024
 """The largest whole answer that waits unread: a larger one is parsed and freed at once."""
@@ -118,13 +122,16 @@ class ObservedCall:
         recording: the recorded part of the stream that is being read.
         filter: removes the usage chunk from a stream whose caller did not ask for it.
         limited_body: the limit on the output that guard has put into it; None without one.
-        unsent: true while nothing of it has left this process, false once some of it has; None
-            while that is not known.
-        tried: what the transport below the client got for its newest try: None before the first
-            try, 0 while a try is unanswered, else the status.
+        watched: whether its transport sends by a layer that is hooked, so that each of its bodies
+            is seen as it leaves.
+        in_memory: whether an answer for which no body has left costs nothing: its transport sends
+            by a hooked layer, or not at all.
+        tried: what became of its newest body: None before the first one leaves, 0 while there is no
+            answer, else the status.
         bound: what it can cost at most; None where requests are not gated.
         hold: the money set aside for it; None until a lease or the gateway has given it.
         limited: whether its output was limited to what its money pays for.
+        credential: what its vendor can be asked with for its cost; None where that is not needed.
         uncovered: whether the gateway must be asked first, by :meth:`ask` or :meth:`ask_async`.
         watch: counts the tokens of a stream that may outgrow its cover.
         tool_watch: checks the tools that the answer asks for; None where no rule applies.
@@ -133,9 +140,10 @@ class ObservedCall:
     # Slots: a program may hold thousands of open calls. `_charge_lost` copies them (`copy.copy`).
     __slots__ = (
         "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_is_read", "_path",
-        "_plain", "_replace", "_reports", "_span", "bound", "ended_s", "ending", "endpoint",
-        "filter", "hold", "host", "limited", "limited_body", "recording", "scope", "sent_s",
-        "started_s", "status", "thread", "tool_watch", "tried", "uncovered", "unsent", "watch",
+        "_plain", "_replace", "_reports", "_span", "bound", "credential", "ended_s", "ending",
+        "endpoint", "filter", "hold", "host", "in_memory", "limited", "limited_body", "recording",
+        "scope", "sent_s", "started_s", "status", "thread", "tool_watch", "tried", "uncovered",
+        "watch", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -160,7 +168,7 @@ class ObservedCall:
         self.ending = Ending.LOST
         self.status: int | None = None
         self.filter: UsageChunkFilter | None = None
-        self.unsent: bool | None = None
+        self.watched = self.in_memory = False
         self.tried: int | None = None
         self._gate: RequestGate | None = None
         # Gives the request another body, and returns whether it could; None where nothing can.
@@ -174,6 +182,7 @@ class ObservedCall:
         self.limited_body: LimitedBody | None = None
         self.bound: RequestBound | None = None
         self.hold: RequestCover | None = None
+        self.credential: str | None = None
         self.uncovered = False
         self.limited = False
         self.watch: StreamWatch | None = None
@@ -236,20 +245,62 @@ class ObservedCall:
             self.dropped()
             raise
 
-    def leaves(self) -> None:
-        """Ask again, before anything is written, if the process stood still with its money.
+    def takes(self) -> None:
+        """Take the hold, as the first byte of a body is about to be written.
+
+        A further body, of a redirect or another try, is another request to the vendor: it takes
+        another hold. So does one of a process that stood still until its hold was over.
 
         Raises:
             Refusal: it may not go out.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        if self._has_lapsed():
+        if self._needs_another():
             self.ask()
+        self.tried = 0
 
-    async def leaves_async(self) -> None:
-        """Like :meth:`leaves`, without blocking the caller's loop."""
-        if self._has_lapsed():
+    async def takes_async(self) -> None:
+        """Like :meth:`takes`, without blocking the caller's loop."""
+        if self._needs_another():
             await self.ask_async()
+        self.tried = 0
+
+    def is_tried(self, status: int) -> None:
+        """Note the status of the answer to the newest body."""
+        if self.tried == 0:
+            self.tried = status
+
+    @property
+    def owes(self) -> bool:
+        """Whether its newest body has left, and may be billed."""
+        tried = self.tried
+        return tried is not None and (not tried or may_be_billed(tried))
+
+    def _needs_another(self) -> bool:
+        """End the hold of the body before; return whether to ask the gateway for another one."""
+        if self._done:
+            return False
+        if self.tried is None:
+            return self._has_lapsed() or (self.uncovered and self.hold is None)
+        try:
+            self._reports.account(self.scope).check_request(self.scope)
+        except BaseException:
+            self._end(Ending.LOST) if self.owes else self.dropped()
+            raise
+        if self.owes:
+            self._charge_lost()
+        elif self.hold is not None:
+            self.hold.give_back()
+        # The body stays as it is: its length may be known to the vendor already.
+        self.tried = self.hold = self._replace = None
+        if self._gate is None or self.bound is None:
+            return False
+        try:
+            self.cover(self._gate, self.bound)
+        except BaseException:  # refused: this body is not sent, and the last one is charged
+            self.dropped()
+            raise
+        return self.uncovered
 
     def _has_lapsed(self) -> bool:
         """Give back a hold that was not renewed in time; return whether there was one."""
@@ -297,8 +348,6 @@ class ObservedCall:
         limited, usage = self.limited_body, self.filter
         # In each case below the next body is without `include_usage`, so nothing is to be hidden.
         self.filter = None
-        # What has left was refused, and cost nothing: a failure of the next try is judged afresh.
-        self.unsent = None
         # 1. The output limit: a smaller one, or its other name. If the reason for the refusal was
         #    not read, both changes are suspects, and the option is removed first (case 2): more
         #    endpoints refuse that.
@@ -360,6 +409,21 @@ class ObservedCall:
         """Return the context manager around the client's own sending."""
         return Sending(self)
 
+    def sends(self, method: str, host: str, path: str, content: object) -> bool:
+        """Return whether a lower transport sends a body of this request.
+
+        Not while a client fetches a token for it, say. A redirect may change host and path.
+
+        Args:
+            method, host, path: those of the lower transport's request.
+            content: its body; None where that is not known.
+        """
+        if method in WITHOUT_BODY:
+            return False
+        if path == self._path or content is None or 300 <= (self.tried or 0) < 400:
+            return True
+        return content == self._body() or find_endpoint(method, host, path) is not None
+
     def is_sent_by(self, path: str, body: Callable[[], bytes]) -> bool:
         """Return whether another request is this one, seen at a lower transport.
 
@@ -379,60 +443,29 @@ class ObservedCall:
         # 1. There was a whole answer, and something raised after it: charge by the answer.
         answer = held_answer(exc)
         if answer is not None:  # a hook of the user's has raised, and may have read it before
-            self.unsent = False
             content = content_of(answer)
             if content is not None and self.status is not None:
                 self.whole(self.status, answer.headers.get, content)
                 return
-        # 2. Nothing left, or the vendor refused: it costs nothing. Where no transport has watched
-        #    the body leave, the exception's class may say so.
+        # 2. Nothing left, or the vendor refused: it costs nothing. Where no body was seen leaving
+        #    by a transport that is not hooked, the exception's class may say so.
         # 3. Anything else is lost: it is charged its bound, because the vendor may bill it.
-        unsent = never_left(exc) if self.unsent is None else self.unsent
+        has_tried = self.tried is not None or self.watched
+        unsent = not self.owes if has_tried else never_left(exc)
         refused = self.status is not None and not may_be_billed(self.status)
         if self.sent_s is None or unsent or refused:
             self.dropped()
         else:
             self._end(Ending.LOST)
 
-    @property
-    def has_lost_a_try(self) -> bool:
-        """Whether its last try has left, and may be billed although its answer is not read."""
-        tried = self.tried
-        return tried is not None and not self.unsent and (not tried or may_be_billed(tried))
-
-    def retry(self) -> None:
-        """Begin another try of the client's own: the last try is lost, this one gets its own hold.
-
-        Raises:
-            Refusal: it may not go out.
-            WorkflowKilledInterrupt: the workflow is killed.
-        """
-        self._charge_lost()
-        if self.uncovered:
-            self.ask()
-
-    async def retry_async(self) -> None:
-        """Like :meth:`again`, without blocking the caller's loop."""
-        self._charge_lost()
-        if self.uncovered:
-            await self.ask_async()
-
     def _charge_lost(self) -> None:
-        """Charge the last try by a copy of this call, and cover the next one."""
-        # The copy takes the hold along, so that the lost try is charged by it. This object stays:
-        # the transports, the response and `nested_call` refer to it.
+        """Charge the last body by a copy of this call, which takes its hold along."""
+        # This object stays: the transports, the response and `nested_call` refer to it.
         lost = copy.copy(self)
         lost._span = None  # one span for all tries
         # Before its end: `ended` records only calls that are open.
         self._reports.record_attempt(lost)
         lost._end(Ending.LOST)
-        self.unsent = self.hold = None
-        if self._gate is not None and self.bound is not None:
-            try:
-                self.cover(self._gate, self.bound, self._replace)
-            except BaseException:  # refused: this try is not sent, and the last one is charged
-                self.dropped()
-                raise
 
     # -- the response -------------------------------------------------------------------------
 
@@ -466,6 +499,9 @@ class ObservedCall:
         return False
 
     def _end(self, ending: Ending) -> None:
+        if self.tried is None and self.in_memory:
+            self.dropped()  # nothing has left: a mock has answered, or a cassette
+            return
         self._done = True
         self._reports.ended(self, ending)
 
@@ -524,6 +560,11 @@ class ObservedCall:
         self.tool_watch = self._tool_watch(chosen)
         return True
 
+    def leaves(self, header: Callable[[str], str | None]) -> None:
+        """Note that the frame which asks for it is about to be sent: its answer may come."""
+        self.sent_s = time.monotonic()
+        self.streaming(200, header, "")
+
     def is_read_here(self) -> None:
         """Note that the running task or thread reads the stream; with the first chunk or before.
 
@@ -580,7 +621,7 @@ class ObservedCall:
 
     def abandon(self) -> None:
         """End the call because the process ends: record what is known so far. Any thread."""
-        if self.sent_s is None or self.unsent:
+        if self.sent_s is None or (self.watched and not self.owes):
             self.dropped()
         else:
             self.finish(Ending.CLOSED)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from guard.instrumentation.account import Account
+from guard.instrumentation.frame_session import FrameSession
 from guard.instrumentation.include_usage import StreamUsage
 from guard.instrumentation.observed_call import ObservedCall
-from guard.instrumentation.realtime import RealtimeSession
 from guard.scope.scope import Scope
 
 
@@ -30,10 +30,11 @@ class Observer(Protocol):
         path: str,
         body: Callable[[], bytes],
         replace: Callable[[bytes], bool] | None = None,
+        headers: Callable[[], Mapping[str, Any]] = ...,
     ) -> ObservedCall | None:
         """Check a request and start observing it; None when it is not an LLM call."""
 
-    def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
+    def begin_session(self, host: str, path: str, query: str) -> FrameSession | None:
         """Check a WebSocket and start observing it; None when it does not lead to an LLM."""
 
     def unmetered(self, host: str, path: str, why: str) -> None:

@@ -33,9 +33,9 @@ class ReadStream(Protocol):
         """The money set aside for it."""
 
 
-_Reader = asyncio.Task[Any] | threading.Thread
+Reader = asyncio.Task[Any] | threading.Thread
 
-_open: Final[ContextVar[tuple[tuple[ref[_Reader], ReadStream], ...]]] = ContextVar(
+_open: Final[ContextVar[tuple[tuple[ref[Reader], ReadStream], ...]]] = ContextVar(
     "guard_open_streams", default=()
 )
 """The streams that were read in this context, each with the reader of its first chunk. A task has a
@@ -46,8 +46,17 @@ reference, since the id of one that is gone is given to another."""
 def note(stream: ReadStream) -> None:
     """Note that the running task or thread reads a stream; called with its first chunk."""
     # Streams that are over are dropped here, so that the tuple stays as short as what is open.
-    others = [each for each in _open.get() if each[1].recording is not None]
-    _open.set((*others, (ref(_reader()), stream)))
+    others = [
+        each for each in _open.get() if each[1].recording is not None and each[1] is not stream
+    ]
+    _open.set((*others, (ref(reader()), stream)))
+
+
+def is_left(other: Reader | None) -> bool:
+    """Return whether a reader reads nothing meanwhile: it is the running one, or has ended."""
+    if other is None or other is reader():
+        return True
+    return other.done() if isinstance(other, asyncio.Task) else not other.is_alive()
 
 
 def held(scope: Scope) -> dict[str, int]:
@@ -55,10 +64,10 @@ def held(scope: Scope) -> dict[str, int]:
     if not _open.get():
         return {}
     found: dict[str, int] = {}
-    me = _reader()
-    for reader, stream in _open.get()[-wire.AROUND_MAX :]:
+    me = reader()
+    for other, stream in _open.get()[-wire.AROUND_MAX :]:
         hold = stream.hold
-        if reader() is not me or stream.scope.caller is not scope.caller:
+        if other() is not me or stream.scope.caller is not scope.caller:
             continue
         if stream.recording is not None and hold is not None:
             name, amount = hold.reservation_id, hold.amount_nanousd
@@ -67,7 +76,8 @@ def held(scope: Scope) -> dict[str, int]:
     return found
 
 
-def _reader() -> _Reader:
+def reader() -> Reader:
+    """Return the running task; the thread where none runs."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no loop runs in this thread

@@ -25,7 +25,8 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any, Final
 
-from guard.instrumentation import tool_table
+from guard.core.usage.vendors import find_endpoint, provider_of
+from guard.instrumentation import own_proxy, tool_table
 from guard.instrumentation.method_hook import MethodHook
 from guard.instrumentation.observer import Observer
 
@@ -34,9 +35,13 @@ logger = logging.getLogger("guard.instrumentation")
 _HOOKS: Final[dict[str, str]] = {
     "httpx": "guard.instrumentation.httpx",
     "httpx2": "guard.instrumentation.httpx",
+    "httpcore": "guard.instrumentation.httpcore",
+    "httpcore2": "guard.instrumentation.httpcore",
     "aiohttp": "guard.instrumentation.aiohttp",
     "requests": "guard.instrumentation.requests",
+    "urllib3": "guard.instrumentation.urllib3",
     "http.client": "guard.instrumentation.http_client",
+    "tornado.simple_httpclient": "guard.instrumentation.tornado",
     "botocore.httpsession": "guard.instrumentation.botocore",
     "websockets.asyncio.client": "guard.instrumentation.websockets",
     "websockets.sync.client": "guard.instrumentation.websockets",
@@ -88,6 +93,11 @@ def active() -> Observer | None:
 def hooked() -> dict[str, bool]:
     """Return the modules that were hooked; False for those whose version could not be."""
     return dict(_seams)
+
+
+def is_seen(name: str) -> bool:
+    """Return whether a module was hooked."""
+    return _seams.get(name, False)
 
 
 def prepare() -> None:
@@ -251,6 +261,30 @@ def rehook() -> bool:
             if module is not None and _is_loaded(module):
                 _patch(name, module)
     return gone
+
+
+def name_unhooked(method: str, host: str, port: int | str | None, path: str, why: str) -> None:
+    """Report an LLM request that is about to be sent, and that no hook above has seen.
+
+    Args:
+        method: the HTTP method, in upper case.
+        host, port, path: those of the URL.
+        why: no hook has seen it, where none was taken out.
+
+    Raises:
+        Refusal, GuardBlockedException: such requests are refused here.
+    """
+    observer = active()
+    if observer is None or own_proxy.is_at(host, port):
+        return
+    endpoint = find_endpoint(method, host, path)
+    if endpoint is None:
+        return
+    is_out = endpoint.asks and rehook()
+    if endpoint.is_unknown:
+        observer.unknown_path(host, path)
+    elif endpoint.asks and (is_out or endpoint.certain or provider_of(host)):
+        observer.unmetered(host, path, TAKEN_OUT if is_out else why)
 
 
 def _tell_restored(seam: MethodHook) -> None:

@@ -6,6 +6,7 @@ from collections import deque
 
 from guard.core.events import InstrumentedCall, usage_of
 from guard.instrumentation.background_jobs import BackgroundJobs
+from guard.instrumentation.vendors_word import VendorsWord
 
 
 class UnreadAnswers:
@@ -18,11 +19,13 @@ class UnreadAnswers:
         calls: the events with the answers. Appended to by callers' threads, emptied by any thread
             that needs the money; ``append`` and ``popleft`` are atomic.
         later: the work that is not finished; None without an instrumentation.
+        word: asks vendors what broken answers have cost; None without an instrumentation.
     """
 
     def __init__(self) -> None:
         self.calls: deque[InstrumentedCall] = deque()
         self.later: BackgroundJobs | None = None
+        self.word: VendorsWord | None = None
 
     def after_fork(self) -> None:
         """Forget the parent's answers: the parent reads them."""
@@ -34,7 +37,9 @@ class UnreadAnswers:
         return self.later is not None and bool(self.later.works)
 
     def expire(self, now_s: float) -> None:
-        """Charge the work that is too old its bound; on the background loop."""
+        """Charge the work that is too old its bound, and ask vendors; on the background loop."""
+        if self.word is not None:
+            self.word.ask(now_s)
         if self.later is not None and self.has_later_work:
             self.later.expire(now_s)
 

@@ -78,13 +78,17 @@ class UnseenRequests:
         self._count(f"{TRUSTED}{name}", "a request has %s, for which nothing is held: %s", _SAID)
 
     def note_session(self, host: str, path: str) -> None:
-        """Count a realtime session: it is metered, but nothing is set aside for it.
+        """Count a realtime session with transcripts of what a user says.
+
+        They are metered, but nothing is set aside for them.
 
         Args:
             host, path: those of its URL.
         """
-        why = "nothing bounds what it costs"
-        self._count(f"wss://{host}{path}", "nothing is set aside for %s: %s", why)
+        why = "they are charged when they are written"
+        self._count(
+            f"wss://{host}{path}", "nothing is set aside for the transcripts of %s: %s", why
+        )
 
     def note_tool(self, name: str) -> None:
         """Count a tool that has run without a check.

@@ -1,4 +1,4 @@
-"""Observes the body of a urllib3 response, which requests and botocore read from.
+"""Hooks urllib3's pools, and observes the body of its responses, also for requests and botocore.
 
 The response object stays urllib3's own; the methods of this instance that return its body feed
 every piece to the observed call.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, Final
 
-from guard.core.usage.ends import Ending, may_be_billed
+import attrs
+
+from guard.core.usage.ends import Ending
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent
+from guard.instrumentation.prepared_request import begin
+from guard.instrumentation.tool_watch import check_answer
 
 _ITERATING: Final = ("stream", "read_chunked")
 _READING: Final = ("read", "read1")
@@ -23,62 +28,51 @@ _CLOSING: Final = {
 """Methods that end the body. Only ``close`` closes the connection: the vendor may notice that."""
 
 
-def watch_connections() -> None:
-    """Have ``unsent`` set as requests leave: requests and botocore send through these classes."""
-    from urllib3 import connection, connectionpool
-
-    patching.replace(connectionpool.HTTPConnectionPool, "urlopen", _urlopen)
-    patching.replace(connection.HTTPConnection, "connect", _connect)
-    patching.replace(connection.HTTPSConnection, "connect", _connect)
-    patching.replace(connection.HTTPConnection, "request", _request)
+def patch(module: ModuleType) -> None:
+    """Hook the pools of ``urllib3``; what is sent through requests or botocore has a call."""
+    patching.replace(module.HTTPConnectionPool, "urlopen", _urlopen)
 
 
 def _urlopen(original: Any) -> Any:
     @functools.wraps(original)
-    def urlopen(self: Any, *args: Any, **options: Any) -> Any:
-        call = call_being_sent()
-        # urllib3 calls `urlopen` from itself to try again: another request to the vendor, within
-        # one of the client's. Without a status the last try has ended by an error, and is lost.
-        if call is not None and call.unsent is False:
-            history = getattr(options.get("retries"), "history", ())
-            status = history[-1].status if history else None
-            if status is None or may_be_billed(status):
-                call.retry()
-        return original(self, *args, **options)
+    def urlopen(
+        self: Any, method: str, url: str, body: Any = None, headers: Any = None,
+        *args: Any, **options: Any,
+    ) -> Any:  # fmt: skip
+        if call_being_sent() is not None or patching.active() is None:  # also its own retries
+            return original(self, method, url, body, headers, *args, **options)
+        whole = url if "://" in url else f"{self.scheme}://{self.host}:{self.port}{url}"
+        # A copy, since a caller may use theirs again.
+        asked = _Asked(method, whole, body, dict(self.headers if headers is None else headers))
+        call = begin(asked)
+        if call is None:
+            return original(self, method, url, body, headers, *args, **options)
+        patching.rehook()  # puts an upper hook back, for the next request
+        if call.uncovered:
+            call.ask()
+        with call.sending():
+            call.watched = call.in_memory = patching.is_seen("http.client")
+            response = llm_request(
+                original, self, method, url, asked.body, asked.headers, *args, **options
+            )
+        if options.get("preload_content", True):
+            call.whole(response.status, response.headers.get, response.data)
+            check_answer(call)
+        elif call.streaming(response.status, response.headers.get):
+            observe(call, response)
+        return response
 
     return urlopen
 
 
-def _connect(original: Any) -> Any:
-    @functools.wraps(original)
-    def connect(self: Any, *args: Any, **options: Any) -> Any:
-        call = call_being_sent()
-        if call is not None and call.unsent is None:  # else an earlier try has left
-            call.unsent = True
-        connected = original(self, *args, **options)
-        if call is not None:
-            call.leaves()
-        return connected
+@attrs.define(eq=False)
+class _Asked:
+    """A request to a pool, as :func:`begin` reads one."""
 
-    return connect
-
-
-def _request(original: Any) -> Any:
-    @functools.wraps(original)
-    def request(self: Any, *args: Any, **options: Any) -> Any:
-        call = call_being_sent()
-        if call is None or call.unsent is False:
-            return original(self, *args, **options)
-        call.unsent = True
-        call.leaves()
-        try:
-            return original(self, *args, **options)
-        finally:
-            # The original connects first, if it has to. Without a socket afterwards it could not,
-            # and nothing has left. With one, at least a part of the request may have.
-            call.unsent = getattr(self, "sock", None) is None
-
-    return request
+    method: str
+    url: str
+    body: Any
+    headers: dict[str, Any]
 
 
 def observe(call: ObservedCall, raw: Any) -> None:

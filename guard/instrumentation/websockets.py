@@ -6,12 +6,14 @@ import asyncio
 import functools
 import importlib
 import weakref
+from collections.abc import AsyncIterable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+from guard.core.usage.ends import Ending
 from guard.instrumentation import patching
+from guard.instrumentation.frame_session import SESSION_ATTRIBUTE, FrameSession
 from guard.instrumentation.interruptible import llm_request, llm_request_async
-from guard.instrumentation.realtime import SESSION_ATTRIBUTE, RealtimeSession
 
 
 def patch(module: ModuleType) -> None:
@@ -23,13 +25,17 @@ def patch(module: ModuleType) -> None:
         patching.replace(client, "handshake", _handshake)
         patching.replace(connection, "send", _send)
         patching.replace(connection, "recv", lambda recv: _recv(recv, closed))
+        patching.replace(connection, "recv_streaming", _stream)
+        patching.replace(connection, "close", _close)
     else:
         patching.replace(client, "handshake", _handshake_async)
         patching.replace(connection, "send", _send_async)
         patching.replace(connection, "recv", lambda recv: _recv_async(recv, closed))
+        patching.replace(connection, "recv_streaming", _stream_async)
+        patching.replace(connection, "close", _close_async)
 
 
-def _begin(connection: Any) -> RealtimeSession | None:
+def _begin(connection: Any) -> FrameSession | None:
     observer = patching.active()
     if observer is None:
         return None
@@ -41,6 +47,10 @@ def _begin(connection: Any) -> RealtimeSession | None:
         # `Instrumentation.close` ends the sessions before the last events are sent.
         weakref.finalize(connection, session.ended).atexit = False
     return session
+
+
+def _is_open(connection: Any) -> bool:
+    return bool(connection.protocol.state.name == "OPEN")
 
 
 def _handshake(original: Any) -> Any:
@@ -82,9 +92,19 @@ def _send(original: Any) -> Any:
     @functools.wraps(original)
     def send(self: Any, message: Any, *args: Any, **options: Any) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
-        if session is not None:
-            session.sending(message)
-        return original(self, message, *args, **options)
+        if session is None or not _is_open(self):
+            return original(self, message, *args, **options)
+        try:
+            parts = list(message) if _is_fragmented(message) else None
+            frame = session.frame(message if parts is None else _joined(parts))
+            frame.take()
+        except BaseException:
+            if session.is_killed():
+                _drop(self, session)
+            raise
+        if not _is_open(self):
+            frame.drop()
+        return original(self, _again(frame, message, parts), *args, **options)
 
     return send
 
@@ -93,11 +113,45 @@ def _send_async(original: Any) -> Any:
     @functools.wraps(original)
     async def send(self: Any, message: Any, *args: Any, **options: Any) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
-        if session is not None:
-            session.sending(message)
-        return await original(self, message, *args, **options)
+        if session is None or not _is_open(self):
+            return await original(self, message, *args, **options)
+        try:
+            parts = None
+            if isinstance(message, AsyncIterable):
+                parts = [part async for part in message]
+            elif _is_fragmented(message):
+                parts = list(message)
+            frame = session.frame(message if parts is None else _joined(parts))
+            await frame.take_async()
+        except BaseException:
+            if session.is_killed():
+                _drop(self, session)
+            raise
+        if not _is_open(self):
+            frame.drop()
+        return await original(self, _again(frame, message, parts), *args, **options)
 
     return send
+
+
+def _is_fragmented(message: Any) -> bool:
+    return isinstance(message, Iterable) and not isinstance(
+        message, str | bytes | bytearray | memoryview | Mapping
+    )
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return the message of some fragments; empty where the client refuses them anyway."""
+    if parts and isinstance(parts[0], str):
+        return "".join(part for part in parts if isinstance(part, str))
+    return b"".join(part for part in parts if not isinstance(part, str))
+
+
+def _again(frame: Any, message: Any, parts: list[Any] | None) -> Any:
+    """Return what is to be sent: fragments stay fragments unless guard has changed them."""
+    if parts is None:
+        return frame.message
+    return parts if frame.message == _joined(parts) else frame.message
 
 
 def _recv(original: Any, closed: type[Exception]) -> Any:
@@ -106,12 +160,23 @@ def _recv(original: Any, closed: type[Exception]) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return original(self, *args, **options)
+        session.begins_to_read()
         try:
             message = llm_request(original, self, *args, **options)
         except closed:
-            session.ended()
+            session.ended(Ending.LOST, seen=self.protocol.close_rcvd is not None)
             raise
-        session.received(message)
+        except BaseException:
+            if session.is_killed():
+                _drop(self, session)
+            raise
+        finally:
+            session.reading -= 1
+        try:
+            session.hear(message)
+        except BaseException:
+            _drop(self, session)
+            raise
         return message
 
     return recv
@@ -123,12 +188,85 @@ def _recv_async(original: Any, closed: type[Exception]) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return await original(self, *args, **options)
+        session.begins_to_read()
         try:
             message = await llm_request_async(original, self, *args, **options)
         except closed:
-            session.ended()
+            session.ended(Ending.LOST, seen=self.protocol.close_rcvd is not None)
             raise
-        session.received(message)
+        except BaseException:
+            if session.is_killed():
+                _drop(self, session)
+            raise
+        finally:
+            session.reading -= 1
+        try:
+            await session.hear_async(message)
+        except BaseException:
+            _drop(self, session)
+            raise
         return message
 
     return recv
+
+
+def _drop(connection: Any, session: FrameSession) -> None:
+    """End a connection at once: an answer must not go on."""
+    transport = getattr(connection, "transport", None)
+    connection.close_socket() if transport is None else transport.abort()
+    session.ended()
+
+
+def _close(original: Any) -> Any:
+    @functools.wraps(original)
+    def close(self: Any, *args: Any, **options: Any) -> Any:
+        session = getattr(self, SESSION_ATTRIBUTE, None)
+        if session is None:
+            return original(self, *args, **options)
+        session.closing = True
+        try:
+            return original(self, *args, **options)
+        finally:
+            session.closed()
+
+    return close
+
+
+def _close_async(original: Any) -> Any:
+    @functools.wraps(original)
+    async def close(self: Any, *args: Any, **options: Any) -> Any:
+        session = getattr(self, SESSION_ATTRIBUTE, None)
+        if session is None:
+            return await original(self, *args, **options)
+        session.closing = True
+        try:
+            return await original(self, *args, **options)
+        finally:
+            session.closed()
+
+    return close
+
+
+def _stream(original: Any) -> Any:
+    """Read whole messages: an answer must not pass by in fragments."""
+
+    @functools.wraps(original)
+    def recv_streaming(self: Any, decode: bool | None = None) -> Any:
+        if getattr(self, SESSION_ATTRIBUTE, None) is None:
+            yield from original(self, decode)
+        else:
+            yield self.recv(decode=decode)
+
+    return recv_streaming
+
+
+def _stream_async(original: Any) -> Any:
+    @functools.wraps(original)
+    async def recv_streaming(self: Any, decode: bool | None = None) -> Any:
+        if getattr(self, SESSION_ATTRIBUTE, None) is None:
+            async for part in original(self, decode):
+                yield part
+        else:
+            yield await self.recv(decode=decode)
+
+    return recv_streaming

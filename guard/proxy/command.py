@@ -169,6 +169,24 @@ def serve(
         guard.shutdown()
 
 
+@proxy.command("env")
+@click.argument("url", envvar="GUARD_PROXY_URL")
+def env_of(url: str) -> None:
+    """Print a shell's variables that lead tools to the proxy at URL, with a key of your login.
+
+    The key ends within an hour. Tools that ask a command for their key go on: `guard key print`.
+
+    \b
+    Example:
+      eval "$(guard proxy env https://proxy.example.com:8788)"
+    """
+    from guard.login.command import fresh_login, secure_address
+    from guard.login.exports import exports
+
+    address = secure_address(url, "name the proxy, such as https://proxy.example.com:8788")
+    click.echo(exports(address, fresh_login().access_token))
+
+
 def _custody(
     file: Path, upstreams: Upstreams, *, local: bool, unseen: bool
 ) -> tuple[Custody, Upstreams]:

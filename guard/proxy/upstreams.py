@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from guard.core.usage.paths import is_agents_own
 from guard.core.usage.vendors import provider_of
 from guard.core.vendors import VENDORS
 from guard.running import routes
@@ -44,15 +45,6 @@ _LOCATION: Final = re.compile(r"/locations/([a-z0-9-]{1,40})/")
 # Dot segments, also encoded: upstream might resolve them to another path than the one that was
 # looked up here, and a request to a model would pass as something else.
 _DOTS: Final = re.compile(rb"(?i)(?:/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)")
-
-_TELEMETRY: Final = re.compile(
-    r"/api/(?:event_logging|claude_code|claude_cli|hello|oauth|organizations)(?:/|$)"
-    r"|/backend-api/(?:wham(?!/tasks)|analytics|telemetry|codex/(?:analytics-events|safety))(?:/|$)"
-    r"|:(?:loadCodeAssist|onboardUser|recordCodeAssistMetrics|recordClientMetrics|countTokens"
-    r"|fetchAdminControls|listExperiments|retrieveUserQuota|setCodeAssistGlobalUserSetting)$"
-    r"|/(?:telemetry|statsig|log_event|metrics|otel|traces|logs)(?:/|$)"
-)
-"""Paths where tools report about themselves, or ask about an account: no model works for them."""
 
 
 class NoUpstreamError(Exception):
@@ -101,7 +93,7 @@ class Destination:
     @property
     def is_telemetry(self) -> bool:
         """Whether a program reports here about itself."""
-        return _TELEMETRY.search(self.path) is not None
+        return is_agents_own(self.path)
 
 
 def _with_vendors(given: Mapping[str, str]) -> dict[str, str]:

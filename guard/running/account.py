@@ -24,6 +24,7 @@ from guard.running.words import OperatorStop
 _PAGE: Final = 1000
 _CUT_SHORT: Final = "cut_short"
 _UNPRICED: Final = "unpriced"
+_UNPRICED_SOUND: Final = "unpriced_sound"
 _LOCAL: Final = "local"
 _LIMITS: Final = {"usd": "limit_nanousd", "tokens": "limit_tokens", "calls": "limit_calls"}
 
@@ -206,6 +207,7 @@ class RunAccount:
         for event in self._events(type="llm", flag=f"{_CUT_SHORT},{_UNPRICED},{_LOCAL}"):
             cut_short += _CUT_SHORT in event["flags"]
             unpriced[event["model"]] += _UNPRICED in event["flags"]
+            unpriced[f"{event['model']} (sound)"] += _UNPRICED_SOUND in event["flags"]
             local[event["model"]] += _LOCAL in event["flags"]
         return attrs.evolve(
             self.spend(),

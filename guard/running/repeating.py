@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from guard.running.signals import FORWARDED
+from guard.running.signals import HELD
 
 logger = logging.getLogger("guard.run")
 
@@ -42,7 +42,7 @@ def repeating(
     thread = threading.Thread(target=repeat, name=name, daemon=True)
     # A thread inherits the mask. With the signals blocked in every thread they stay pending until
     # the main thread waits for them; Python would act on one that any thread gets.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         thread.start()
     finally:

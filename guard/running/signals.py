@@ -12,6 +12,9 @@ from typing import Any, Final, Self
 
 FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
                     signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)  # fmt: skip
+HELD: Final = (*FORWARDED, signal.SIGALRM)
+"""What no thread may be interrupted by: one that another thread got would never be waited for."""
+
 _BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 """Signals of the terminal's keys: all processes in its foreground get them, also the program."""
 
@@ -19,6 +22,7 @@ _SI_KERNEL: Final = 128
 """``si_code`` of a signal that the terminal has sent, on Linux."""
 
 _HAS_INFO: Final = hasattr(signal, "sigtimedwait") and os.uname().sysname == "Linux"
+_AWAITED: Final = {*HELD, signal.SIGCHLD}
 
 
 class SignalQueue:
@@ -39,7 +43,9 @@ class SignalQueue:
         self.mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         # Blocked, not handled: a signal stays pending until `get`, which then learns its sender.
         if _HAS_INFO:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
+            signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+            # A thread that was started before may get an alarm between two waits, and must live.
+            self._handlers = {signal.SIGALRM: signal.signal(signal.SIGALRM, lambda *_: None)}
         else:
             self._handlers = {number: signal.signal(number, self._catch) for number in FORWARDED}
         return self
@@ -47,7 +53,7 @@ class SignalQueue:
     def __exit__(self, *_: object) -> None:
         if _HAS_INFO:
             # Discard what was meant for the program, which has ended, before unblocking it here.
-            list(self._pending(0))
+            list(_pending())
             signal.pthread_sigmask(signal.SIG_SETMASK, self.mask_before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -59,22 +65,31 @@ class SignalQueue:
             timeout_s: the longest wait in seconds.
         """
         if _HAS_INFO:
-            return list(self._pending(timeout_s))
+            # An alarm ends the wait, not a timeout of `sigtimedwait`: if the process is stopped and
+            # continued during that, CPython returns a signal that is made of whatever the memory
+            # held (3.10 to 3.13).
+            signal.setitimer(signal.ITIMER_REAL, timeout_s, timeout_s)
+            first = signal.sigwaitinfo(_AWAITED)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return [each.si_signo for each in (first, *_pending()) if _is_to_forward(each)]
         if not self._caught:
             time.sleep(timeout_s)
         caught, self._caught = self._caught, []
         return caught
 
-    def _pending(self, timeout_s: float) -> Iterator[int]:
-        while (info := signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, timeout_s)) is not None:
-            by_terminal = info.si_signo in _BY_TERMINAL and info.si_code == _SI_KERNEL
-            if info.si_signo != signal.SIGCHLD and not by_terminal:
-                yield info.si_signo
-            timeout_s = 0  # further signals only if they are pending already
-
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         if number not in _BY_TERMINAL or not _is_in_foreground():
             self._caught.append(number)
+
+
+def _pending() -> Iterator[signal.struct_siginfo]:
+    """Take the signals that have arrived already."""
+    return iter(lambda: signal.sigtimedwait(_AWAITED, 0), None)
+
+
+def _is_to_forward(info: signal.struct_siginfo) -> bool:
+    by_terminal = info.si_signo in _BY_TERMINAL and info.si_code == _SI_KERNEL
+    return info.si_signo in FORWARDED and not by_terminal
 
 
 def _is_in_foreground() -> bool:

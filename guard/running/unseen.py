@@ -115,7 +115,8 @@ class RunUnseen:
             let = f"let go by --trust or the gateway's facts: {count} request"
             yield f"{let}{'' if count == 1 else 's'} with {name}"
         for name, count in facts["unheld_sessions"].items():
-            yield f"counted, but not held: {count} session{'' if count == 1 else 's'} with {name}"
+            of = f"transcripts of {count} session{'' if count == 1 else 's'}"
+            yield f"counted, but not held: {of} with {name}"
         for name, count in facts["unchecked_tools"].items():
             yield f"not checked: {count} call{'' if count == 1 else 's'} of the tool {name}"
         for name in facts["unchecked_frameworks"]:

@@ -16,11 +16,10 @@ from guard.core.events import InstrumentedCall
 from guard.core.ids import IdFactory
 from guard.core.leases import LeaseBook
 from guard.delivery.health import Health
-from guard.delivery.journal import Journal
+from guard.delivery.journal import Journal, JournalEntry
 from guard.delivery.last_delivery import Patience, deliver_until
 from guard.delivery.outbox import Outbox
 from guard.delivery.spool import owner_of
-from guard.delivery.unjournaled import BegunRequest, UnjournaledRequest
 from guard.loop import LoopClosedError
 from guard.loop.threads import ServiceLoop
 from guard.scope.scope import Scope, current_scope
@@ -118,35 +117,24 @@ class EventPipeline:
                 scope.call.metered = True
         return serial
 
-    @property
-    def has_journal(self) -> bool:
-        """Whether requests under way are journaled; if not, they are reported to the gateway."""
-        directory = self._settings.spool_dir
-        # One that could not be opened is not tried again: this is asked before each request.
-        if self._journal is None and directory is not None and self.journal_state != "failed":
-            self._open_journal(directory)
-        if self._journal is None:
-            self._leases.reports_unjournaled = True
-            return False
-        return True
-
-    def begin(self, reservation_id: str, amount: int, model: str | None) -> BegunRequest:
-        """Note that a request is about to be sent: in the journal, else in memory.
+    def begin(self, reservation_id: str, amount: int, model: str | None) -> JournalEntry | None:
+        """Note in the journal that a request is about to be sent; None where there is none.
 
         Args:
             reservation_id: the reservation or lease that pays for it.
             amount: what it can cost, in nano-dollars.
             model: the model that was asked for.
         """
-        now_ms, serial = time.time_ns() // 1_000_000, next(self.ids.count)
+        directory = self._settings.spool_dir
+        # One that could not be opened is not tried again: this is asked before each request.
+        if self._journal is None and directory is not None and self.journal_state != "failed":
+            self._open_journal(directory)
         journal = self._journal
-        if journal is None and self._settings.spool_dir is not None and self.has_journal:
-            journal = self._journal
-        if journal is not None:
-            entry = journal.begin(reservation_id, amount, model, now_ms, serial)
-            if entry is not None:  # else all of its slots are in use, or it is closed
-                return entry
-        return UnjournaledRequest(self._leases, reservation_id, amount, now_ms, serial)
+        if journal is None:
+            return None
+        # None also if all of its slots are in use, or it is closed.
+        now_ms, serial = time.time_ns() // 1_000_000, next(self.ids.count)
+        return journal.begin(reservation_id, amount, model, now_ms, serial)
 
     def _open_journal(self, directory: Path) -> None:
         owner = owner_of(self._settings.api_url, self._settings.owner_key)

@@ -34,14 +34,23 @@ class LeaseRequests:
         self._ids = ids
         self._http_places = asyncio.Semaphore(_HTTP_AT_ONCE)
 
-    async def update(self, update: wire.LeaseUpdate) -> wire.LeaseState | None:
+    def new_key(self) -> str:
+        """Make the key of an update; a repeat under the same one does not return money twice."""
+        return self._ids.uuid7(time.time_ns() // 1_000_000)
+
+    async def update(
+        self, update: wire.LeaseUpdate, key: str | None = None
+    ) -> wire.LeaseState | None:
         """Send an update; return the new state, or None when the gateway holds no such thing.
+
+        Args:
+            update: the update.
+            key: the same for each repeat; a new one if None.
 
         Raises:
             GuardError: refused, or no usable answer in time.
         """
-        # Over HTTP under the same key: a repeat does not return the money twice.
-        key = self._ids.uuid7(time.time_ns() // 1_000_000)
+        key = key or self.new_key()
         told = await self._asks.request("gate/lease", key, wire.encode(update), _ANSWER_S)
         if told is None:
             return await self._by_http(update, key)

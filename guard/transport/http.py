@@ -90,6 +90,8 @@ class GatewayHttp:
         require_secure(settings.api_url, settings.allow_plaintext_hosts)
         self._restarts = restarts
         self._address = settings.api_url
+        # Whether a reply has come: then the address is right, whatever happens to a connection.
+        self._has_answered = False
         self.signer = Signer(settings)
         parts = urlsplit(settings.api_url)
         host = parts.hostname or ""
@@ -155,7 +157,8 @@ class GatewayHttp:
                 raise was_shut_down() from None
             text = f"{endpoint}: {_why(exc)}"
             failed = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
-            if failed or why_unreached(self._address, _why(exc)) is not None:
+            is_mistake = why_unreached(self._address, _why(exc)) is not None
+            if failed or (is_mistake and not self._has_answered):
                 text = unreachable(self._address, _why(exc), restarts=self._restarts())
             raise GuardTransportError(text, source="NETWORK_ERROR", endpoint=endpoint) from None
 
@@ -176,6 +179,7 @@ class GatewayHttp:
         with unlogged():
             response = await client.send(outgoing, stream=True)
             body = await _read(response, endpoint)
+        self._has_answered = True
         return Reply(
             endpoint=endpoint,
             status=response.status_code,

@@ -23,7 +23,7 @@ from spamdetect.engine.characters import code_points
 from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.container import Container, read, unpack
 from spamdetect.engine.features import Hashes, in_words, table_size, text_buckets
-from spamdetect.engine.meaning import Network
+from spamdetect.engine.network import Network
 from spamdetect.engine.profiles import Profile, read_profiles
 from spamdetect.engine.results import ModelError
 from spamdetect.engine.traits import traits, traits_size

@@ -16,7 +16,7 @@ from typing import Final
 
 import attrs
 
-from spamdetect.engine.naming import DENSE, DENSE_RUN, WORD
+from spamdetect.engine.word_characters import DENSE, DENSE_RUN, WORD
 
 _REMEMBERED: Final = 1 << 14
 _LONGEST: Final = 40  # characters of a word that are examined

@@ -11,8 +11,8 @@ from spamdetect.engine import classifier, language
 from spamdetect.engine.counts import Counts, count
 from spamdetect.engine.explain import explain as explain_text
 from spamdetect.engine.language import certain
+from spamdetect.engine.long_texts import parts, with_parts
 from spamdetect.engine.normalise import Normalised, normalise
-from spamdetect.engine.parts import parts, with_parts
 from spamdetect.engine.profiles import Profile, resolve
 from spamdetect.engine.results import (
     LANGUAGE_UNKNOWN,

@@ -11,12 +11,12 @@ import numpy as np
 from spamdetect.engine.characters import class_of, code_points
 from spamdetect.engine.classifier import SpamModel, unique_buckets
 from spamdetect.engine.features import CHAR_NGRAMS, folded, mix, ngram_hashes, text_buckets
-from spamdetect.engine.naming import DENSE, DENSE_RANGES
 from spamdetect.engine.normalise import MAIL, MENTION, URL, Normalised
-from spamdetect.engine.odd import MARKS
 from spamdetect.engine.results import Reason
 from spamdetect.engine.structure import GROUPS, LINK_GROUPS
 from spamdetect.engine.traits import NAMED_EDGES, trait_names
+from spamdetect.engine.unusual_characters import MARKS
+from spamdetect.engine.word_characters import DENSE, DENSE_RANGES
 
 _PIECE: Final = re.compile(r"\S+")
 _NAMED: Final = {URL: "<url>", MAIL: "<mail>", MENTION: "<mention>"}

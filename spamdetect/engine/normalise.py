@@ -39,7 +39,8 @@ from spamdetect.engine.confusables import (
     ONLY_LATIN,
 )
 from spamdetect.engine.links import DOT, host_of, may_link, replace_links
-from spamdetect.engine.odd import (
+from spamdetect.engine.shape import shape
+from spamdetect.engine.unusual_characters import (
     ACCENT_RUN,
     INVISIBLE_RUN,
     TO_CLEAN,
@@ -47,7 +48,6 @@ from spamdetect.engine.odd import (
     TOO_MANY_MARKS,
     UNWANTED_CHARACTER,
 )
-from spamdetect.engine.shape import shape
 
 URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
 NUMBER, HOST = "\ue003", "\ue004"

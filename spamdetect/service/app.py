@@ -18,13 +18,13 @@ from spamdetect.errors import SpamConfigError
 from spamdetect.models import ErrorCode
 from spamdetect.service.analysis import TextEngine
 from spamdetect.service.body import ClientGoneError, RequestBody, fields_of
-from spamdetect.service.hot import HotRoutes, endpoint_of
 from spamdetect.service.keys import StoreError
 from spamdetect.service.limits import Allowance, Limits, StoreLimits
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.openapi import openapi_document
 from spamdetect.service.processes import EngineProcesses
 from spamdetect.service.respond import RefusalError, Reply, envelope, send_reply
+from spamdetect.service.routes import HotRoutes, endpoint_of
 from spamdetect.service.rule_book import RuleBook
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.service.state import HotState

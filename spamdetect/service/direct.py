@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, Final
 
 from spamdetect.service.body import RequestBody, fields_of
-from spamdetect.service.hot import ENDPOINTS, HotRoutes
 from spamdetect.service.protocol import STATUS_LINE, HardenedProtocol
 from spamdetect.service.respond import Reply
+from spamdetect.service.routes import ENDPOINTS, HotRoutes
 from spamdetect.service.settings import ServiceSettings
 from spamdetect.service.state import Request
 from spamdetect.service.steps import run_soon

@@ -15,9 +15,9 @@ import uvicorn
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import SpamService
 from spamdetect.service.direct import direct_protocol
-from spamdetect.service.hot import HotRoutes
 from spamdetect.service.keys import KeySpec, NewKey
 from spamdetect.service.protocol import hardened_protocol
+from spamdetect.service.routes import HotRoutes
 from spamdetect.service.settings import ServiceSettings
 
 # Longer than the client keeps an idle connection, so that the client is the one that closes.

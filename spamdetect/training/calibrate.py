@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from spamdetect.engine.classifier import Blend
-from spamdetect.engine.parts import with_parts
+from spamdetect.engine.long_texts import with_parts
 from spamdetect.engine.profiles import Profile
 from spamdetect.training.corpus import Corpus, Flags
 from spamdetect.training.fit import Floats, Signals

@@ -20,8 +20,8 @@ from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.counts import count
 from spamdetect.engine.features import table_size, text_buckets
 from spamdetect.engine.language import LanguageModel, certain
+from spamdetect.engine.long_texts import parts
 from spamdetect.engine.normalise import normalise
-from spamdetect.engine.parts import parts
 from spamdetect.engine.structure import structure
 from spamdetect.engine.traits import traits, traits_size
 from spamdetect.training import lexicon as lexicons

@@ -21,7 +21,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
-from spamdetect.engine.meaning import Network
+from spamdetect.engine.network import Network
 from spamdetect.engine.structure import SCRIPT_COLUMNS
 from spamdetect.engine.traits import NAMED, trait_groups
 from spamdetect.training.corpus import BITS, Corpus, Features, Flags, Progress

@@ -18,8 +18,8 @@ from spamdetect.training.calibrate import HeldOut
 from spamdetect.training.corpus import BITS, Corpus, Progress, corpus, silent
 from spamdetect.training.dataset import read_spam
 from spamdetect.training.fit import POWER, fit, fit_many
+from spamdetect.training.generated import made_rows
 from spamdetect.training.left_out import folds, strangers
-from spamdetect.training.made import made_rows
 
 VERSION: Final = "3.1.0"
 THRESHOLD: Final = 0.5
@@ -46,7 +46,7 @@ def train(
         seed: seeds everything random.
         progress: receives the stage and the share of it that is done.
         notices: how many notices to add from each template of this package; the shipped model
-            has `spamdetect.training.made.PER_TEMPLATE`.
+            has `spamdetect.training.generated.PER_TEMPLATE`.
         jobs: how many processes share the fits for the calibration.
 
     Raises:

@@ -12,6 +12,7 @@ import pytest
 from guard.gateway.cli.main import gateway as command
 from tests.gateway.conftest import Tenant
 from tests.gateway.test_refused_raises import run
+from tests.gateway.test_uncertain import lost
 from tests.gateway.test_waiting_line import WORST, ask, end
 
 
@@ -56,6 +57,10 @@ def two_raises(tenant: Tenant) -> None:
         tenant.admin.raise_budget(budget_id, WORST)
 
 
+def two_in_doubt(tenant: Tenant) -> None:
+    tenant.send(lost(tenant, 1), lost(tenant, 2))
+
+
 def two_messages(tenant: Tenant) -> None:
     tenant.admin.set_channel("ops", "slack", secret="https://hooks.invalid/services")
     for _ in range(2):
@@ -71,6 +76,7 @@ ROWS: Final[dict[str, Callable[[Tenant], Any]]] = {
     "budgets waiting": two_that_wait,
     "budgets raises": two_raises,
     "alerts deliveries": two_messages,
+    "doubt list": two_in_doubt,
 }
 
 

@@ -34,7 +34,7 @@ AT_ONCE_S = 30.0
 def test_agents_and_orders_go_on_when_it_is_back(site: Site, proof_scale: float) -> None:  # noqa: F811
     deaths = max(2, round(2 * proof_scale))
     pair = [site.replica(), site.replica()]
-    site.prepare(reservation_ttl_ms=3 * LEASE_MS, lease_ttl_ms=LEASE_MS)
+    site.prepare(reservation_ttl_ms=3 * LEASE_MS, lease_ttl_ms=LEASE_MS, lease_grace_ms=0)
     site.spend()
     ordered = site.obey("pause-w", *(f"{which}-{n}" for n in range(deaths) for which in "ab"))
     for death in range(deaths):
@@ -72,7 +72,7 @@ async def test_what_a_holder_has_spent_meanwhile_is_still_its_own(
     with run_gateway(private_dsn, sweep_interval_ms=50) as gateway:
         tenant = await asyncio.to_thread(new_tenant, gateway)
         admin = tenant.admin
-        await asyncio.to_thread(admin.update_settings, lease_ttl_ms=HELD_MS)
+        await asyncio.to_thread(admin.update_settings, lease_ttl_ms=HELD_MS, lease_grace_ms=0)
         await asyncio.to_thread(admin.set_budget, limit_nanousd=1000)
         price = {"input_per_mtok": 0, "output_per_mtok": 1_000_000}
         await asyncio.to_thread(functools.partial(admin.set_price, "m", **price))

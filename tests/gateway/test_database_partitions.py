@@ -67,7 +67,7 @@ def test_one_replica_is_cut_off(site: Site, lines: list[ChaosProxy], kind: str) 
     """The balancer sees it, and agents and orders go on at the other one."""
     away, there = [site.replica(database=through(line, site.dsn)) for line in lines]
     ttl_ms = 30_000 if site.is_patient else 15_000
-    site.prepare(reservation_ttl_ms=ttl_ms, lease_ttl_ms=ttl_ms)
+    site.prepare(reservation_ttl_ms=ttl_ms, lease_ttl_ms=ttl_ms, lease_grace_ms=0)
     site.spend()
     ordered = site.obey("pause-w", "a", "b")
     site.goes_on(20)
@@ -96,7 +96,7 @@ def test_one_replica_is_cut_off(site: Site, lines: list[ChaosProxy], kind: str) 
 def test_both_replicas_are_cut_off(site: Site, lines: list[ChaosProxy], kind: str) -> None:  # noqa: F811
     """For longer than leases last: what their holders have spent meanwhile is still theirs."""
     pair = [site.replica(database=through(line, site.dsn)) for line in lines]
-    site.prepare(reservation_ttl_ms=2 * AWAY_MS, lease_ttl_ms=LEASE_MS)
+    site.prepare(reservation_ttl_ms=2 * AWAY_MS, lease_ttl_ms=LEASE_MS, lease_grace_ms=0)
     site.spend()
     ordered = site.obey("pause-w", "a", "b")
     site.goes_on(20)

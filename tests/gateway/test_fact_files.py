@@ -99,7 +99,7 @@ def test_the_file_of_a_release_can_be_imported(
     [
         ("", "there are no facts in it"),
         ("[[chat]]\nat = ''", "there are no facts in it"),
-        ("[[chat]]\ncosts = 'x'", "[[chat]] number 1 has 'costs', which is none of at, date, sour"),
+        ("[[chat]]\ncosts = 'x'", "no facts in it; 'costs' is not known here, and was not taken"),
         ("[[chat]]\nneutral = 3", "[[chat]] number 1: neutral takes names in one text, or a list"),
         ("[[chat]]\nneutral = ['x', 3]", "neutral takes names in one text, or a list"),
         ("[chat]\nneutral = 'x'", "chat is written as [[chat]], once for each place"),
@@ -130,12 +130,14 @@ def test_a_file_that_holds_no_facts_is_refused_in_one_sentence(
 
 def test_what_a_newer_file_has_besides_is_named_and_left_out(tmp_path: Path) -> None:
     file = tmp_path / "facts.toml"
-    file.write_text("[[hosts]]\nexact = 'evil.example'\n[[chat]]\nneutral = 'x'\nbounds = 'n'")
+    newer = "[[chat]]\nneutral = 'x'\nbounds = 'n'\nweather = { x = 3 }"
+    file.write_text(f"[[hosts]]\nexact = 'evil.example'\n{newer}")
     found, left_out = read_facts(file)
     assert found == [OwnFact(name="x", format="chat")]
     assert left_out == [
         "'hosts' is not known here, and was not taken",
         "bounds: only a release can act on these, so they were not taken",
+        "'weather' is not known here, and was not taken",
     ]
 
 

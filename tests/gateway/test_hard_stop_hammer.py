@@ -103,7 +103,7 @@ def agent_process(
 
 
 def storm_settings(admin: AdminClient, ttl_ms: int = TTL_MS) -> None:
-    admin.update_settings(lease_ttl_ms=ttl_ms, reservation_ttl_ms=ttl_ms)
+    admin.update_settings(lease_ttl_ms=ttl_ms, lease_grace_ms=0, reservation_ttl_ms=ttl_ms)
     admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=2 * 10**9)
 
 

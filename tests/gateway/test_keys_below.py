@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.gateway.admin import AdminError
-from guard.gateway.domain.key_hierarchy import below, lineage, owner_of
+from guard.gateway.domain.key_hierarchy import child_id, lineage, owner_of
 
 CENT = 10_000_000
 ids = st.text("0123456789abcdef-", min_size=1, max_size=36)
@@ -21,8 +21,8 @@ def test_lineage(parts: list[str]) -> None:
     key_id = parts[0]
     expected = [key_id]
     for part in parts[1:]:
-        assert owner_of(below(key_id, part)) == key_id
-        key_id = below(key_id, part)
+        assert owner_of(child_id(key_id, part)) == key_id
+        key_id = child_id(key_id, part)
         expected.insert(0, key_id)
     assert lineage(key_id) == tuple(expected)
     assert owner_of(parts[0]) is None

@@ -33,6 +33,8 @@ from tests.support.store import decide, ingest, update_lease
 
 HOUR = 3_600_000
 TTL = 30_000
+GRACE = 10_000
+ALL = 2**60
 CLOSING = 5_000
 LONG = HOUR // 4
 AMOUNTS = (1, 50, 99, 100, 101, 400)
@@ -75,8 +77,9 @@ class Held:
     known: bool = True  # to its holder
     overspent: int = 0  # by the gateway's word
     under_way: list[int] = attrs.Factory(list)
-    told: int = 0  # to the gateway, by a holder without a journal
-    prepaid: int = 0  # charged by that word, and not used up by late events
+    sends: int = 0  # the most of it that may be under way: all, once LLM requests were granted
+    in_doubt: int = 0  # charged at its end, and neither reported nor given back since
+    in_doubt_on: list[Key] = attrs.Factory(list)
 
 
 @attrs.define
@@ -94,7 +97,9 @@ class LeaseMachine(StorageMachine):
 
     on_their_way = Bundle("on_their_way")
 
-    of_organisation: ClassVar = OrganisationSettings(reservation_ttl_ms=LONG, lease_ttl_ms=TTL)
+    of_organisation: ClassVar = OrganisationSettings(
+        reservation_ttl_ms=LONG, lease_ttl_ms=TTL - GRACE, lease_grace_ms=GRACE
+    )
 
     def __init__(self, make_storage: Callable[..., Storage]) -> None:
         super().__init__(
@@ -155,14 +160,19 @@ class LeaseMachine(StorageMachine):
             self.accounts[key].leases -= held.is_lease
 
     def expire(self, held: Held) -> None:
-        amount = min(held.told, held.held)
+        amount = min(held.sends, held.held)
         self.close(held)
         if amount:
-            held.prepaid = amount
-            self.charged_unseen += amount
             own = {key[:2]: key for key in held.keys}
-            for key in self.keys(held.lane):
-                self.accounts[own.get(key[:2], key)].committed += amount
+            held.in_doubt_on = [own.get(key[:2], key) for key in self.keys(held.lane)]
+            self.doubt(held, amount)
+
+    def doubt(self, held: Held, left: int) -> None:
+        by = left - held.in_doubt
+        held.in_doubt = left
+        self.charged_unseen += by
+        for key in held.in_doubt_on:
+            self.accounts[key].committed += by
 
     def coming(self, held: Held) -> int:
         return sum(
@@ -187,7 +197,8 @@ class LeaseMachine(StorageMachine):
 
     def question(self, key: str, lane: Lane, lease: wire.LeaseAsk | None) -> wire.GateRequest:
         return wire.GateRequest(
-            call_id="c", kind="call", function=key, gates_requests=True,
+            call_id="c", kind="llm" if lane.holder == "y" else "call", function=key,
+            gates_requests=True,
             workflow_id=lane.workflow, user=lane.user, model=lane.model or wire.UNKNOWN_MODEL,
             chain=None if lane.chain is None else wire.Chain(lane.chain, "start"), lease=lease,
         )  # fmt: skip
@@ -238,7 +249,7 @@ class LeaseMachine(StorageMachine):
         answer = self.run(decide(self.storage, given))
         if answer.recall:
             self.recall([each for ids in answer.recall.values() for each in ids])
-            given = msgspec.structs.replace(given, is_again=True)
+            given = msgspec.structs.replace(given, is_rerun=True)
             answer = self.run(decide(self.storage, given))
         self.decided(lane, lease, answer, amount, demand, leased)
         if repeated and answer.waits is None:
@@ -298,6 +309,8 @@ class LeaseMachine(StorageMachine):
             for key in keys:
                 self.accounts[key].leases += leased
         self.move(held, granted)
+        if lane.holder == "y":  # it sends requests, the other one makes calls
+            held.sends = ALL
         held.free += granted - amount
         if leased:
             assert reply.lease is not None
@@ -360,6 +373,7 @@ class LeaseMachine(StorageMachine):
         assert reply.lease is not None
         assert (reply.lease.lease_id, reply.lease.granted_nanousd) == (held.id, granted)
         self.move(held, granted)
+        held.sends = ALL if lane.holder == "y" else 0
         held.free += granted + reply.lease.overspent_nanousd - held.overspent
         held.overspent = reply.lease.overspent_nanousd
 
@@ -401,8 +415,8 @@ class LeaseMachine(StorageMachine):
             return
         assert reply.accepted == 1
         asked = held.lane.model
-        cost = paid.cost - min(paid.cost, held.prepaid)
-        held.prepaid -= paid.cost - cost
+        cost = paid.cost
+        self.doubt(held, max(0, held.in_doubt - cost) if held.is_lease else 0)
         self.delivered[paid.id] = cost
         if held.is_lease and asked is not None and paid.answered_by is not None:
             known, at = self.answers.get(asked, ("", 0))
@@ -419,9 +433,10 @@ class LeaseMachine(StorageMachine):
     def update(self, held: Held, *, close: bool = False) -> None:
         unused = self.give_back(held)
         change = wire.LeaseUpdate(held.id, unused_nanousd=unused, close=close)
-        if held.lane.holder == "y":  # it has no journal
+        if close and held.lane.holder == "y":
             change.under_way_nanousd = sum(held.under_way) + self.coming(held)
-        held.told = change.under_way_nanousd
+            held.sends = min(held.sends, change.under_way_nanousd)
+            self.doubt(held, min(held.in_doubt, held.sends))
         answer = self.run(
             update_lease(
                 self.storage, LeaseCommand(request=self.request(held.lane.holder), update=change)

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from guard.core import wire
+from guard.gateway.domain import records
 from guard.gateway.domain.commands import (
     GateCommand,
     IngestCommand,
@@ -24,15 +25,19 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
     RequestOrigin,
 )
+from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.ledger import doubt
 from guard.gateway.storage.port import Storage
+from guard.gateway.unit.state import within
 from tests.gateway.conftest import examples_of
 from tests.support.storage_machine import StorageMachine, run_model
-from tests.support.store import decide, ingest, release, update_lease
+from tests.support.store import ACTOR, decide, ingest, release, update_lease
 
 HOUR = 3_600_000
 TTL = HOUR // 2
 LIFE = 30_000
+GRACE = 10_000
 KEEP_DAYS = 40
 SEASON = 100 * 24 * HOUR
 WEEK = 7 * 24 * HOUR
@@ -74,7 +79,8 @@ class Hold:
     spent: int = 0
     open: bool = True
     expired: bool = False
-    prepaid: int = 0
+    in_doubt: int = 0
+    settled: int = 0  # by an operator: it pays for events
     forgotten: bool = False
 
     @property
@@ -89,7 +95,9 @@ class LedgerMachine(StorageMachine):
     events = Bundle("events")
 
     options: ClassVar = {"retention_days": KEEP_DAYS}
-    of_organisation: ClassVar = OrganisationSettings(reservation_ttl_ms=TTL)
+    of_organisation: ClassVar = OrganisationSettings(
+        reservation_ttl_ms=TTL, lease_ttl_ms=LIFE - GRACE, lease_grace_ms=GRACE
+    )
 
     def __init__(self, make_storage: Callable[..., Storage]) -> None:
         super().__init__(make_storage, {"org": 1000, "flow": 600, "user": 500, "tag": 550})
@@ -133,10 +141,16 @@ class LedgerMachine(StorageMachine):
                 left = hold.held
                 self.close(hold)
                 hold.expired = True
-                if hold.way == "unjournaled" and left:
+                if hold.way == "request" and left:
                     self.scopes(hold.workflow, hold.user)  # a cost opens the present epoch
-                    hold.prepaid = left
+                    hold.in_doubt = left
                     self.commit(hold, hold.keys, left, 0)
+
+    def end_doubt(self, hold: Hold, left: int = 0) -> None:
+        if not hold.forgotten and hold.in_doubt > left:
+            self.commit(None, hold.keys, left - hold.in_doubt, 0)
+            hold.in_doubt = left
+            hold.expired = bool(left)
 
     def close(self, hold: Hold) -> None:
         if hold.open:
@@ -170,14 +184,13 @@ class LedgerMachine(StorageMachine):
         workflow=st.sampled_from("ab"),
         user=st.sampled_from(USERS),
         amount=st.sampled_from(AMOUNTS),
-        way=st.sampled_from(["call", "renewed", "unjournaled"]),
+        way=st.sampled_from(["call", "renewed", "request"]),
     )
     def gate(self, workflow: str, user: Who, amount: int, way: str) -> Any:
         number = next(self.serial)
         call = wire.GateRequest(
-            call_id=f"c{number}", kind="llm" if way == "unjournaled" else "call", function="f",
-            workflow_id=workflow, user=user[0], renewed=way != "call",
-            unjournaled=way == "unjournaled", tags=_tags(user),
+            call_id=f"c{number}", kind="llm" if way == "request" else "call", function="f",
+            workflow_id=workflow, user=user[0], renewed=way != "call", tags=_tags(user),
         )  # fmt: skip
         command = GateCommand(request=self.request(), call=call, declared_nanousd=amount)
         answer = self.run(decide(self.storage, command))
@@ -239,11 +252,8 @@ class LedgerMachine(StorageMachine):
         reply = wire.decode(answer.body, wire.EventsReply)
         if hold is not None and hold.forgotten:
             hold = None
-        paid = 0 if hold is None else min(cost, hold.prepaid)
-        cost -= paid
-        current = []
-        if cost:  # it opens the present epoch, also when it is a repeat
-            current = self.scopes(workflow, user)
+        # It opens the present epoch, also when it is a repeat.
+        current = self.scopes(workflow, user)
         if event_id in self.charged:
             assert (answer.status, reply.duplicates) == (202, 1)
             return multiple()
@@ -252,15 +262,18 @@ class LedgerMachine(StorageMachine):
         self.newest = event_id
         keys = current if hold is None else hold.keys
         taken = 0
+        if hold is not None:
+            self.end_doubt(hold)
+            paid = min(cost, hold.settled)
+            self.commit(None, hold.keys, -paid, 0)
+            hold.settled -= paid
         if hold is not None and hold.open:
             taken = min(hold.held, cost)
             hold.held -= taken
             hold.expires = self.now + hold.life
-        over = self.commit(hold, keys if cost else [], cost, taken)
-        if hold is not None:
-            hold.prepaid -= paid
-            if final or hold.way == "unjournaled":
-                self.close(hold)
+        over = self.commit(hold, keys, cost, taken)
+        if hold is not None and (final or hold.way == "request"):
+            self.close(hold)
         assert answer.status == (422 if over else 202)
         return given
 
@@ -270,6 +283,28 @@ class LedgerMachine(StorageMachine):
         expected = 404 if hold.forgotten else 200
         assert self.run(release(self.storage, command)).status == expected
         self.close(hold)
+        self.end_doubt(hold)
+
+    @rule(hold=holds, cost=st.sampled_from([None, 0, 1, 150]))
+    def settle_doubt(self, hold: Hold, cost: int | None) -> None:
+        """An operator says what a charge in doubt has cost."""
+        body = records.DoubtSettlement(cost_nanousd=cost)
+        listed = {each.event_id: each for each in self.run(self.storage.doubts(self.org, 1000))}
+        of = f"expired-{hold.id}"
+        assert sum(each.doubt_nanousd for each in listed.values()) == sum(
+            each.in_doubt for each in self.all_holds if not each.forgotten
+        )
+        settled = self.storage.write(within(self.org), doubt.settle, ACTOR, self.org, body, of)
+        if hold.forgotten or not hold.in_doubt:
+            with pytest.raises(NotFoundError):
+                self.run(settled)
+            return
+        assert listed[of].doubt_nanousd == hold.in_doubt
+        was = hold.in_doubt
+        self.run(settled)
+        self.end_doubt(hold)
+        hold.settled = was if cost is None else cost
+        self.commit(None, hold.keys, hold.settled, 0)
 
     @rule(hold=holds)
     def renew(self, hold: Hold) -> None:
@@ -280,7 +315,7 @@ class LedgerMachine(StorageMachine):
             assert answer.status == 404
             return
         lost = hold.amount - hold.spent
-        if not hold.open and hold.expired and not hold.prepaid and lost > 0:
+        if not hold.open and hold.expired and not hold.in_doubt and lost > 0:
             limits = [(self.accounts[key], self.limit(key)) for key in hold.keys]
             room = min(limit - a.committed - a.reserved for a, limit in limits)
             if room > 0:

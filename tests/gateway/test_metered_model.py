@@ -69,13 +69,10 @@ class Sent:
     workflow: str
     model: str
     keys: dict[Key, int]
-    unjournaled: bool
     expires: int
     held: dict[Key, int]
     state: str = "open"
-    prepaid: int = 0
-    prepaid_money: int = 0
-    spent: int = 0
+    in_doubt: bool = False
 
     def tokens(self) -> int:
         return next(amount for (name, _, _), amount in self.keys.items() if "tokens" in name)
@@ -86,7 +83,7 @@ class MeteredMachine(StorageMachine):
 
     requests = Bundle("requests")
     events = Bundle("events")
-    of_organisation: ClassVar = OrganisationSettings(lease_ttl_ms=LIFE)
+    of_organisation: ClassVar = OrganisationSettings(lease_ttl_ms=LIFE, lease_grace_ms=0)
 
     def __init__(self, make_storage: Callable[..., Storage]) -> None:
         super().__init__(
@@ -211,14 +208,18 @@ class MeteredMachine(StorageMachine):
         for sent in self.sent:
             if sent.state == "open" and sent.expires <= self.now:
                 self.close(sent, "expired")
-                if sent.unjournaled:
-                    sent.prepaid = sent.tokens()
-                    sent.prepaid_money = BOUND
-                    sent.spent += BOUND
-                    self.over(sent.workflow, sent.model, 1)
-                    for key, amount in sent.keys.items():
-                        if BUDGETS[key[0]][0] != "calls":
-                            self.commit(key, amount)
+                sent.in_doubt = True
+                self.over(sent.workflow, sent.model, 1)
+                for key, amount in sent.keys.items():
+                    if BUDGETS[key[0]][0] != "calls":
+                        self.commit(key, amount)
+
+    def end_doubt(self, sent: Sent) -> None:
+        if sent.in_doubt:
+            sent.in_doubt, sent.state = False, "settled"
+            for key, amount in sent.keys.items():
+                if BUDGETS[key[0]][0] != "calls":
+                    self.commit(key, -amount)
 
     def request(self) -> RequestOrigin:
         return RequestOrigin(organisation_id=self.org, key_id="k")
@@ -228,17 +229,16 @@ class MeteredMachine(StorageMachine):
     @rule(
         target=requests, workflow=st.sampled_from("ab"),
         model=st.sampled_from(["m", "search-preview"]), tokens=st.sampled_from([1, 150, 300]),
-        unjournaled=st.booleans(), winding=st.booleans(), takes_last=st.booleans(),
-        spender=st.booleans(),
+        winding=st.booleans(), takes_last=st.booleans(), spender=st.booleans(),
     )  # fmt: skip
     def send(
-        self, workflow: str, model: str, tokens: int, unjournaled: bool, winding: bool,
-        takes_last: bool, spender: bool,
+        self, workflow: str, model: str, tokens: int, winding: bool, takes_last: bool,
+        spender: bool,
     ) -> Any:  # fmt: skip
         call = wire.GateRequest(
             call_id=f"c{next(self.serial)}", kind="llm", function="openai", model=model,
             workflow_id=workflow, max_input_tokens=tokens // 3,
-            max_output_tokens=tokens - tokens // 3, renewed=True, unjournaled=unjournaled,
+            max_output_tokens=tokens - tokens // 3, renewed=True,
             lease=wire.LeaseAsk(), winding_down=winding, takes_last=takes_last,
             agent=SPENDER if spender else None,
         )  # fmt: skip
@@ -255,9 +255,7 @@ class MeteredMachine(StorageMachine):
         assert reply.reservation_id is not None
         for key, amount in needs.items():
             self.counts[key].reserved += amount
-        sent = Sent(
-            reply.reservation_id, workflow, model, needs, unjournaled, self.now + LIFE, {**needs}
-        )
+        sent = Sent(reply.reservation_id, workflow, model, needs, self.now + LIFE, {**needs})
         self.sent.append(sent)
         return sent
 
@@ -314,16 +312,12 @@ class MeteredMachine(StorageMachine):
                 self.commit(key, 1 if BUDGETS[key[0]][0] == "calls" else tokens)
             return given
         tokens = tokens or sent.tokens()
-        paid = min(tokens, sent.prepaid)
-        sent.prepaid -= paid
-        paid_money = min(COST, sent.prepaid_money)
-        sent.prepaid_money -= paid_money
-        sent.spent += COST - paid_money
+        self.end_doubt(sent)
         for key, held in sent.held.items():
             if key[0] == "dollars":
-                self.commit(key, COST - paid_money)
+                self.commit(key, COST)
             elif BUDGETS[key[0]][0] == "tokens":
-                self.commit(key, tokens - paid)
+                self.commit(key, tokens)
             elif held or sent.state == "released":
                 self.commit(key, 1)
             self.counts[key].reserved -= held
@@ -337,33 +331,16 @@ class MeteredMachine(StorageMachine):
         command = ReleaseCommand(request=self.request(), reservation_id=sent.id)
         assert self.run(release(self.storage, command)).status == 200
         self.close(sent, "released")
+        self.end_doubt(sent)
 
     @rule(sent=requests)
     def renew(self, sent: Sent) -> None:
         """Its holder lives; it may have been taken for gone."""
         command = LeaseCommand(request=self.request(), update=wire.LeaseUpdate(sent.id))
         answer = self.run(update_lease(self.storage, command))
-        if sent.state == "expired" and not sent.unjournaled:
+        if sent.state == "expired":
             state = wire.decode(answer.body, wire.LeaseState)
-            if state.state != "open":  # its money was spent by late events
-                return
-            sent.state = "open"
-            for key in sent.keys:
-                if key[0] == "dollars":
-                    count = self.counts[key]
-                    room = self.limits["dollars"] - count.committed - count.reserved
-                    sent.held[key] = min(BOUND - sent.spent, room)
-                    assert sent.held[key] == state.held_nanousd > 0
-                    count.reserved += sent.held[key]
-            tokens = {k: n for k, n in sent.keys.items() if BUDGETS[k[0]][0] == "tokens"}
-            room = min(
-                self.limits[k[0]] - self.counts[k].committed - self.counts[k].reserved
-                for k in tokens
-            )
-            if room > 0:
-                for key, amount in tokens.items():
-                    sent.held[key] = min(amount, room)
-                    self.counts[key].reserved += sent.held[key]
+            assert state.over == [sent.id], "what it may have cost is charged"
         if sent.state == "open":
             sent.expires = self.now + LIFE
 

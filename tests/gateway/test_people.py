@@ -203,6 +203,7 @@ OWNERS = {
     "/keys/{key_id}/rotate", "/keys/{key_id}/secrets/{prefix:path}",
     "/operators/{name}", "/operators/{name}/sessions",
     "/operators/{name}/sign-in-link", "/sessions/{session_id}",
+    "/sign-on/groups/{group:path}", "/sign-on/accounts/{key_id}",
 }  # fmt: skip
 """To change anything here takes an owner; to change anything else takes an operator."""
 

@@ -52,12 +52,12 @@ async def test_a_refusal_names_the_leases_that_hold_the_room(store: Store) -> No
     assert (answer.status, answer.recall) == (0, {"k": [lease_id]})
     update = wire.LeaseUpdate(str(lease_id), unused_nanousd=30)
     await update_lease(store.storage, LeaseCommand(request=store.request(), update=update))
-    asked = msgspec.structs.replace(asked, is_again=True)
+    asked = msgspec.structs.replace(asked, is_rerun=True)
     assert (await decide(store.storage, asked)).status == 200
     assert await held(store) == 80
     again = question(store, "b", 21)
     assert set((await decide(store.storage, again)).recall["k"]) > {lease_id}
-    again = msgspec.structs.replace(again, is_again=True)
+    again = msgspec.structs.replace(again, is_rerun=True)
     answer = await decide(store.storage, again)
     assert (answer.status, answer.recall) == (402, {})
 

@@ -99,6 +99,8 @@ CSV = f"hour,model,cost_usd\n{HOUR},gpt-4o-2024-08-06,0.05\n{HOUR},gpt-4o,0.02\n
 def test_one_adjustment_replaces_the_estimate(spent: Tenant, tmp_path: Path, clock: Clock) -> None:
     assert set(map(tuple, totals(spent).values())) == {(12, 7)}
     before = totals(spent)
+    (doubt,) = spent.admin.doubts()
+    assert doubt["doubt_nanousd"] == 7 * CENT
 
     done = run(spent, tmp_path / "a.csv", CSV, "--dry-run", "--provider", "openai")
     assert "1 adjustment would be booked, -$0.05 in all" in done.output
@@ -109,6 +111,9 @@ def test_one_adjustment_replaces_the_estimate(spent: Tenant, tmp_path: Path, clo
     assert "1 adjustment booked, -$0.05 in all" in done.output
     assert set(map(tuple, totals(spent).values())) == {(7, 0)}
     assert spent.admin.verify_ledger()["problems"] == []
+    assert spent.admin.doubts() == [], "the bill has ended it"
+    with pytest.raises(AdminError):
+        spent.admin.settle_doubt(doubt["event_id"], 0)
 
     done = run(spent, tmp_path / "a.csv", CSV, "--provider", "openai")
     assert "0 adjustments booked" in done.output

@@ -34,6 +34,8 @@ class Owned:
     session_id: str = "0" * 16
     name: str = "extra"  # of a policy, and of an operator
     workflow_id: str = "b"
+    event_id: str = "lost"  # of a charge in doubt
+    group: str = "dev"
 
 
 def _owned(world: World) -> Owned:
@@ -42,6 +44,7 @@ def _owned(world: World) -> Owned:
     admin.set_password("extra", PASSWORD)
     admin.set_channel("extra", "webhook", url="http://127.0.0.1:9/")
     admin.set_alert("extra", "kill")
+    admin.put_sign_on_group("dev")
     price = admin.set_price("own", input_per_mtok=1, output_per_mtok=1)
     budget = admin.set_budget(limit_nanousd=5, scope_kind="user", scope_id="u")
     webhook = admin.request("PUT", "/webhooks", {"url": "http://127.0.0.1:9/",
@@ -51,6 +54,10 @@ def _owned(world: World) -> Owned:
         headers = {"X-API-Key": world.owner, "X-Guard-Protocol": "3"}
         body = call("p", workflow_id="b", tool_name="pay", run_id="r")
         approval_id = http.post("/gate", json=body, headers=headers).json()["approval_id"]
+        lost = {"model": "m", "cost_nanousd": 3, "estimated": True, "estimate": "bound"}
+        event = {"event_id": "lost", "type": "llm", "at_ms": 1, "workflow_id": "b", "data": lost}
+        batch = {"batch_id": "lost", "sent_at_ms": 1, "events": [event]}
+        http.post("/api/v1/events", json=batch, headers=headers).raise_for_status()
     return Owned(budget["budget_id"], price["price_id"], webhook["webhook"]["webhook_id"],
                  key["key"]["key_id"], key["key"]["prefix"], approval_id,
                  world.organisation_id)  # fmt: skip
@@ -78,10 +85,12 @@ def _body(operation: Operation[..., Any], owned: Owned) -> Any:
             "source": "s",
             "rows": [{"start_ms": 0, "width_ms": 3_600_000, "model": "m", "cost_nanousd": 1}],
         },
+        ("POST", "/doubts/{event_id:path}"): {"cost_nanousd": 0},
         ("POST", "/control"): {"action": "kill", "workflow_id": "b"},
         ("POST", "/approvals/{approval_id}"): {"approved": True},
         ("PUT", "/webhooks"): {"url": "http://127.0.0.1:9/", "enabled": False},
         ("PUT", "/operators/{name}"): {"password": PASSWORD},
+        ("PUT", "/sign-on/groups/{group:path}"): {"team": "theirs"},
         ("PUT", "/alerts/rules/{name}"): {"on": "kill"},
         ("PUT", "/alerts/channels/{name}"): {"kind": "webhook", "url": "http://127.0.0.1:9/x"},
     }
@@ -102,6 +111,7 @@ _NAMES_ONE: dict[tuple[str, str], int] = {
     ("DELETE", "/prices/{price_id}"): 404,
     ("GET", "/workflows/{workflow_id:path}"): 404,
     ("POST", "/approvals/{approval_id}"): 404,
+    ("POST", "/doubts/{event_id:path}"): 404,
     ("DELETE", "/webhooks/{webhook_id}"): 404,
     ("DELETE", "/organisations/{organisation_id}"): 409,
     ("PUT", "/operators/{name}"): 409,
@@ -109,6 +119,9 @@ _NAMES_ONE: dict[tuple[str, str], int] = {
     ("POST", "/operators/{name}/sign-in-link"): 404,
     ("DELETE", "/operators/{name}/sessions"): 404,
     ("DELETE", "/sessions/{session_id}"): 404,
+    ("PUT", "/sign-on/groups/{group:path}"): 409,
+    ("DELETE", "/sign-on/groups/{group:path}"): 409,
+    ("DELETE", "/sign-on/accounts/{key_id}"): 404,
     ("DELETE", "/alerts/rules/{name}"): 404,
     ("DELETE", "/alerts/channels/{name}"): 404,
     ("POST", "/alerts/channels/{name}/test"): 404,
@@ -206,10 +219,12 @@ def _twice(status: int | None, act: Callable[[AdminClient, Owned], Any]) -> tupl
 
 
 _OVER: dict[str, tuple[Step, Step]] = {
+    "a group of the provider": _twice(404, lambda a, o: a.delete_sign_on_group(o.group)),
     "budget": _twice(404, lambda a, o: a.delete_budget(o.budget_id)),
     "policy": _twice(404, lambda a, o: a.delete_policy("extra")),
     "price": _twice(404, lambda a, o: a.delete_price(o.price_id)),
     "webhook": _twice(404, lambda a, o: a.request("DELETE", f"/webhooks/{o.webhook_id}")),
+    "doubt": _twice(404, lambda a, o: a.settle_doubt("lost", 0)),
     "revoked key": _twice(None, lambda a, o: a.revoke_key(o.key_id)),
     "rotated key": (
         lambda w, _, o: w.admin.revoke_key(o.key_id),

@@ -10,12 +10,27 @@ import pytest
 import pytest_asyncio
 
 from guard.core import wire
-from guard.gateway.domain.commands import GateCommand, LeaseCommand
+from guard.gateway.domain.commands import (
+    GateCommand,
+    IngestCommand,
+    LeaseCommand,
+    PricedEvent,
+    ReleaseCommand,
+)
 from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.domain.waiting import Place
 from guard.gateway.ledger import directory
 from guard.gateway.storage.port import Storage
 from guard.gateway.unit.state import within
-from tests.support.store import ACTOR, Store, decide, opened_store, update_lease
+from tests.support.store import (
+    ACTOR,
+    Store,
+    decide,
+    ingest,
+    opened_store,
+    release,
+    update_lease,
+)
 
 LIFE = 30_000
 LONG = 900_000
@@ -27,7 +42,14 @@ pytestmark = pytest.mark.asyncio
 async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
     async with opened_store(storage_factory, tmp_path) as store:
         await store.budget(100)
+        await settings(store, lease_grace_ms=0)
         yield store
+
+
+async def settings(store: Store, **changed: Any) -> None:
+    wanted = OrganisationSettings(**changed)
+    own = within(store.org)
+    await store.storage.write(own, directory.update_organisation, ACTOR, store.org, wanted)
 
 
 RATES = wire.ModelRates(10**6, 10**6, 0, 0, 0, 0, 10**6, 10**6, largest_output_tokens=1000)
@@ -168,65 +190,155 @@ async def test_where_nothing_is_left_nothing_is_held_again(store: Store) -> None
     assert await totals(store) == (0, 100)
 
 
-async def test_without_a_journal_what_was_under_way_is_charged_once(store: Store) -> None:
-    reply = await request(store, 80, renewed=True, unjournaled=True)
+async def test_money_stays_set_aside_a_little_longer_than_its_holder_may_use_it(
+    store: Store,
+) -> None:
+    await settings(store)
+    reply = await held(store, 50, renewed=True)
+    assert reply.renew_ms == LIFE
+    leased = await held(store, 50, lease=wire.LeaseAsk())
+    assert leased.lease is not None
+    assert leased.lease.ttl_ms == LIFE
+    await pass_(store, LIFE + 9_999)
+    assert (await totals(store))[1] == 100
+    state = await renew(store, reply)
+    assert (state.state, state.ttl_ms) == ("open", LIFE), "it can still be renewed"
+    assert await renew(store, leased) == wire.LeaseState(leased.lease.lease_id, "open", 50, LIFE)
+    await pass_(store, LIFE + 10_000)
+    assert await totals(store) == (0, 0)
+
+
+async def test_what_was_under_way_is_charged_once(store: Store) -> None:
+    reply = await request(store, 80, renewed=True)
     await pass_(store, LIFE)
     assert await totals(store) == (80, 0)
     (event,) = await events(store)
     assert (event.cost_nanousd, event.flags) == (80, ["estimated", "in_doubt"])
+    assert (await renew(store, reply)).state == "expired"
     # The holder has lived after all, and was just not heard.
     await store.charge("late", 50, reservation_id=reply.reservation_id)
-    assert await totals(store) == (80, 0)
+    assert await totals(store) == (50, 0)
     await store.charge("late", 50, reservation_id=reply.reservation_id)
     await store.charge("later", 40, reservation_id=reply.reservation_id)
     assert await totals(store) == (90, 0)
-    flags = {each.event_id: (each.cost_nanousd, each.flags) for each in await events(store)}
-    assert flags["late"] == (0, ["late", "prepaid"])
-    assert flags["later"] == (10, ["late", "prepaid"])
-    assert (await renew(store, reply)).state == "expired"
+    found = {each.event_id: each.cost_nanousd for each in await events(store)}
+    assert (found["late"], found["later"]) == (50, 40)
+    assert await store.storage.doubts(store.org, 10) == []
+
+
+async def test_what_was_not_sent_after_all_is_taken_back(store: Store) -> None:
+    reply = await request(store, 80, renewed=True)
+    await pass_(store, LIFE)
+    assert reply.reservation_id is not None
+    command = ReleaseCommand(request=store.request(), reservation_id=reply.reservation_id)
+    await release(store.storage, command)
+    assert await totals(store) == (0, 0)
+    assert (await renew(store, reply)).state == "settled"
 
 
 async def test_what_has_ended_is_not_under_way(store: Store) -> None:
-    reply = await request(store, 80, renewed=True, unjournaled=True)
+    reply = await request(store, 80, renewed=True)
     await store.charge("e", 30, reservation_id=reply.reservation_id)
     await pass_(store, LIFE)
     await store.charge("more", 20, reservation_id=reply.reservation_id)
     assert await totals(store) == (50, 0)
 
 
-async def test_with_a_journal_nothing_is_charged_here(store: Store) -> None:
-    await request(store, 80, renewed=True)
+async def test_a_model_on_the_callers_machine_leaves_no_doubt(store: Store) -> None:
+    await request(store, 1, renewed=True, local=True)
     await pass_(store, LIFE)
     assert await totals(store) == (0, 0)
 
 
-@pytest.mark.parametrize(("told", "charged"), [(None, 60), (45, 45), (0, 0), (1000, 100)])
-async def test_a_lease_charges_what_its_last_update_said(
-    store: Store, told: int | None, charged: int
+@pytest.mark.parametrize("told", [None, 60, 45, 0])
+async def test_of_a_lease_all_that_it_still_holds_is_charged(
+    store: Store, told: int | None
 ) -> None:
-    lease = wire.LeaseAsk(demand_nanousd=100)
-    reply = await request(store, 60, unjournaled=True, lease=lease)
+    """Of one that its holder has closed, what that says is still under way."""
+    reply = await request(store, 60, lease=wire.LeaseAsk(demand_nanousd=100))
     assert reply.renew_ms == 0
     if told is not None:
-        state = await renew(store, reply, under_way_nanousd=told)
-        assert state.state == "open"
+        await renew(store, reply, close=True, under_way_nanousd=told)
     spare = (await totals(store))[1]
     await pass_(store, LIFE)
-    assert await totals(store) == (min(charged, spare), 0)
+    assert await totals(store) == (spare if told is None else told, 0)
 
 
-async def test_a_closed_lease_has_nothing_under_way(store: Store) -> None:
-    reply = await request(store, 60, unjournaled=True, lease=wire.LeaseAsk(demand_nanousd=60))
-    await renew(store, reply, close=True)
+async def test_a_lease_for_calls_holds_room_only(store: Store) -> None:
+    reply = await held(store, 60, lease=wire.LeaseAsk(demand_nanousd=60))
     await pass_(store, LIFE)
     assert await totals(store) == (0, 0)
+    await request(store, 60, lease=wire.LeaseAsk(reply.reservation_id))
+    await pass_(store, LIFE)
+    assert await totals(store) == (60, 0), "one that requests were granted by does not"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_question_that_names_a_lease_renews_it_also_where_it_waits(
+    store: Store, waits: bool
+) -> None:
+    reply = await request(store, 60, lease=wire.LeaseAsk(demand_nanousd=60))
+    for _ in range(4):
+        await pass_(store, LIFE - 1)
+        call = wire.GateRequest(
+            call_id="c2", kind="llm", function="openai", model="m", max_input_tokens=0,
+            max_output_tokens=90, lease=wire.LeaseAsk(reply.reservation_id),
+        )  # fmt: skip
+        place = Place(store.clock.now, store.clock.now, LIFE) if waits else None
+        command = GateCommand(
+            request=store.request(), call=call, rates=RATES, grants_lease=True, place=place
+        )
+        answer = await decide(store.storage, command)
+        assert (answer.waits is not None) == waits
+        assert waits or answer.status == 402
+    assert await totals(store) == (0, 60)
+
+
+async def test_a_late_event_and_its_holders_word_lower_the_doubt(store: Store) -> None:
+    reply = await request(store, 60, lease=wire.LeaseAsk(demand_nanousd=60))
+    await pass_(store, LIFE)
+    await store.charge("late", 15, reservation_id=reply.reservation_id)
+    assert await totals(store) == (60, 0)
+    (doubt,) = await store.storage.doubts(store.org, 10)
+    assert (doubt.doubt_nanousd, doubt.holder_gone, doubt.provider) == (45, True, "openai")
+    assert await renew(store, reply, close=True, under_way_nanousd=20) == 404
+    assert await totals(store) == (35, 0)
+    assert await renew(store, reply, close=True, under_way_nanousd=30) == 404
+    assert await totals(store) == (35, 0), "it is never raised"
+    await store.charge("last", 5, reservation_id=reply.reservation_id)
+    assert await renew(store, reply, close=True) == 404
+    assert await totals(store) == (20, 0)
+    assert await store.storage.doubts(store.org, 10) == []
+
+
+@pytest.mark.parametrize("has_expired", [False, True])
+async def test_the_journal_of_a_dead_holder_says_that_no_more_comes(
+    store: Store, has_expired: bool
+) -> None:
+    reply = await request(store, 60, lease=wire.LeaseAsk(demand_nanousd=60))
+    if has_expired:
+        await pass_(store, LIFE)
+    await store.charge("journal", 15, reservation_id=reply.reservation_id)
+    event = wire.Event("gone", "span", 1, reservation_id=reply.reservation_id)
+    priced = PricedEvent(event, b"{}", ends_holder=True)
+    await ingest(store.storage, IngestCommand(request=store.request(), events=[priced]))
+    await pass_(store, LIFE)
+    assert await totals(store) == (15, 0)
+
+
+async def test_a_refusal_says_what_of_the_limit_is_in_doubt(store: Store) -> None:
+    await request(store, 80, renewed=True)
+    await pass_(store, LIFE)
+    call = wire.GateRequest(call_id="c", kind="call", function="f")
+    command = GateCommand(request=store.request(), call=call, declared_nanousd=50)
+    refused = wire.decode((await decide(store.storage, command)).body, wire.Problem)
+    assert "charged in doubt" in (refused.reason or "")
+    assert "guard gateway doubt list" in (refused.reason or "")
+    assert refused.details["in_doubt"] == 80
 
 
 async def test_the_life_is_the_organisations_setting(store: Store) -> None:
-    settings = OrganisationSettings(lease_ttl_ms=2000)
-    await store.storage.write(
-        within(store.org), directory.update_organisation, ACTOR, store.org, settings
-    )
+    await settings(store, lease_ttl_ms=2000, lease_grace_ms=0)
     assert (await held(store, renewed=True)).renew_ms == 2000
     await pass_(store, 2000)
     assert await totals(store) == (0, 0)

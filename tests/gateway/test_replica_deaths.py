@@ -28,7 +28,7 @@ def leave_orphans(site: Site, served: Served, name: str) -> None:  # noqa: F811
 def test_agents_and_orders_go_on_at_the_other(site: Site, proof_scale: float) -> None:  # noqa: F811
     deaths = max(1, round(3 * proof_scale))
     pair = [site.replica(), site.replica()]
-    site.prepare(reservation_ttl_ms=5_000, lease_ttl_ms=10_000)
+    site.prepare(reservation_ttl_ms=5_000, lease_ttl_ms=10_000, lease_grace_ms=0)
     site.tell(lambda admin: admin.set_budget(10**6, scope_kind="workflow", scope_id="orphans"))
     site.spend()
     ordered = site.obey("pause-w", *(f"{which}-{n}" for n in range(deaths) for which in "ab"))

@@ -68,7 +68,9 @@ def test_no_route_costs_much_without_a_key(
     headers = {"X-Guard-Protocol": "3"}
     with (
         openid_provider([{"sub": "1"}]) as issuer,
-        gateway_process(openid_issuer=issuer, openid_client_id="guard") as gateway,
+        gateway_process(
+            openid_issuer=issuer, openid_client_id="guard", login_key="k" * 40
+        ) as gateway,
         httpx.Client(base_url=gateway.url, headers=headers, timeout=120) as tenant,
         httpx.Client(base_url=gateway.url, headers=headers, timeout=120) as stranger,
     ):

@@ -120,3 +120,37 @@ def test_the_command_line(spent: Any) -> None:
         assert "uncertain" in said(*command)
         assert "$0.07" in said(*command) or "$0.06" in said(*command)
     assert json.loads(said("usage", "--by", "total", "--json"))[0]["uncertain_nanousd"] == 7 * CENT
+
+
+def test_an_operator_ends_what_stays_in_doubt(tenant: Any) -> None:
+    """In the sums, in each budget, and in the audit log; once."""
+    tenant.admin.set_budget(50, window="day")
+    tenant.admin.set_budget(50, scope_kind="workflow", scope_id="*")
+    fields = {"workflow_id": "w", "run_id": "r", "user": "u", "tags": {"team": "red"}}
+    tenant.send(*(lost(tenant, cents, **fields) for cents in (1, 2, 4)))
+    env = {"GUARD_API_URL": tenant.gateway.base_url, "GUARD_ADMIN_KEY": tenant.gateway.admin_key,
+           "COLUMNS": "200"}  # fmt: skip
+
+    def said(*command: str, code: int = 0) -> str:
+        words = ["doubt", *command, "--organisation", tenant.organisation_id]
+        result = CliRunner().invoke(cli, words, env=env)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    four, two, one = json.loads(said("list", "--json"))
+    assert [each["doubt_nanousd"] // CENT for each in (four, two, one)] == [4, 2, 1]
+    assert "its answer was lost" in said("list")
+    said("free", four["event_id"])
+    said("settle", two["event_id"])
+    said("settle", one["event_id"], "--cost", "$0.03")
+    assert "no such charge in doubt" in said("free", four["event_id"], code=1)
+    assert json.loads(said("list", "--json")) == []
+    for balance in tenant.admin.ledger():
+        assert (balance["committed"], balance["uncertain"]) == (5 * CENT, 0)
+    for group in ("workflow", "run", "user", "model", "provider", "total"):
+        (row,) = tenant.admin.usage(group)
+        assert (row["cost_nanousd"], row["uncertain_nanousd"]) == (5 * CENT, 0), group
+    assert tenant.admin.workflow("w")["spent_nanousd"] == 5 * CENT
+    settled = [each for each in tenant.admin.audit() if each["action"] == "doubt.settle"]
+    assert {each["details"]["cost_nanousd"] for each in settled} == {0, 2 * CENT, 3 * CENT}
+    assert tenant.admin.verify_ledger()["problems"] == []

@@ -47,7 +47,8 @@ CHANGES = {
 
 DAY = 86_400_000
 ABOUT = 33 * DAY
-BUDGETS = 50
+BUDGETS = 17
+"""About each change of clocks, others on each engine: a thousand on all three."""
 """About each change: a thousand in all."""
 
 
@@ -111,14 +112,14 @@ class Tried:
 @pytest.mark.timeout(1200)
 @pytest.mark.generator("budgets' windows across changes of clocks, in ten zones")
 async def test_a_thousand_budgets_across_changes_of_clocks(
-    early: Store, count_cases: Callable[[int], None]
+    early: Store, count_cases: Callable[[int], None], request: pytest.FixtureRequest
 ) -> None:
     """Calls are held, charged, charged late and counted beforehand, most at the edges of windows.
 
     Every window has the oracle's beginning, end and sum to the nano-dollar, and the windows of a
     budget share no moment.
     """
-    pick = random.Random(20261129)
+    pick = random.Random(request.node.name)  # others on each engine
     store = early
     changes = sorted(
         (at(f"{year}-{day}"), zone) for zone, (year, *days) in CHANGES.items() for day in days
@@ -139,7 +140,7 @@ async def test_a_thousand_budgets_across_changes_of_clocks(
         await _spend(store, pick, found, middle, edges)
         await _compare(store, found)
     count_cases(number)
-    assert number == 1000
+    assert number == 340
 
 
 async def _made(

@@ -301,7 +301,7 @@ GUARD_LEVELS: Final = {
     "(root)": 13,
     "integrations": 14,
     "gateway": 15,  # beside the SDK; its own rules are below
-    "demo": 16, "doctor": 16, "running": 16, "testing": 16,
+    "demo": 16, "doctor": 16, "login": 16, "running": 16, "testing": 16,
     "proxy": 17,
     "cli": 18,
     "__main__": 19,
@@ -649,8 +649,8 @@ def test_a_constructor_takes_at_most_six_collaborators() -> None:
 
 
 TALKS: Final = {
-    "__main__.py", "cli.py", "messages.py", "proxy/__main__.py", "proxy/command.py",
-    "running/hook/sitecustomize.py", "running/report.py",
+    "__main__.py", "cli.py", "login/command.py", "messages.py", "proxy/__main__.py",
+    "proxy/command.py", "running/hook/sitecustomize.py", "running/report.py",
 }  # fmt: skip
 """What writes to the terminal: the commands, and one function for programs that guard is part of.
 The rest logs, as ``guard`` or below it, and the program decides where that goes."""
@@ -780,6 +780,7 @@ def test_the_sdk_imports_its_own_dependencies_only() -> None:
             "cli",
             "doctor",
             "integrations",
+            "login",
             "proxy",
             "running",
             "testing",

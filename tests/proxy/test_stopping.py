@@ -188,6 +188,26 @@ def test_a_program_that_leaves_ends_its_request_upstream(
         assert proxy.refusal() is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_program_that_leaves_before_the_first_byte_closes_its_connection_upstream(
+    gateway: Gateway, tmp_path: Path, workflow: str, stream: bool
+) -> None:
+    """Vendors that stop then bill no more; it is charged, as it may have been worked on."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with run_proxy(gateway, tmp_path, to(url), workflow=workflow) as proxy:
+            asked = f"{proxy.url}/openai/v1/chat/completions"
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(asked, json=CHAT | {"stream": stream}, timeout=1.0)
+            upstream, _ = silent.accept()
+            with upstream:
+                upstream.settimeout(WAIT_S)
+                while upstream.recv(1 << 16):
+                    pass
+            until(lambda: gateway.admin.events(workflow_id=workflow, type="llm"))
+            assert proxy.refusal() is None
+
+
 def test_a_program_that_leaves_while_it_waits_in_line_costs_nothing(
     gateway: Gateway, vendor: StandIn, tmp_path: Path, workflow: str
 ) -> None:

@@ -18,7 +18,7 @@ from tests.guard.instrumentation.standin.reply import aws_frame
 
 Moment = Literal[
     "at once", "no answer", "in the head", "before the body", "in the body", "before usage",
-    "after usage", "bad gateway", "overloaded",
+    "after usage", "bad gateway", "overloaded", "whole",
 ]  # fmt: skip
 Way = Literal["reset", "disconnect", "hang"]
 
@@ -54,6 +54,10 @@ class CuttingVendor:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def end_hanging(self) -> None:
+        """Close the connections that hang, and from now on each one at once."""
+        self._over.set()
 
     def close(self) -> None:
         """End it."""
@@ -121,6 +125,7 @@ class CuttingVendor:
             connection.sendall(part)
             if self.moment == moment:
                 return
+        connection.sendall(b" ")
 
     def _cut(self, connection: socket.socket) -> None:
         with self._lock:

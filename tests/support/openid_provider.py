@@ -17,12 +17,13 @@ from tests.support.waiting import until
 
 
 @contextlib.contextmanager
-def openid_provider(people: Sequence[dict[str, Any]]) -> Iterator[str]:
+def openid_provider(people: Sequence[dict[str, Any]], *options: str) -> Iterator[str]:
     """Run a provider for people with these claims, and yield its issuer."""
     port = free_port()
     users = [word for each in people for word in ("--user-claims", json.dumps(each))]
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port), *users],
+        [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port), *users,
+         *options],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     # Another site than 127.0.0.1, where gateways are.

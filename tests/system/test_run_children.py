@@ -155,13 +155,13 @@ def test_what_a_run_within_a_run_leaves_ends_with_the_outer_one(
     outer.write_text(
         "import subprocess, sys\n"
         "command = [sys.executable, '-m', 'guard', 'run', '--', *sys.argv[1:]]\n"
-        "process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,\n"
-        "                           start_new_session=True)\n"
-        "process.stdout.readline()\n"
+        "process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True,\n"
+        "                           stderr=open(sys.argv[-1] + '.err', 'w'))\n"
+        "sys.exit(process.stdout.readline() != b'up\\n')\n"
     )
     over, go = tmp_path / "over", tmp_path / "go"
     done = guard("run", "--json", "--", str(outer), str(script), vendor, str(over), str(go))
-    assert done.returncode == 0
+    assert done.returncode == 0, go.with_name("go.err").read_text()
     go.touch()
     until(over.exists)
     with guard.operator() as admin:

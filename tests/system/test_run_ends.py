@@ -177,6 +177,23 @@ def test_a_run_outlives_its_gateway(
     assert (facts["requests"], facts["spent_nanousd"]) == (20, 20 * 512_500)
 
 
+@pytest.mark.parametrize("held_s", [1.0, pytest.param(40.0, marks=pytest.mark.long)])
+def test_a_run_that_was_stopped_goes_on(guard: Runs, vendor: str, slow: str, held_s: float) -> None:
+    """CPython's `sigtimedwait` returns garbage if its process is stopped during the wait."""
+    process = guard.start("run", "--limit", "$5", "--", sys.executable, slow, vendor)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(held_s)  # its program asks on meanwhile
+    process.send_signal(signal.SIGCONT)
+    for number in range(round(held_s)):
+        assert process.stdout.readline() == f"{number} 200\n"
+    process.send_signal(signal.SIGTERM)  # still forwarded
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "LLM requests" in err, "its report"
+
+
 TIDY = """
 import os, signal, sys, httpx
 try:

@@ -177,16 +177,16 @@ with connect(sys.argv[1]) as session:
 """
 
 
-def test_a_realtime_session_is_named(guard: Runs, realtime: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_realtime_session_is_held(guard: Runs, realtime: str, tmp_path: Path) -> None:  # noqa: F811
     script = tmp_path / "agent.py"
     script.write_text(TALKS)
-    name = "wss://127.0.0.1/v1/realtime"
-    done = guard("run", "--limit", "$2", "--json", "--", str(script), realtime)
+    url = f"{realtime}?model=gpt-realtime"
+    done = guard("run", "--limit", "$5", "--json", "--", str(script), url)
     facts = facts_of(done)
-    assert (done.returncode, facts["unheld_sessions"]) == (0, {name: 1}), done.stderr
-    assert facts["unmetered_requests"] == {}
-    done = guard("run", "--limit", "$2", "--", str(script), realtime)
-    assert f"counted, but not held: 1 session with {name}" in done.stderr
+    assert (done.returncode, facts["unheld_sessions"]) == (0, {}), done.stderr
+    assert facts["requests"] == 1
+    done = guard("run", "--limit", "$0.0001", "--json", "--", str(script), url)
+    assert (done.returncode, facts_of(done)["requests"]) == (77, 0), done.stderr
 
 
 @on_linux

@@ -49,7 +49,6 @@ def answered(
     *counts: Any,
     streams: bool = False,
     open_ended: bool = False,
-    extra_tokens: int = 0,
     beside: int = 0,
     is_structured: bool = False,
     thinks: bool = False,
@@ -59,7 +58,7 @@ def answered(
     """Return what a request for text asks for.
 
     Args:
-        model, streams, open_ended, extra_tokens: as in ``RequestLimits``.
+        model, streams, open_ended: as in ``RequestLimits``.
         named: the request's own limit on one answer.
         counts: how many answers it asks for, as the body has it; the largest counts.
         beside: tokens charged as output beside the answers.
@@ -80,10 +79,9 @@ def answered(
         None if named is None else min(named * number + beside, TOKENS_MAX),
         streams,
         open_ended,
-        extra_tokens,
-        least,
-        number,
-        beside,
+        least_output=least,
+        answers=number,
+        beside_output=beside,
     )
 
 

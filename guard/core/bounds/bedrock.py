@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 from guard.core.bounds.asked import RequestLimits, answered, embedded, is_present, limit, section
 from guard.core.bounds.thinking import asks_to_think, thinking_budget
 from guard.core.bounds.vendors import EMBEDDED
-from guard.core.usage.anthropic import TOOL_USE_TOKENS
 from guard.core.usage.bedrock import model_in
 from guard.core.usage.message import Message, mapping
+
+_PREFIX: Final = "x-amzn-bedrock-"
+_MEMBERS: Final = {
+    "service-tier": ("serviceTier", "type"),
+    "performanceconfig-latency": ("performanceConfig", "latency"),
+    "guardrailidentifier": ("guardrailConfig", "guardrailIdentifier"),
+}
+_NEUTRAL: Final = ("accept", "content-type", "guardrailversion", "request-metadata", "trace")
+
+
+def with_headers(said: Message, headers: Mapping[str, Any]) -> Message:
+    """Return the body of an InvokeModel with what its headers say, as Converse says it in its body.
+
+    A header that is not known here is a member that is not known.
+    """
+    added: Message = {}
+    for name, value in headers.items():
+        own = name.lower()
+        if not own.startswith(_PREFIX) or (own := own.removeprefix(_PREFIX)) in _NEUTRAL:
+            continue
+        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+        member, inner = _MEMBERS.get(own, (f"{_PREFIX}{own}", ""))
+        added[member] = {inner: text.lower()} if inner else text
+    return {**said, **added} if added else said
 
 
 def converse(path: str, said: Message) -> RequestLimits:
@@ -20,7 +46,6 @@ def converse(path: str, said: Message) -> RequestLimits:
         limit(section(said, "inferenceConfig").get("maxTokens")),
         streams=path.endswith("-stream"),
         open_ended=model is not None and ":prompt/" in model,
-        extra_tokens=TOOL_USE_TOKENS if is_present(said.get("toolConfig")) else 0,
         is_structured=is_present(said.get("toolConfig")) or is_present(said.get("outputConfig")),
         thinks=thinking.get("type") not in (None, "disabled")
         or is_present(more.get("reasoningConfig")),
@@ -53,7 +78,6 @@ def invoke(path: str, said: Message) -> RequestLimits:
         said.get("num_generations"),
         said.get("numResults"),
         streams=streams,
-        extra_tokens=TOOL_USE_TOKENS if is_present(said.get("tools")) else 0,
         thinks=asks_to_think(said.get("thinking")),
         takes_limit=False,  # the path does not say whose words the body uses
     )

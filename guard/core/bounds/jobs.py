@@ -100,6 +100,7 @@ def _sum(provider: str, bounds: list[RequestBound]) -> RequestBound:
             max(each.cache_writes for each in terms),
             all(each.text_only for each in terms),
             max(each.surcharge_permille for each in terms),
+            any(each.sound for each in terms),
         ),
         fees=fees or None,
         unnumbered=unnumbered,

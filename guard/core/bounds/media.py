@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from guard.core.bounds import files, sound
 from guard.core.bounds.image_rules import tokens_by_pixels
+from guard.core.usage.message import items
 
 Kind = Literal["", "image", "audio", "document", "video"]
 
@@ -111,6 +112,36 @@ def measure(body: Any, model: str | None) -> Media:
         elif type(node) is dict:
             _visit(node, _KINDS.get(_text(node.get("type")), kind), mime, found, model, waiting)
     return found
+
+
+_SOUNDS: Final = frozenset({"audio", "input_audio", "speechConfig", "speech_config"})
+_MODALITIES: Final = frozenset({"modalities", "responseModalities", "response_modalities"})
+
+
+def has_sound(body: Any) -> bool:
+    """Return whether a decoded request holds sound, or asks for it.
+
+    >>> has_sound({"modalities": ["text", "audio"]}), has_sound({"content": 'say "audio"'})
+    (True, False)
+    """
+    waiting = [body]
+    while waiting:
+        node = waiting.pop()
+        if type(node) is list:
+            waiting += node
+        elif type(node) is dict:
+            for key, value in node.items():
+                if key in _MODALITIES:
+                    if any(_text(each).lower() == "audio" for each in items(value)):
+                        return True
+                elif type(value) is str:
+                    if value.startswith(("audio/", "data:audio/")):
+                        return True
+                elif key in _SOUNDS and value:
+                    return True
+                elif key not in _ARGUMENTS:
+                    waiting.append(value)
+    return False
 
 
 _Waiting = tuple[Any, Kind, str]

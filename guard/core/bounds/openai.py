@@ -89,6 +89,13 @@ def responses(path: str, said: Message) -> RequestLimits:
     )
 
 
+def realtime(path: str, said: Message) -> RequestLimits:
+    """Read an answer of a realtime session, as ``guard.core.usage.realtime_frames`` puts it."""
+    asked = RequestLimits(name(said.get("model")), limit(said.get("max_output_tokens")))
+    asked.extra_tokens = limit(said.get("heard_tokens")) or 0
+    return asked
+
+
 def piecework(path: str, said: Message) -> RequestLimits:
     """Read ``/audio/speech`` and ``/videos``, which are charged by the piece."""
     model = name(said.get("model")) or _deployment(path)

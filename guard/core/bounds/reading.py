@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import structs
@@ -15,7 +15,7 @@ from guard.core.bounds.forms import Upload, form
 from guard.core.bounds.images import EDITED_IMAGE_TOKENS
 from guard.core.bounds.input_factors import text_tokens
 from guard.core.bounds.jobs import job
-from guard.core.bounds.media import measure
+from guard.core.bounds.media import has_sound, measure
 from guard.core.bounds.paid import Paid, may_be_paid, paid
 from guard.core.bounds.routed import ROUTERS, chosen_by_vendor, name_all
 from guard.core.bounds.unknown import Unknown, find_unknown
@@ -41,6 +41,7 @@ from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
 from guard.core.usage.openai_runs import ThreadRuns
 from guard.core.usage.piecework import Piecework
+from guard.core.usage.realtime import LiveTurn, Realtime
 from guard.core.usage.request_body import UnreadableError, read_request
 from guard.core.usage.response_format import Call, ResponseFormat
 from guard.core.vendors.bodies import BODIES, BodyPart
@@ -54,6 +55,8 @@ _READERS: Final[dict[type, Callable[[str, Message], RequestLimits]]] = {
     Responses: openai.responses,
     Piecework: openai.piecework,
     ThreadRuns: openai.thread_run,
+    Realtime: openai.realtime,
+    LiveTurn: openai.realtime,
     AnthropicMessages: vendors.messages,
     Gemini: vendors.gemini,
     Interactions: vendors.interaction,
@@ -73,6 +76,8 @@ _FORMATS: Final[dict[type, tuple[tuple[str, tuple[str, ...]], ...]]] = {
     ),
     Piecework: (("sound", ("/audio/speech",)), ("videos", ("",))),
     ThreadRuns: (("runs", ("",)),),
+    Realtime: (("realtime", ("",)),),
+    LiveTurn: (("realtime", ("",)),),
     Gemini: (
         ("gemini", (":generateContent", ":streamGenerateContent")),
         ("embeddings", (":embedContent", ":batchEmbedContents")),
@@ -96,6 +101,7 @@ def bound_of(
     trusted: Collection[str] | None = None,
     bodies: Mapping[str, BodyPart] = BODIES,
     earlier: Callable[[str], int | None] = lambda response_id: None,
+    headers: Callable[[], Mapping[str, Any]] = dict[str, Any],
 ) -> RequestBound:
     """Bound one LLM request; never raises.
 
@@ -111,6 +117,7 @@ def bound_of(
         bodies: what is known of the bodies of each format.
         earlier: returns the tokens of the conversation that ends with a response, by its id; None
             where they are not known.
+        headers: returns the headers of the request.
     """
     kind = type(response_format)
     if isinstance(response_format, Jobs):
@@ -133,6 +140,8 @@ def bound_of(
         said, body = read_request(body)
         if read is None:
             return _unbounded(response_format, path, body)
+        if kind is InvokeModel:
+            said = bedrock.with_headers(said, headers())
         asked = read(path, said)
         found = _looked_through(kind, path, _going_on(said, asked, earlier), asked, trusted, bodies)
         provider = response_format.provider
@@ -184,7 +193,41 @@ def _looked_through(
     if repeats:
         asked.output_tokens = asked.least_output = None
     asked.open_ended |= found.opens or repeats
+    asked.extra_tokens += _tool_tokens(kind, found, asked, bodies)
+    if found.found_tokens and not asked.open_ended:
+        _search(found.found_tokens, said.get("max_tool_calls"), asked)
     return None if trusted is None else found
+
+
+_TOOLS_PERCENT: Final = 135
+"""The tokens of tools are documented by models of several tokenisers: the newest of Claude's makes
+up to so many of the same text (``guard.core.bounds.input_factors``)."""
+
+
+def _tool_tokens(
+    kind: type, found: Unknown, asked: RequestLimits, bodies: Mapping[str, BodyPart]
+) -> int:
+    """Return what a vendor adds to the prompt for the tools that a body offers."""
+    tokens = found.tool_tokens
+    if found.has_tools and kind in (ChatCompletions, Responses) and "claude" in (asked.model or ""):
+        of_claude = bodies["messages"].known["tools"]  # whoever passes the request on to it
+        tokens += 0 if of_claude is None else of_claude.tokens["any"]
+    return tokens * _TOOLS_PERCENT // 100
+
+
+def _search(tokens: int, calls: Any, asked: RequestLimits) -> None:
+    """Let the model be asked again after each call of a tool, with all that was found by then.
+
+    Args:
+        tokens: the most that one call finds.
+        calls: how many calls the body allows.
+        asked: what the request asks for.
+    """
+    if type(calls) is not int or calls < 0 or asked.output_tokens is None:
+        asked.open_ended = True
+        return
+    asked.prompts = max(asked.prompts, min(calls, UNITS_MAX) + 1)
+    asked.extra_tokens += -(-calls * tokens // 2) + asked.output_tokens
 
 
 def _form(
@@ -276,6 +319,8 @@ def _besides(
         return pieces.google(path, model, said)
     if kind is Piecework or (kind is Responses and pieces.is_piecework(path)):
         return pieces.pieces(provider, path, model, said, uploads)
+    if kind is LiveTurn:
+        return paid(Gemini, provider, path, model, mapping(said.get("setup")))
     return paid(kind, provider, path, model, said)
 
 
@@ -295,7 +340,7 @@ def _cache_terms(asks_to_write: bool, model: str | None, body: bytes) -> Terms:
     return _LONG_WRITES if b'"1h"' in body else _TEXT
 
 
-_MAKES_SOUND: Final = (b'"audio', b'"input_audio', b"AUDIO", b"audio/", b'"speech')
+_MAKES_SOUND: Final = (b'"Audio', b'"audio', b'"input_audio', b"AUDIO", b"audio/", b'"speech')
 
 
 def _terms(provider: str, model: str | None, said: Message, body: bytes, is_bounded: bool) -> Terms:
@@ -314,11 +359,13 @@ def _terms(provider: str, model: str | None, said: Message, body: bytes, is_boun
             break
     asks_to_write = provider in ("anthropic", "aws") or "anthropic_version" in said
     terms = _cache_terms(asks_to_write, model, body)
-    text_only = is_bounded and not any(mark in body for mark in _MAKES_SOUND)
+    is_marked = any(mark in body for mark in _MAKES_SOUND)
+    text_only = is_bounded and not is_marked
     surcharge = US_ONLY_PERMILLE if said.get("inference_geo") == "us" else PERMILLE
     if provider == "openrouter":
         surcharge = OWN_KEY_PERMILLE
-    return Terms(tier, terms.cache_writes, text_only, surcharge)
+    sound = is_marked and has_sound(said)
+    return Terms(tier, terms.cache_writes, text_only, surcharge, sound)
 
 
 def _input(

@@ -43,6 +43,10 @@ class Unknown(Struct, gc=False):
         attempts: how many of them are asked in turn, each of which may be charged.
         attempt_tokens: the largest limit of their own on an answer; None without one.
         routes: members that let the vendor choose the model.
+        has_tools: whether it offers tools.
+        tool_tokens: what the vendor adds to the prompt for them.
+        found_tokens: the most that one call of its tools finds; 0 where it has none, or where
+            nothing bounds one.
         trusted: what goes by the word of whoever sets the limit.
     """
 
@@ -56,6 +60,9 @@ class Unknown(Struct, gc=False):
     attempts: int = 0
     attempt_tokens: int | None = None
     routes: list[str] = []
+    has_tools: bool = False
+    tool_tokens: int = 0
+    found_tokens: int = 0
     trusted: list[str] = []
 
 
@@ -84,6 +91,8 @@ def find_unknown(body: Message, place: BodyPart, trusted: Collection[str] = ()) 
                     _add(found, f"{TOOL}{name}", None, trusted)
                 else:
                     _judge(found, f"{outer}.{name}" if outer else name, name, node[name], trusted)
+        if place.names_tools and place.tokens:
+            found.tool_tokens += sum(place.tokens.get(name, 0) for name in node)
         if place.blocks:
             kind = node.get("type")
             if type(kind) is str and _COSTLY[kind]:
@@ -115,8 +124,11 @@ def find_unknown(body: Message, place: BodyPart, trusted: Collection[str] = ()) 
                 inner = known.get(name)
                 if inner is None:
                     continue
-                if name == "tools" and inner.client:
-                    _look_at_tools(found, value, inner, trusted)
+                if name == "tools" and value:
+                    found.has_tools = True
+                    found.tool_tokens += inner.tokens.get("any", 0)
+                    if inner.client:
+                        _look_at_tools(found, value, inner, trusted)
                 for item in value:
                     if type(item) is dict or type(item) is list:
                         waiting.append((item, inner, name))  # noqa: PERF401  # no frame of its own
@@ -167,11 +179,17 @@ def _look_at_tools(
             found.opens = True
             continue
         base = kind if kind in place.client or kind in place.vendor else _DATE.sub("", kind)
+        found.tool_tokens += place.tokens.get(base, 0)
         if base in place.client:
             if f"{TOOL}{base}" in place.lent:
                 _lend(found, f"{TOOL}{kind}")
             continue
-        if base in place.vendor:
+        if base in place.results:
+            number = tool.get("max_num_results")
+            most, each = place.results[base]
+            number = number if type(number) is int and 0 < number <= most else most
+            found.found_tokens = max(found.found_tokens, number * each)
+        elif base in place.vendor:
             found.opens = True
         else:
             _add(found, f"{TOOL}{kind}", None, trusted)

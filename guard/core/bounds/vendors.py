@@ -17,7 +17,6 @@ from guard.core.bounds.asked import (
 )
 from guard.core.bounds.thinking import thinking_budget
 from guard.core.fees import by_the_piece
-from guard.core.usage.anthropic import TOOL_USE_TOKENS
 from guard.core.usage.gemini import model_in
 from guard.core.usage.message import Message, mapping
 
@@ -38,7 +37,6 @@ def messages(path: str, said: Message) -> RequestLimits:
         limit(said.get("max_tokens"), said.get("max_tokens_to_sample")),
         streams=said.get("stream") is True,
         open_ended=b"compact" in msgspec.json.encode(said.get("context_management")),
-        extra_tokens=TOOL_USE_TOKENS if is_present(said.get("tools")) else 0,
         is_structured=is_present(said.get("tools")) or is_present(said.get("output_config")),
         thinks=thinking.get("type") not in (None, "disabled"),
         thinking=thinking_budget(thinking.get("budget_tokens")),

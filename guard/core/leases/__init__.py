@@ -2,7 +2,7 @@
 
 from guard.core.leases.book import LeaseBook
 from guard.core.leases.costs import cost_of, fitting_output, paid_output, worst_case
-from guard.core.leases.desk import Desk
+from guard.core.leases.desk import OUTLASTS_S, Desk
 from guard.core.leases.effects import (
     Answer,
     AskGateway,
@@ -10,6 +10,7 @@ from guard.core.leases.effects import (
     Effect,
     Fail,
     NotGranted,
+    Settle,
     TopUp,
     Wait,
     Withdraw,
@@ -20,6 +21,7 @@ from guard.core.leases.question import Grant, Question
 from guard.core.leases.records import LeaseRequest, Totals, Update
 
 __all__ = [
+    "OUTLASTS_S",
     "Answer",
     "AskGateway",
     "Complete",
@@ -34,6 +36,7 @@ __all__ = [
     "LeaseRequest",
     "NotGranted",
     "Question",
+    "Settle",
     "Subject",
     "TopUp",
     "Totals",

@@ -41,8 +41,6 @@ _AGE_MAX_S: Final = 60.0
 not add up."""
 _RENEW_SHARE: Final = 1 / 3
 """A lease is renewed after this share of its lifetime, so two renewals in a row may be lost."""
-_TELL_S: Final = 1.0
-"""Shortest time between two reports of the unjournaled requests under way, when they change."""
 _CALLS_MAX: Final = 1_000_000  # the protocol's limit on `LeaseAsk.demand_calls`
 _PATIENCE_S: Final = 1.0
 """Shortest time between two top-ups of a lane, unless the first one is granted in full."""
@@ -55,9 +53,6 @@ class LeaseBook:
         lock: held while the book, a lease or a hold changes.
         metered: workflows that spent something without a hold: their next call asks the gateway,
             and the events of that spending go along with the question.
-        unwritten: requests under way that no journal records: by serial number, the reservation
-            that pays for each and what it can cost. Changed by any thread.
-        tells: whether there is no journal, so the gateway must be sent what is under way.
         overshoots, overshot_nanousd: how often, and by how much, a call cost more than its hold.
     """
 
@@ -81,10 +76,6 @@ class LeaseBook:
         # Added to by the threads that record events, discarded from by the background loop, read
         # by `take` in any thread; each is one atomic operation of a set.
         self.metered: set[str | None] = set()
-        # Each serial number belongs to one request; readers copy the values first.
-        self.unwritten: dict[int, tuple[str, int]] = {}
-        # Set by the first request that finds no journal, in any thread; never cleared.
-        self.reports_unjournaled = False
         # How often coverage was voided; under the lock. `LeaseRequest` notes the count when it is
         # sent. If it has changed by the answer, the gateway may have judged by the old policy, and
         # the answer covers no later call.
@@ -266,10 +257,7 @@ class LeaseBook:
                     self._retire(lane.lease)
                 lane.lease = lease
             lease.is_current = True  # it may have been retired meanwhile, for its age
-            if self.reports_unjournaled:
-                # The gateway has added this call to what is under way, so what it knows differs
-                # from what was sent last: -1 makes `due` send it anew.
-                lease.reported = -1
+            lease.pays_requests |= subject[0] == "llm"
             self._add(lease, asked.sent_s, granted)
             lease.calls = None if granted.calls is None else max(0, granted.calls - calls)
             lane.calls += calls
@@ -350,10 +338,7 @@ class LeaseBook:
             self._ended(asked)
             lease = self._leases.get(granted.lease_id)
             if lease is None:
-                # Not entered into the book: no call may take from it, and nothing would renew it.
-                lease = Lease(granted.lease_id, asked.lane, asked.sent_s)
-                back = LeaseUpdate(granted.lease_id, granted.granted_nanousd, close=True)
-                return Update(lease, back)
+                return self.unwanted(asked, granted)
             self._add(lease, asked.sent_s, granted)
             lane = self._lanes.get(asked.lane)
             # After a full answer the lane may be topped up again at once. After a partial one
@@ -361,6 +346,16 @@ class LeaseBook:
             if lane is not None and granted.granted_nanousd >= asked.ask.demand_nanousd:
                 lane.ahead_s = asked.sent_s
             return None
+
+    def unwanted(self, asked: LeaseRequest, granted: Granted) -> Update | None:
+        """Return what returns a grant that nobody takes; None if its lease does when it closes."""
+        with self.lock:
+            if granted.lease_id in self._leases:
+                return None
+            # Not entered into the book: no call may take from it, and nothing would renew it.
+            lease = Lease(granted.lease_id, asked.lane, asked.sent_s)
+            back = LeaseUpdate(granted.lease_id, granted.granted_nanousd, close=True)
+            return Update(lease, back)
 
     def not_granted(self, asked: LeaseRequest) -> None:
         """End a question or top-up whose answer grants nothing; its lease stays as it is."""
@@ -480,39 +475,29 @@ class LeaseBook:
         return self.renewal(lease, unused, calls)
 
     def renewal(self, lease: Lease, unused: int = 0, calls: int = 0) -> Update:
-        """Return an update that renews a lease and reports its unjournaled requests under way.
+        """Return an update that renews a lease.
 
         Safe without the lock, as in ``LeaseUpdates._close``.
         """
-        # Noted before it is sent: if the update is lost, the next renewal repeats the amount.
-        lease.reported = self._unwritten_in().get(lease.lease_id, 0)
-        update = LeaseUpdate(lease.lease_id, unused, calls, under_way_nanousd=lease.reported)
-        return Update(lease, update)
-
-    def _unwritten_in(self) -> dict[str, int]:
-        """Return what the unjournaled requests under way can cost, by lease or reservation."""
-        found: dict[str, int] = {}
-        # Copied first, in one step: other threads begin and end requests meanwhile.
-        for lease_id, amount in list(self.unwritten.values()) if self.unwritten else ():
-            found[lease_id] = found.get(lease_id, 0) + amount
-        return found
+        return Update(lease, LeaseUpdate(lease.lease_id, unused, calls))
 
     # -- keeping and returning ----------------------------------------------------------------
 
     def due(self, now_s: float) -> list[Update]:
         """Return the updates that are due: renewals, unused money, and closes of unused leases.
 
-        A lease that has expired, or is closed, is forgotten here. Each lease gets at most one
-        update per call. The cases, in this order:
+        A lease that is closed is forgotten here. Each lease gets at most one update per call. The
+        cases, in this order:
 
-        1. It has expired: the gateway has ended it by itself.
-        2. No hold is open, no question names it, and it is idle or retired: it is closed.
+        1. It has expired: nothing is taken from it any more. The gateway ends it by itself, and
+           charges what may be under way.
+        2. No hold is open, no question names it, and it is idle or retired: it is closed. Of one
+           that has expired, this tells the gateway that its events are all that it has cost.
         3. It has free money, and is idle, retired or wanted back: the money is returned.
-        4. A third of its lifetime is over, or its requests under way have changed: it is renewed.
+        4. A third of its lifetime is over: it is renewed.
         """
         updates: list[Update] = []
         with self.lock:
-            unwritten = self._unwritten_in()
             for lease in list(self._leases.values()):
                 # The grant of a top-up must find its lease; else it would have to be sent back.
                 is_topped_up = lease.is_current and self.is_asked_ahead(lease.lane)
@@ -524,21 +509,21 @@ class LeaseBook:
                 # A question: the gateway may have added to the lease already. A close would end
                 # that money there, and the answer would still have it spent here.
                 is_used = lease.under_way or lease.is_asked
-                if now_s >= lease.expires_s:  # 1.
-                    self._forget(lease)
-                elif not is_used and (idle or not lease.is_current):  # 2.
+                has_expired = now_s >= lease.expires_s
+                if has_expired:  # 1.
+                    self._retire(lease)
+                if not is_used and (idle or not lease.is_current):  # 2.
                     updates.append(self._returning(lease, close=True))
                     self._forget(lease)
+                elif has_expired:
+                    continue
                 elif lease.free > 0 and (  # 3.
                     idle or not lease.is_current or now_s < lease.returns_until_s
                 ):
                     updates.append(self._returning(lease))
                     lease.renewed_s = now_s  # returning money renews the lease too
-                elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE or (  # 4.
-                    now_s - lease.reported_s >= _TELL_S
-                    and unwritten.get(lease.lease_id, 0) != lease.reported
-                ):
-                    lease.renewed_s = lease.reported_s = now_s
+                elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE:  # 4.
+                    lease.renewed_s = now_s
                     updates.append(self.renewal(lease))
             self._forget_lanes(now_s)
         return updates
@@ -547,10 +532,10 @@ class LeaseBook:
         """Take in the answer to an update; ``state`` is None when the gateway has no such lease."""
         with self.lock:
             if state is None or state.state != "open":
-                # Ended at the gateway. Open holds keep their reference and settle harmlessly;
-                # those that nothing was sent for yet see that it is over.
+                # Ended at the gateway. Holds that nothing was sent for yet see that it is over;
+                # when the last one has ended, `due` closes it.
                 update.lease.expires_s = sent_s
-                self._forget(update.lease)
+                self._retire(update.lease)
             elif not update.closes:
                 self._renewed(update.lease, sent_s, state.ttl_ms)
 
@@ -561,10 +546,10 @@ class LeaseBook:
             updates = [self._returning(lease, close=True) for lease in self._leases.values()]
             # Unlike the closes of `due`, these leases may have open holds: the process ends, so
             # the gateway needs what is under way to charge it.
-            unwritten = self._unwritten_in()
             for update in updates:
-                update.body.under_way_nanousd = unwritten.get(update.lease.lease_id, 0)
-                self._forget(update.lease)
+                lease = update.lease
+                update.body.under_way_nanousd = lease.held if lease.pays_requests else 0
+                self._forget(lease)
             return updates
 
     def _forget(self, lease: Lease) -> None:

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from msgspec import structs
+
 from guard.core import wire
 from guard.core.leases.book import LeaseBook
 from guard.core.leases.effects import (
@@ -25,6 +27,7 @@ from guard.core.leases.effects import (
     Effect,
     Fail,
     NotGranted,
+    Settle,
     TopUp,
     Wait,
     Withdraw,
@@ -45,7 +48,9 @@ overtake it."""
 _UNWOKEN_S: Final = 0.1
 """Without a socket, the first in line asks again after this time, the second after twice that."""
 _UNREACHED_S: Final = 0.5
-"""Pause before an unreachable gateway is asked again, for questions that outlast its restart."""
+"""Pause before an unreachable gateway is asked again, for questions that outlast its absence."""
+OUTLASTS_S: Final = 20.0
+"""For how long a question that may wait for room waits for a gateway that is away, at most."""
 _VOIDING: Final = frozenset({"policy", "price", "budget", "settings"})
 """Control messages after which nothing is covered until the gateway has allowed it anew."""
 
@@ -79,9 +84,19 @@ class _Line:
         return None
 
     def was_answered(self, now_s: float) -> None:
-        """Restart the deadlines of the waiting questions: the one before them has its answer."""
-        for question in self.waiting:
+        """Restart the deadlines of the others: the question before them has its answer."""
+        for question in (*self.waiting, *self.parked):
             question.ends_s = max(question.ends_s, now_s + question.answer_s)
+            # Money could not come back while the gateway was away, so that was no idle time.
+            question.freed_s += max(0.0, now_s - question.unreached_s)
+            question.unreached_s = math.inf
+
+    def was_missed(self, asked: Question) -> None:
+        """Let the others wait as long as the one that is asked again and again, and no longer."""
+        for question in (*self.waiting, *self.parked):
+            if question is not asked:
+                question.ends_s = max(question.ends_s, asked.ends_s + question.answer_s)
+                question.unreached_s = min(question.unreached_s, asked.unreached_s)
 
 
 class Desk:
@@ -113,6 +128,9 @@ class Desk:
         # Questions that wait for money, by call id. One that is being asked again is not here, so
         # that a tick does not send it twice; it stays in its line's `parked`.
         self._parked: dict[str, Question] = {}
+        # Questions whose answer has not come, as they were sent, by call id. They are parked, or
+        # under way again.
+        self._unanswered: dict[str, AskGateway] = {}
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -133,6 +151,8 @@ class Desk:
             if line is None:
                 line = self._lines[lane] = _Line()
             line.waiting.append(question)
+            if line.asked is not None and line.asked.outlasts_s:
+                question.ends_s = max(question.ends_s, line.asked.ends_s + question.answer_s)
             due[lane] = line
         for lane, line in due.items():
             self._serve(lane, line, now_s, effects)
@@ -254,9 +274,16 @@ class Desk:
         alone = [each for each in list(self._parked.values()) if self._line_of(each) is None]
         return len(alone) + sum(len(line.parked) + len(line.waiting) for line in lanes)
 
-    def _park(self, question: Question, again_s: float, answer: Answer) -> Wait:
+    def _park(self, ask: AskGateway, again_s: float, answer: Answer) -> Wait:
         """Keep a question that has to wait; it is sent again by ``again_s`` at the latest."""
-        question.attempt += 1  # another attempt has another key, so it is decided anew
+        question = ask.question
+        # Without an answer the same attempt again: if it was decided, the gateway returns that
+        # decision. With another key it would set money aside twice, once for nobody.
+        if isinstance(answer, NotGranted):
+            repeat = structs.replace(ask, is_repeat=True)
+            self._unanswered[question.request.call_id] = repeat
+        else:
+            question.attempt += 1  # another attempt has another key, so it is decided anew
         question.again_s = again_s
         question.ends_s = again_s + question.answer_s
         self._parked[question.request.call_id] = question
@@ -279,7 +306,7 @@ class Desk:
             # 1.
             if not answer.is_unanswered:
                 return None
-            # 2. `outlasts_s` is 0 for most questions: then the first failure is the last.
+            # 2. `outlasts_s` may be 0: then the first failure is the last.
             question.unreached_s = min(question.unreached_s, now_s)
             is_over = now_s >= question.unreached_s + question.outlasts_s
             return None if is_over else now_s + _UNREACHED_S
@@ -288,6 +315,8 @@ class Desk:
             return None
         # 4.
         question.unreached_s = math.inf
+        # It may wait for room, and so for a gateway that is away as well.
+        question.outlasts_s = min(question.request.wait_ms / 1000, OUTLASTS_S)
         if answer.idle_ms is not None:
             question.freed_s = now_s - answer.idle_ms / 1000
         wait_s = answer.retry_after_ms / 1000
@@ -303,6 +332,9 @@ class Desk:
     def _ask_again(self, question: Question, line: _Line | None, now_s: float) -> AskGateway:
         """Send a parked question again."""
         question.again_s = math.inf  # it is under way, so no tick may send it
+        repeat = self._unanswered.get(question.request.call_id)
+        if repeat is not None:
+            return repeat
         if line is None or not self.can_lease:
             return _alone(question, now_s)
         return self._ask(question, line, now_s)
@@ -321,13 +353,16 @@ class Desk:
     def _look_at(self, question: Question, now_s: float, effects: list[Effect]) -> None:
         """Send a parked question that is due again, unless its caller has given up."""
         line = self._line_of(question)
-        # 1. Given up: the gateway should not keep its place, and those behind it move up.
-        if question.ticket is not None and question.ticket.cancelled():
+        is_unanswered = question.request.call_id in self._unanswered
+        # 1. Given up: the gateway should not keep its place, and those behind it move up. Not
+        #    before the answer, which may set money aside that has to go back.
+        if question.ticket is not None and question.ticket.cancelled() and not is_unanswered:
             del self._parked[question.request.call_id]
             effects.append(Withdraw(question))
             self._decided(question, now_s, effects)
-        # 2. It was sent alone, perhaps before there was a socket; the line has begun since.
-        elif line is None or question not in line.parked:
+        # 2. It was sent alone, perhaps before there was a socket; the line has begun since. Or its
+        #    line still waits for this answer.
+        elif is_unanswered or line is None or question not in line.parked:
             del self._parked[question.request.call_id]
             effects.append(self._ask_again(question, None, now_s))
         # 3. Its line decides: another question of the lane may be under way.
@@ -350,33 +385,40 @@ class Desk:
         """Take in the answer to a question; its grant may cover those that waited for it.
 
         1. The question was sent alone: only its own outcome matters.
-        2. It has to wait: it is parked, and its lane covers nothing meanwhile.
-        3. It is refused: so are those in its line that could not fare better.
+        2. It has to wait: it is parked, and its lane covers nothing meanwhile. Without an answer
+           its line waits with it, for the same answer.
+        3. It is refused: so are those in its line that could not fare better. What was granted in
+           an answer that comes too late goes back.
         4. It is granted: the lease takes in the money, and the line is served from it.
         """
         question, asked = ask.question, ask.asked
         effects: list[Effect] = []
+        was_missed = self._unanswered.pop(question.request.call_id, None) is not None
         again_s = self._again_s(question, answer, now_s)
+        if again_s is None and isinstance(answer, NotGranted) and answer.has_left:
+            effects.append(Settle(ask))
         # 1.
         if asked is None:
             if again_s is not None:
-                effects.append(self._park(question, again_s, answer))
+                effects.append(self._park(ask, again_s, answer))
             else:
                 effects.append(_outcome(question, answer))
                 self._decided(question, now_s, effects)
             return effects
         line = self._lines[asked.lane]  # it exists as long as one of its questions is under way
-        line.asked = None
-        if question.attempt and not (isinstance(answer, NotGranted) and answer.is_unanswered):
-            line.was_answered(now_s)
         # 2.
+        if again_s is not None and isinstance(answer, NotGranted):
+            effects.append(self._park(ask, again_s, answer))
+            line.was_missed(question)
+            return effects
+        line.asked = None
+        is_answered = not (isinstance(answer, NotGranted) and answer.is_unanswered)
+        if is_answered and (question.attempt or was_missed):
+            line.was_answered(now_s)
         if again_s is not None:
-            if isinstance(answer, NotGranted):
-                self._book.unanswered(asked)
-            else:
-                self._book.not_granted(asked)
-                self._book.return_until(asked.lane, now_s + RETURN_S)
-            effects.append(self._park(question, again_s, answer))
+            self._book.not_granted(asked)
+            self._book.return_until(asked.lane, now_s + RETURN_S)
+            effects.append(self._park(ask, again_s, answer))
             self._serve(asked.lane, line, now_s, effects)
             return effects
         if question in line.parked:
@@ -476,6 +518,13 @@ class Desk:
         if line is not None:
             self._serve(asked.lane, line, now_s, effects)
         return effects
+
+    def unwanted(self, ask: AskGateway, reply: wire.GateReply) -> list[Update]:
+        """Return what returns the lease in an answer that nobody waits for."""
+        if ask.asked is None or reply.lease is None:
+            return []
+        back = self._book.unwanted(ask.asked, reply.lease)
+        return [] if back is None else [back]
 
     # -- the leases -------------------------------------------------------------------------------
 

@@ -31,11 +31,14 @@ class AskGateway(Struct, frozen=True):
         asked: the lease that is asked for with it; None when only this question is decided.
         waiting: how many others of the lane waited at that moment. A refusal for lack of money
             applies to those, not to questions that came later.
+        is_repeat: whether it was sent before, and its answer has not come: with the same key and
+            the same body.
     """
 
     question: Question
     asked: LeaseRequest | None = None
     waiting: int = 0
+    is_repeat: bool = False
 
 
 class TopUp(Struct, frozen=True):
@@ -70,7 +73,13 @@ class Withdraw(Struct, frozen=True):
     question: Question
 
 
-Effect = Complete | Fail | AskGateway | TopUp | Wait | Withdraw | Update
+class Settle(Struct, frozen=True):
+    """Learn what was decided about a question that nobody waits for any more, and give it back."""
+
+    ask: AskGateway
+
+
+Effect = Complete | Fail | AskGateway | TopUp | Wait | Withdraw | Settle | Update
 
 
 class NotGranted(Struct, frozen=True):
@@ -79,7 +88,8 @@ class NotGranted(Struct, frozen=True):
     Attributes:
         error: what its caller gets.
         for_money: whether the money did not suffice: questions that need as much get the same.
-        is_unanswered: whether the answer is not known: the gateway may have granted it.
+        is_unanswered: whether the answer is not known.
+        has_left: whether the gateway may have granted it, or may do so yet.
         for_all: whether the gateway asked not to be called for a while: all questions get the
             same.
     """
@@ -87,6 +97,7 @@ class NotGranted(Struct, frozen=True):
     error: BaseException
     for_money: bool = False
     is_unanswered: bool = False
+    has_left: bool = False
     for_all: bool = False
 
 

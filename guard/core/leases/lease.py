@@ -48,16 +48,15 @@ class Lease:
         overspent: what the gateway has charged beyond what it held; nothing is owed for that.
         is_current: whether holds may still be taken from it.
         is_asked: whether a question that names it is under way; top-ups do not count.
-        reported, reported_s: the amount under way that was last reported to the gateway, and when;
-            -1 when the gateway's figure is unknown.
+        pays_requests: whether LLM requests were taken from it, and not only calls.
         returns_until_s: until then others wait for the money: what is not used goes back at once.
         question: the question of the newest grant; a top-up repeats it.
     """
 
     __slots__ = (
         "began_s", "calls", "covered", "expires_s", "free", "held", "is_asked", "is_current",
-        "lane", "lease_id", "overspent", "policy_version", "question", "renewed_s", "reported",
-        "reported_s", "returns_until_s", "ttl_s", "under_way", "unseen", "used_s",
+        "lane", "lease_id", "overspent", "pays_requests", "policy_version", "question", "renewed_s",
+        "returns_until_s", "ttl_s", "under_way", "unseen", "used_s",
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
@@ -78,8 +77,7 @@ class Lease:
         self.overspent = 0
         self.is_current = True
         self.is_asked = False
-        self.reported = 0
-        self.reported_s = now_s
+        self.pays_requests = False
         self.returns_until_s = 0.0
         self.question: GateRequest | None = None
 

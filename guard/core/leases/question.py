@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -12,6 +12,10 @@ from guard.core.leases.holds import Hold
 from guard.core.leases.lease import LaneKey, Subject
 from guard.core.request_bound import RequestBound
 from guard.core.wire import GateReply, GateRequest, ModelRates
+
+PARKING_S: Final = 2.0
+"""How much longer its caller waits where a question without an answer is asked again: its deadline
+is moved as it passes."""
 
 
 class Caller(Protocol):
@@ -46,6 +50,7 @@ class Question(Struct, eq=False):
         again_s: when it is sent again, while it waits in line; never, while it is under way.
         freed_s: when money last came back to its budgets, as far as this process knows.
         outlasts_s: for how long it is sent again while the gateway cannot be reached, in seconds.
+            One that is told to wait in line outlasts an absence by itself.
         unreached_s: since when the gateway cannot be reached; never, while it can.
     """
 
@@ -69,11 +74,17 @@ class Question(Struct, eq=False):
     unreached_s: float = math.inf
 
     @property
+    def gives_up_s(self) -> float:
+        """When its caller gives up: at its deadline, if it is not going to be asked again then."""
+        return self.ends_s + (PARKING_S if self.outlasts_s else 0.0)
+
+    @property
     def key(self) -> str:
         """The idempotency key of this attempt.
 
-        A repeat of the same attempt, such as over HTTP after the socket was lost, has the same key
-        and gets the stored answer. A new attempt needs a new key, to be decided anew.
+        A repeat of the same attempt, such as over HTTP after the socket was lost, or once the
+        gateway is back, has the same key and gets the stored answer. A new attempt needs a new key,
+        to be decided anew.
         """
         call_id = self.request.call_id
         return call_id if not self.attempt else f"{call_id}-{self.attempt}"

@@ -41,9 +41,6 @@ from guard.core.usage.response_format import (
 )
 from guard.core.usage.tool_calls import ANTHROPIC
 
-TOOL_USE_TOKENS: Final = 1_100
-"""What Anthropic adds to a prompt with tools, and for those that it has defined itself."""
-
 _COUNTS: Final = (
     "input_tokens",
     "output_tokens",

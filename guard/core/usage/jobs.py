@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, text_or_none
+from guard.core.usage.message import Message, mapping, parse, text_or_none
 from guard.core.usage.response_format import PENDING, Call, ResponseFormat, Usage
 
 _FILES: Final = (b'"fileName"', b'"file_name"')
+
+
+def job_id(answer: bytes) -> str | None:
+    """Return the id of a job that an answer names."""
+    return text_or_none(mapping(parse(answer)).get("id"))
 
 
 class Jobs(ResponseFormat, frozen=True):

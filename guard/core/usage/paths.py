@@ -10,7 +10,7 @@ import functools
 import re
 from typing import Final
 
-from guard.core.vendors import VENDORS
+from guard.core.vendors import VENDORS, agents
 
 _FREE: Final = """
     files files/{} files/upload
@@ -53,6 +53,22 @@ def is_work(vendor: str, path: str) -> bool:
     (True, False)
     """
     return _matches("work", vendor, _PREFIX.sub("", path, count=1))
+
+
+def is_agents_own(path: str) -> bool:
+    """Return whether coding agents report there about themselves, or ask about an account.
+
+    >>> is_agents_own("/backend-api/wham/usage"), is_agents_own("/backend-api/wham/tasks/3")
+    (True, False)
+    """
+    return bool(_of_agents("free").search(path)) and not _of_agents("costly").search(path)
+
+
+@functools.cache
+def _of_agents(kind: str) -> re.Pattern[str]:
+    starts = " ".join(getattr(each, kind) for each in agents().values()).split()
+    ends = [f"{start}$" if start[0] == ":" else f"/{re.escape(start)}(?:/|$)" for start in starts]
+    return re.compile("|".join(ends))
 
 
 _COPIED: Final = {"free": _FREE, "work": _WORK, "costly": ""}

@@ -1,97 +1,111 @@
-"""Realtime APIs over WebSockets: usage in the messages of OpenAI's and Gemini's sessions."""
+"""WebSockets to a model: which there are, and how the usage of their answers is read."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 from urllib.parse import parse_qs
 
+from msgspec import structs
+
+from guard.core.local_address import is_local
+from guard.core.usage.conversation import Conversation
+from guard.core.usage.framing import Events
 from guard.core.usage.gemini import Gemini
+from guard.core.usage.live_frames import LiveConversation
 from guard.core.usage.message import Message, UnreadableUsage, mapping, parse
-from guard.core.usage.openai_responses import read_usage
-from guard.core.usage.response_format import Call, Usage, replaced
-from guard.core.usage.vendors import provider_of
-
-_ENDED: Final = frozenset({
-    "response.done", "response.completed", "response.incomplete", "response.failed",
-    "conversation.item.input_audio_transcription.completed",
-})  # fmt: skip
+from guard.core.usage.openai_responses import Responses, read_usage
+from guard.core.usage.realtime_frames import RealtimeConversation
+from guard.core.usage.response_format import Call, MemberPath, Usage, replaced
+from guard.core.usage.vendors import Endpoint, find_endpoint, provider_of
 
 
-class RealtimeUsage:
-    """Reads the messages of one session.
+class Realtime(Responses, frozen=True):
+    """An answer of a realtime session; its body is that of ``realtime_frames``."""
 
-    Args:
-        provider: the vendor.
-        query: the query of the session's URL, which may name the model.
-    """
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return nothing: the settings of a session are its program's own."""
+        return ()
 
-    def __init__(self, provider: str, query: str) -> None:
-        asked = parse_qs(query)
-        named = asked.get("model") or asked.get("deployment") or []
-        self._model = named[0] if named else None
-        self._gemini = Gemini(provider)
-        # What the current turn has used so far.
-        self._turn: Usage | None = None
 
-    def read(self, message: str | bytes) -> Usage | None:
-        """Return what a response used, if this message reports it.
+class LiveTurn(Gemini, frozen=True):
+    """A turn of a Live session; its body is that of ``live_frames``."""
 
-        Gemini repeats a turn's usage as it grows: it is counted when the turn is complete.
-        """
-        try:
-            return self._read(message)
-        except UnreadableUsage:
-            return None
+    def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
+        """Return nothing: the settings of a session are its program's own."""
+        return ()
 
-    def _read(self, message: str | bytes) -> Usage | None:
-        data = message.encode("utf-8", "replace") if isinstance(message, str) else message
-        if b'"usage' not in data and b'"session' not in data and b'"serverContent"' not in data:
-            return None
-        event = mapping(parse(data))
-        kind = event.get("type")
-        if kind in ("session.created", "session.updated"):
-            model = mapping(event.get("session")).get("model")
-            self._model = model if isinstance(model, str) and model else self._model
-        if kind in _ENDED:
-            response = mapping(event.get("response", event))
-            return self._named(read_usage(response, self._gemini.provider))
-        return self._read_turn(event)
-
-    def sent(self, message: str | bytes) -> None:
-        """Inspect a message from the client: the first one may name the model."""
-        data = message.encode("utf-8", "replace") if isinstance(message, str) else message
-        if self._model is None and b'"setup"' in data:
-            model = mapping(mapping(parse(data)).get("setup")).get("model")
-            self._model = model.rpartition("/")[2] if isinstance(model, str) and model else None
-
-    def rest(self) -> Usage | None:
-        """Return what an unfinished turn has used by the end of the session."""
-        turn, self._turn = self._turn, None
-        return None if turn is None else self._named(turn)
-
-    def _read_turn(self, event: Message) -> Usage | None:
-        if "usageMetadata" in event:
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the newest ``usageMetadata`` of the turn: it grows while the turn does."""
+        for event in events.newest(b'"usageMetadata"'):
             said = mapping(event["usageMetadata"])
-            # Live sessions report `responseTokenCount` where other responses report candidates.
-            answered = said.get("candidatesTokenCount", said.get("responseTokenCount"))
-            whole = {"usageMetadata": {**said, "candidatesTokenCount": answered}}
-            self._turn = self._gemini.from_message(whole, Call()) or self._turn
-        if mapping(event.get("serverContent")).get("turnComplete"):
-            return self.rest()
-        return None
-
-    def _named(self, usage: Usage | None) -> Usage | None:
-        return None if usage is None else replaced(usage, model=usage.model or self._model)
+            # Live sessions report a response where other answers report candidates.
+            names = {each.replace("response", "candidates"): each for each in said}
+            renamed = {name: said[each] for name, each in names.items()}
+            usage = super().from_message({**event, "usageMetadata": renamed}, call)
+            if usage is not None:
+                return replaced(usage, fees=None, estimated=not _is_whole(events))
+        texts = (event.get("serverContent") for event in events.every())
+        return call.estimated(events, texts, model=call.model())
 
 
-def find_realtime(host: str, path: str) -> str | None:
-    """Return the vendor of a WebSocket to an LLM, or None when it is not one.
+def _is_whole(events: Events) -> bool:
+    """Return whether a turn was seen to its end, or until it waits for a tool."""
+    ends = (b'"turnComplete"', b'"turn_complete"', b'"toolCall"', b'"tool_call"')
+    return any(next(events.newest(each), None) is not None for each in ends)
+
+
+class ModelSocket(NamedTuple):
+    """A WebSocket whose frames are known.
+
+    Attributes:
+        endpoint: reads its answers.
+        conversation: follows its frames.
+    """
+
+    endpoint: Endpoint
+    conversation: Conversation
+
+
+def find_socket(host: str, path: str, query: str) -> ModelSocket | None:
+    """Return a WebSocket whose frames are known, or None for any other one.
 
     Args:
-        host: the host name, in lower case, without the port.
-        path: the path of the URL, without the query.
+        host: the host name, without the port.
+        path: the path of the URL.
+        query: the query of the URL, which may name the model.
     """
-    provider = provider_of(host)
-    if provider is None and path.rstrip("/").endswith("/v1/realtime"):
-        return "openai"
-    return provider
+    path, provider, named = path.rstrip("/"), provider_of(host), parse_qs(query)
+    model = next((named[each][0] for each in ("model", "deployment") if each in named), None)
+    if path.endswith("/v1/realtime" if provider is None else "/realtime"):
+        endpoint = Endpoint(
+            Realtime(provider or "openai"),
+            is_local=is_local(host),
+            is_vendors=provider is not None,
+        )
+        return ModelSocket(endpoint, RealtimeConversation(model))
+    if path.endswith("BidiGenerateContent"):
+        return ModelSocket(
+            Endpoint(LiveTurn(), is_vendors=provider is not None), LiveConversation()
+        )
+    found = find_endpoint("POST", host, path)
+    if found is None or type(found.format) is not Responses or not path.endswith("/responses"):
+        return None
+    return ModelSocket(structs.replace(found, streams=True), Conversation(model))
+
+
+_HEARD: Final = "conversation.item.input_audio_transcription.completed"
+
+
+def transcript(provider: str, data: bytes, conversation: Conversation) -> Usage | None:
+    """Return what the transcript of a user's words used, if a server's event reports it."""
+    if b"input_audio_transcription.completed" not in data:
+        return None
+    event = mapping(parse(data))
+    if event.get("type") != _HEARD:
+        return None
+    try:
+        usage = read_usage(event, provider)
+    except UnreadableUsage:
+        return None
+    return None if usage is None else replaced(usage, model=usage.model or conversation.hears)

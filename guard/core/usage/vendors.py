@@ -82,6 +82,10 @@ _RUNS: Final = re.compile(r"/threads/(?:[^/]+/)?runs(?:/[^/]+/submit_tool_output
 _STORED: Final = re.compile(r"/(completions|responses|interactions)/.")
 """Resources below these paths were created, and charged, earlier."""
 
+_METHODS: Final = frozenset(
+    ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+)
+
 _CACHE_MAX: Final = 2048
 
 
@@ -106,6 +110,7 @@ class Endpoint(Struct, frozen=True):
             what it costs: under a limit it does not pass.
         is_vendors: whether it is at a host of a vendor's, of which it is known what a body can
             hold.
+        streams: whether all its answers are streams, without being asked to.
     """
 
     format: ResponseFormat
@@ -119,6 +124,7 @@ class Endpoint(Struct, frozen=True):
     is_local: bool = False
     is_unknown: bool = False
     is_vendors: bool = False
+    streams: bool = False
 
     @property
     def names_tools(self) -> bool:
@@ -214,6 +220,8 @@ _JOBS: Final = re.compile(r"/(audio/speech|videos|video/generations)$")
 def _find(method: str, host: str, path: str) -> Endpoint | None:
     path = re.sub(r"/{2,}", "/", path).rstrip("/")
     provider = provider_of(host)
+    if method not in _METHODS:  # one of tomorrow, which may ask a model
+        method = "POST"
     if method == "GET":
         return _polled(provider, path)
     is_whole = (
@@ -230,6 +238,8 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
     if _AGENT.search(path) or (provider == "aws" and _INLINE_AGENT.search(f"{host}{path}")):
         return Endpoint(AgentTrace(), condense=condensed)
     found = _by_path(provider, path)
+    if found is None and (read := _as_servers_read(path)) != path:
+        found = _by_path(provider, read)
     # A path alone may say enough (a proxy in front of a vendor); a known host always does.
     if found is not None:
         return found
@@ -244,6 +254,15 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
     is_unlisted = found.asks or _JOBS.search(path) is not None
     is_unknown = is_whole and not paths.is_work(provider, path)
     return replace(found, is_unlisted=is_unlisted, is_unknown=is_unknown)
+
+
+def _as_servers_read(path: str) -> str:
+    """Return a path as servers read it that take any case, parameters, and other slashes.
+
+    >>> _as_servers_read("/V1/Chat/Completions;a=b")
+    '/v1/chat/completions'
+    """
+    return re.split(r"[;#\x00]", path)[0].replace("\\", "/").strip().lower().rstrip("/")
 
 
 def _elsewhere(path: str) -> Endpoint | None:

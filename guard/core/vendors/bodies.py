@@ -29,6 +29,10 @@ class BodyPart(Struct):
         models, attempts, routes: members that name further models: one of which answers, or each of
             which may be asked in turn and charged; and those that let the vendor choose.
         blocks: the types of its objects; empty where they say nothing.
+        tokens: what the vendor adds to the prompt for a tool, by its type or name, in tokens; as
+            ``any`` what it adds once where there are tools.
+        results: how many results a call of a tool has at most that the vendor runs, and how many
+            tokens each has.
         lent: what an operator's facts let go that this release's do not: names of members, and
             types as ``tool:NAME``. Each run names what it has used of them.
     """
@@ -44,6 +48,8 @@ class BodyPart(Struct):
     client: frozenset[str] = frozenset()
     vendor: frozenset[str] = frozenset()
     blocks: frozenset[str] = frozenset()
+    tokens: dict[str, int] = {}
+    results: dict[str, list[int]] = {}
     lent: frozenset[str] = frozenset()
 
 
@@ -99,6 +105,7 @@ def _add_snake_case(place: BodyPart) -> None:
     for kind in _CHANGING:
         setattr(place, kind, getattr(place, kind) | set(map(snake, getattr(place, kind))))
     place.lent |= set(map(snake, place.lent))
+    place.tokens |= {snake(name): tokens for name, tokens in place.tokens.items()}
 
 
 @functools.cache
@@ -116,6 +123,8 @@ def _files() -> list[dict[str, Any]]:
 def _note(place: BodyPart, group: dict[str, Any]) -> None:
     inner = place if group["at"].endswith(_DEEP) else _NOTHING
     words = {name: str(text).split() for name, text in group.items()}
+    place.tokens |= group.get("tokens", {})
+    place.results |= group.get("results", {})
     for name in ("neutral", "bounds"):
         for member in words.get(name, ()):
             place.known.setdefault(member, inner)
@@ -167,7 +176,7 @@ def newest() -> dt.date:
 
 FORMATS: Final = (
     "chat", "responses", "messages", "gemini", "interactions", "converse", "invoke", "cohere",
-    "ollama", "embeddings", "images", "sound", "videos", "predict", "runs",
+    "ollama", "embeddings", "images", "sound", "videos", "predict", "runs", "realtime",
 )  # fmt: skip
 """The formats of bodies that the facts files speak of."""
 

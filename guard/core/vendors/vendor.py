@@ -28,6 +28,7 @@ class Vendor(Struct, frozen=True):
         stateless: whole paths of requests that neither read nor change anything stored at the
             vendor: only these pass where a proxy holds the vendor's key for several callers.
         credential: the header that carries the vendor's key, and how.
+        bill: the URL at which it says afterwards what a response has cost, with ``{}`` for its id.
         routers: names of models that stand for any model of its choice, with ``*`` for any text.
         chooses: whether it chooses the model where a request names none.
         takes_stream_options: False where its streams always report usage and it refuses
@@ -49,6 +50,7 @@ class Vendor(Struct, frozen=True):
         v1/messages/count_tokens
     """
     credential: str = "authorization: Bearer {}"
+    bill: str | None = None
     routers: str = ""
     chooses: bool = False
     takes_stream_options: bool = True

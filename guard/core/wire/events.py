@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -113,6 +113,10 @@ class ToolData(Struct, omit_defaults=True):
     metadata: dict[str, Any] = {}
 
 
+HOLDER_GONE: Final = "holder_gone"
+"""The kind of a span by which a process's journal says that nothing but its events is under way."""
+
+
 class SpanData(Struct, omit_defaults=True, gc=False):
     """Payload of a ``span`` event. ``final`` releases the rest of the reservation.
 
@@ -128,6 +132,18 @@ class SpanData(Struct, omit_defaults=True, gc=False):
     final: bool = False
     tool_name: Name | None = None
     digest: Name | None = None
+
+
+class LaterData(Struct, omit_defaults=True):
+    """Payload of a ``later`` event: work that its vendor finishes later, begun under these ids.
+
+    Whichever process reports what the work used, the charge is its maker's, as the maker's event
+    ``charged_as``. The gateway keeps the ids for 40 days, and stores no event.
+    """
+
+    provider: Name
+    work_id: ResponseId
+    charged_as: Name | None = None
 
 
 class Chain(Struct, omit_defaults=True):

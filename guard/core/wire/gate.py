@@ -52,8 +52,9 @@ class GateRequest(Struct, omit_defaults=True):
     the request has no limit on its output, ``answers`` says how many answers it asks for (and how
     many prompts it holds, as an array of embeddings does), and
     ``beside_output_tokens`` what is charged as output beside them. ``tier``, ``cache_writes``,
-    ``text_only`` and ``surcharge_permille`` are its ``guard.core.rates.Terms``. ``local`` says that
-    it goes to the caller's own machine, where a model without a known price is free. A caller
+    ``text_only``, ``sound`` and ``surcharge_permille`` are its ``guard.core.rates.Terms``.
+    ``local`` says that it goes to the caller's own machine, where a model without a known price is
+    free. A caller
     that gates its requests says ``gates_requests`` when it asks for a call: what such a call was
     expected to cost is released as soon as its first request is asked for. ``user`` and ``tags``
     are as in an event.
@@ -75,9 +76,7 @@ class GateRequest(Struct, omit_defaults=True):
     output limit, or put one in, to this number at least.
 
     ``renewed`` says that the caller renews the call's reservation (``POST /gate/lease``) while it
-    uses it, so that it lasts only as long as a lease. ``unjournaled`` says that no journal records
-    the LLM request, so that it would be lost if its process died: what is held is charged when it
-    expires.
+    uses it, so that it lasts only as long as a lease.
 
     ``text_tokens`` is the most of the prompt's text, before anything was learned of its model; 0
     where the prompt has more than text.
@@ -126,6 +125,7 @@ class GateRequest(Struct, omit_defaults=True):
     tier: Name = ""
     cache_writes: Annotated[int, Meta(ge=0, le=2)] = 1
     text_only: bool = False
+    sound: bool = False
     surcharge_permille: Annotated[int, Meta(ge=1000, le=10_000)] = 1000
     local: bool = False
     within: Name | None = None
@@ -155,7 +155,6 @@ class GateRequest(Struct, omit_defaults=True):
         return (self.model, *self.models)
 
     renewed: bool = False
-    unjournaled: bool = False
     winding_down: bool = False
     takes_last: bool = False
     arguments: Name | None = None

@@ -140,9 +140,9 @@ class LeaseUpdate(Struct, omit_defaults=True):
         calls_left: unused calls of its share of rate caps, given back.
         close: nothing more will be taken from it; what remains pays for events on their way and
             is released shortly afterwards.
-        under_way_nanousd: what LLM requests can cost that were sent, whose events are not
-            delivered, and which no journal records: if the process dies, this is the only trace of
-            them. It is charged when the lease expires.
+        under_way_nanousd: with ``close``, what LLM requests can cost that were sent and whose
+            events are not delivered. So much is charged in doubt when the lease ends; of one that
+            has expired, no more than that stays charged.
         also: more reservations to renew.
     """
 

@@ -10,12 +10,14 @@ import msgspec
 
 from guard import gateway
 from guard.core import wire
+from guard.gateway.api import login
 from guard.gateway.api.admin.app import ADMIN_PATH
 from guard.gateway.api.admin.operations import Operation
 from guard.gateway.api.admin.table import OPERATIONS
 
 _REF: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
+_FORM: Final = "application/x-www-form-urlencoded"
 _PROBLEM: Final = "application/problem+json"
 _ANY_TEXT: Final = r"^[^\x00\ufdd0]*$"
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
@@ -154,6 +156,7 @@ def document() -> dict[str, Any]:
                         wire.ModelsReply,
                         wire.ReleaseRequest, wire.LeaseUpdate, wire.LeaseState,
                         wire.EventBatch, wire.EventsReply, wire.ControlReply, wire.SpendReply,
+                        login.DeviceReply, login.TokenReply, login.TokenError, login.Ended,
                         Status, Released]  # fmt: skip
     for operation in OPERATIONS:
         kinds += [k for k in (operation.body, operation.reply, operation.query) if k is not None]
@@ -171,7 +174,7 @@ def document() -> dict[str, Any]:
         settings = components["ApplyBody"]["properties"]["settings"]
         settings.update(properties=known, additionalProperties=False)
     by_kind = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
-    paths = _sdk_paths(by_kind)
+    paths = _sdk_paths(by_kind) | _login_paths(by_kind)
     for operation in OPERATIONS:
         path = ADMIN_PATH + re.sub(r":path\}", "}", operation.path)
         item = paths.setdefault(path, {})
@@ -313,6 +316,38 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
                 "401": _content("Without its key", _PROBLEM, by_kind[str(wire.Problem)])})},
         "/openapi.json": {"get": plain("openapi", "This document",
                                        {"200": _content("Document", _JSON, {"type": "object"})})},
+    }  # fmt: skip
+
+
+def _login_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
+    def post(
+        name: str, summary: str, reply: Any, errors: Sequence[int], *forms: dict[str, Any]
+    ) -> dict[str, Any]:
+        responses = _responses({200: reply}, (404, 408, 413, 503, *errors), by_kind)
+        responses["400"] = _content("No token", _JSON, by_kind[str(login.TokenError)])
+        described = [
+            {"type": "object", "required": [*fields], "properties": fields} for fields in forms
+        ]
+        out = {"operationId": name, "tags": ["login"], "summary": summary, "responses": responses}
+        if described:
+            out["requestBody"] = {
+                "required": True, "content": {_FORM: {"schema": {"oneOf": described}}}
+            }  # fmt: skip
+        return {"post": out}
+
+    token = {"type": "string", "maxLength": 1024}
+    return {
+        wire.LOGIN_DEVICE_PATH: post(
+            "login_device", "Ask for a code to sign a person in", login.DeviceReply, (429,)
+        ),
+        wire.LOGIN_TOKEN_PATH: post(
+            "login_token", "Give tokens for a code or a refresh token", login.TokenReply, (),
+            {"grant_type": {"const": login.DEVICE_GRANT}, "device_code": token},
+            {"grant_type": {"const": "refresh_token"}, "refresh_token": token},
+        ),
+        wire.LOGIN_REVOKE_PATH: post(
+            "login_revoke", "End the login of a token", login.Ended, (), {"token": token}
+        ),
     }  # fmt: skip
 
 

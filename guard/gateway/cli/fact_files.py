@@ -18,7 +18,7 @@ from guard.gateway.cli.output import safe
 from guard.gateway.domain.facts import JUDGED, OwnFact, check, distinct
 
 FILE_BYTES_MAX: Final = 1024 * 1024
-_RELEASES: Final = frozenset({"bounds", "any", "like", "named"})
+_RELEASES: Final = frozenset({"bounds", "any", "like", "named", "tokens", "results"})
 """Judgements that only a release can act on: its code reads these members."""
 _ABOUT: Final = frozenset({"at", "source", "date"})
 
@@ -48,29 +48,26 @@ def read_facts(path: Path) -> tuple[list[OwnFact], list[str]]:
                 raise ValueError(f"{kind} is written as [[{kind}]], once for each place")
             for number, group in enumerate(groups, 1):
                 facts += _facts_of(kind, f"[[{kind}]] number {number}", group)
-        released = {
+        given = {
             name
-            for groups in found.values()
-            if isinstance(groups, list)
+            for kind, groups in found.items()
+            if kind in (*FORMATS, TRUST)
             for group in groups
-            if isinstance(group, dict)
             for name in group
-        } & _RELEASES
-        if released:
-            names = ", ".join(sorted(released))
+        }.difference(_ABOUT, JUDGED)
+        if given & _RELEASES:
+            names = ", ".join(sorted(given & _RELEASES))
             left_out.append(f"{names}: only a release can act on these, so they were not taken")
+        strange = sorted(given - _RELEASES)
+        left_out += [f"{name!r} is not known here, and was not taken" for name in strange]
         if not facts:
-            raise ValueError("there are no facts in it")
+            raise ValueError("; ".join(["there are no facts in it", *left_out]))
     except ValueError as exc:
         raise click.ClickException(f"{path.name}: {safe(exc)}") from None
     return distinct(facts), left_out
 
 
 def _facts_of(kind: str, where: str, group: dict[str, Any]) -> Iterator[OwnFact]:
-    wrong = group.keys() - _ABOUT - _RELEASES - set(JUDGED)
-    if wrong:
-        known = ", ".join((*sorted(_ABOUT), *sorted(JUDGED)))
-        raise ValueError(f"{where} has {min(wrong)!r}, which is none of {known}")
     date = group.get("date", "")
     if type(date) is dt.date:
         date = date.isoformat()

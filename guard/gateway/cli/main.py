@@ -18,6 +18,7 @@ from guard.gateway.cli.budgets import budgets
 from guard.gateway.cli.copy import copy
 from guard.gateway.cli.database import backup, migrate, restore
 from guard.gateway.cli.directives import directives
+from guard.gateway.cli.doubt import doubt
 from guard.gateway.cli.facts import facts
 from guard.gateway.cli.local import local
 from guard.gateway.cli.numbers import Finite, read_by
@@ -39,6 +40,7 @@ from guard.gateway.cli.reconcile import reconcile
 from guard.gateway.cli.reports import audit, usage
 from guard.gateway.cli.serve import serve
 from guard.gateway.cli.settings import settings
+from guard.gateway.cli.sign_on import sign_on
 
 
 @click.group()
@@ -275,8 +277,8 @@ def _show_key(made: dict[str, Any]) -> None:
 
 
 for _command in (
-    serve, organisations, operators, sessions, password, sign_in_link, local, settings, budgets,
-    policies, prices, facts, approvals, alerts, usage, reconcile, audit, apply, backup, restore,
-    migrate, copy, *directives("guard gateway"),
+    serve, organisations, operators, sessions, sign_on, password, sign_in_link, local, settings,
+    budgets, policies, prices, facts, approvals, alerts, usage, reconcile, doubt, audit, apply,
+    backup, restore, migrate, copy, *directives("guard gateway"),
 ):  # fmt: skip
     gateway.add_command(_command)

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.api.admin import bodies, table
 from guard.gateway.api.admin.rules import as_budget, as_policy, budget_of
 from guard.gateway.dashboard import forms
-from guard.gateway.dashboard.outlooks import outlooks
+from guard.gateway.dashboard.budget_forecasts import budget_forecasts
 from guard.gateway.dashboard.site import PageGroup, RequestContext, only
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.preview import CHARGES_MAX, preview_budget
@@ -73,7 +73,7 @@ class BudgetsAndPolicies(PageGroup):
             balances_max=BALANCES_MAX, is_cut=len(balances) == BALANCES_MAX,
             unmatched=await self._unmatched(context), raise_key=secrets.token_hex(8),
             suggested=_suggested,
-            forecasts=await outlooks(self._storage, context.org(), shown, now_ms),
+            forecasts=await budget_forecasts(self._storage, context.org(), shown, now_ms),
         )  # fmt: skip
 
     async def _unmatched(self, context: RequestContext) -> set[tuple[str, str]]:

@@ -18,6 +18,7 @@ PRICE_SOURCES: Final = {
     "fallback": "fallback: no price of this model is known",
     "local": "free: on the caller's own machine",
     "reconciled": "booked by what the vendor has billed",
+    "settled": "a correction of what was in doubt",
 }
 """Sources of a price, in words."""
 

@@ -17,13 +17,12 @@ from guard.gateway.dashboard.prices import PricesAndSettings
 from guard.gateway.dashboard.scopes import ScopePages
 from guard.gateway.dashboard.search import Search
 from guard.gateway.dashboard.sign_in import SignIn
-from guard.gateway.dashboard.site import Parts, Site
+from guard.gateway.dashboard.site import Site
 from guard.gateway.dashboard.spend import SpendPages
 
 
-def dashboard_routes(parts: Parts) -> list[BaseRoute]:
+def dashboard_routes(site: Site) -> list[BaseRoute]:
     """Return every route of the dashboard."""
-    site = Site(parts)
     return [
         *site.assets.routes(),
         *SignIn(site).routes(),
@@ -39,5 +38,5 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *PricesAndSettings(site).routes(),
         *People(site).routes(),
         *Alerts(site).routes(),
-        *Answering(site, parts.questions).routes(),
+        *Answering(site, site.parts.questions).routes(),
     ]

@@ -15,7 +15,7 @@ TYPES: Final = {
     "llm": "LLM requests", "tool": "tool calls", "span": "spans", "chain": "chains",
     "sdk.loss": "events lost by a program", "sdk.unseen": "hosts that cannot be metered",
     "sdk.observed": "refusals in observe mode",
-    "adjustment": "corrections by a vendor's bill",
+    "adjustment": "corrections by a vendor's bill, or of what was in doubt",
 }  # fmt: skip
 """The types that the project's own programs send, and their labels."""
 

@@ -10,9 +10,9 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import charts, spans
 from guard.gateway.dashboard.audit_text import audit_details
+from guard.gateway.dashboard.budget_forecasts import budget_forecasts
 from guard.gateway.dashboard.event_filter import TYPES, event_filter
 from guard.gateway.dashboard.formatting import count, in_doubt, money
-from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.refusal_groups import grouped
 from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.spend import viewers_zone
@@ -94,7 +94,7 @@ class Pages(PageGroup):
             chart=chart,
             figures=self._figures(context, today, uncertain, workflows, refused, now_ms),
             balances=balances,
-            forecasts=await outlooks(self._storage, own, balances, now_ms),
+            forecasts=await budget_forecasts(self._storage, own, balances, now_ms),
             watched=watched,
             budgets_set=0 if watched else await self._storage.budget_count(own),
             burn=None if watched is None else await self._burn(own, watched, now_ms),
@@ -218,7 +218,7 @@ class Pages(PageGroup):
             chart=chart,
             runs=runs,
             balances=balances,
-            forecasts=await outlooks(self._storage, own, balances, now_ms),
+            forecasts=await budget_forecasts(self._storage, own, balances, now_ms),
             **shown,
         )
 

@@ -7,8 +7,8 @@ from typing import Final
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from guard.gateway.dashboard.budget_forecasts import budget_forecasts
 from guard.gateway.dashboard.charts import stacked
-from guard.gateway.dashboard.outlooks import outlooks
 from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.spend import asked_range
 from guard.gateway.dashboard.time_ranges import PRESETS
@@ -77,7 +77,7 @@ class ScopePages(PageGroup):
             workflows=_summed(events, "workflow_id"),
             models=[] if group_by == "model" else _summed(events, "model"),
             balances=balances,
-            forecasts=await outlooks(storage, own, balances, now_ms),
+            forecasts=await budget_forecasts(storage, own, balances, now_ms),
             path=f"/{'tag' if group_by.startswith(TAG) else group_by}",
         )
 

@@ -13,14 +13,17 @@ from starlette.routing import BaseRoute, Route
 from guard.core import wire
 from guard.gateway.api.http import ProblemError, note_owner
 from guard.gateway.dashboard import security
+from guard.gateway.dashboard.device import Device
 from guard.gateway.dashboard.security import ForbiddenError
 from guard.gateway.dashboard.site import SIGN_IN, RequestContext, Site, new_sign_in_token
 from guard.gateway.domain.errors import NotFoundError, StoreError
 from guard.gateway.domain.operators import FIRST_OPERATOR, Person, UnknownPersonError
+from guard.gateway.services.logins import joining_by_groups
 from guard.gateway.services.openid import (
     CALLBACK_PATH,
     FLOW_S,
     Flow,
+    Known,
     OpenIdError,
     OpenIdProvider,
 )
@@ -45,6 +48,7 @@ class SignIn:
         self._operators = site.parts.operators
         self._openid = site.parts.openid
         self._addresses = site.addresses
+        self._device = Device(site)
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -53,6 +57,7 @@ class SignIn:
             Route(SIGN_IN, self._sign_in, methods=["POST"]),
             Route(OPENID, self._begin_openid, methods=["GET"]),
             Route(CALLBACK_PATH, self._end_openid, methods=["GET"]),
+            *self._device.routes(),
             Route("/sign-out", self._site.action(self._sign_out, "viewer"), methods=["POST"]),
         ]
 
@@ -97,7 +102,8 @@ class SignIn:
             back = security.local_path(request.query_params.get("return_to", "/"))
             flow = Flow.new(back if len(back) <= _BACK_MAX else "/")
             try:
-                address = await provider.begin(flow, self._callback(request))
+                stays = self._device.code_in(back) is not None
+                address = await provider.begin(flow, self._callback(request), stays=stays)
             except OpenIdError as exc:
                 return await self._form(request, 502, f"Single sign-on failed: {exc}.", "")
         except (ForbiddenError, NotFoundError, StoreError) as exc:
@@ -114,7 +120,12 @@ class SignIn:
             self._site.origin_checks.check_host(request)
             provider = self._provider()
             try:
-                flow, token = await self._signed_on_at(provider, request)
+                flow, known = await self._identified_at(provider, request)
+                if (code := self._device.code_in(flow.return_to)) is not None:
+                    response = await self._device.confirm(request, code, known)
+                    self._set_cookie(response, self._site.origin_checks.openid_cookie, "", 0)
+                    return response
+                token = await self._signed_on(request, known.person)
             except (OpenIdError, UnknownPersonError) as exc:
                 response = await self._form(request, 403, f"Single sign-on failed: {exc}.", "")
                 self._set_cookie(response, self._site.origin_checks.openid_cookie, "", 0)
@@ -130,7 +141,9 @@ class SignIn:
         self._set_cookie(response, cookies.openid_cookie, "", 0)
         return response
 
-    async def _signed_on_at(self, provider: OpenIdProvider, request: Request) -> tuple[Flow, str]:
+    async def _identified_at(
+        self, provider: OpenIdProvider, request: Request
+    ) -> tuple[Flow, Known]:
         given = request.query_params
         flow = Flow.read(request.cookies.get(self._site.origin_checks.openid_cookie, ""))
         state = given.get("state", "").encode()
@@ -139,9 +152,13 @@ class SignIn:
         if "code" not in given:
             raise OpenIdError("the provider refused")
         address = self._addresses.of(request)
-        person = await provider.end(flow, given["code"], self._callback(request), address)
-        joining = self._site.joining
-        return flow, await self._operators.signed_on(person, "openid", address, joining)
+        return flow, await provider.end(flow, given["code"], self._callback(request), address)
+
+    async def _signed_on(self, request: Request, person: Person) -> str:
+        """Return the token of a new session of somebody whom the provider has identified."""
+        joining = await joining_by_groups(self._site.parts.storage, person) or self._site.joining
+        address = self._addresses.of(request)
+        return await self._operators.signed_on(person, "openid", address, joining)
 
     def _provider(self) -> OpenIdProvider:
         if self._openid is None:

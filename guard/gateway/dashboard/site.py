@@ -36,6 +36,7 @@ from guard.gateway.domain.operators import (
 from guard.gateway.domain.records import Organisation
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.change_watcher import ChangeWatcher
+from guard.gateway.services.logins import LoginService
 from guard.gateway.services.openid import OpenIdProvider
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.questions import Questions
@@ -153,6 +154,7 @@ class Parts(Struct):
     storage: Storage
     services: Services
     openid: OpenIdProvider | None
+    logins: LoginService | None
     questions: Questions
     operators: OperatorService
     change_watcher: ChangeWatcher

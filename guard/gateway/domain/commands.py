@@ -96,6 +96,7 @@ class PricedEvent(Struct, frozen=True):
         input_tokens, output_tokens: as budgets of tokens count them, cached ones included.
         flags: separated by spaces.
         final: whether it ends the call that it belongs to.
+        ends_holder: whether it says that the process is gone that held its lease.
         observed: whether guard's own instrumentation has seen it, not the program.
         text_tokens: the bound of the prompt's text; 0 where nothing can be learned from it.
         requested_model: the model that was asked for.
@@ -114,6 +115,7 @@ class PricedEvent(Struct, frozen=True):
     output_tokens: int = 0
     flags: str = ""
     final: bool = False
+    ends_holder: bool = False
     observed: bool = False
     text_tokens: int = 0
     requested_model: str | None = None
@@ -154,7 +156,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         small_lease: the key does not answer recalls, so a lease holds no more than this call needs.
         policy_version: identifies the policies, prices and settings that the decision rests on.
         recalls: rather than refuse, ask for a recall of the leases that hold the room.
-        is_again: this is the second run, after a recall.
+        is_rerun: this is the second run, after a recall.
         judges_model: refuses a model by its name; for the one that is expected to answer.
         rates_of: returns the rates of a model by its name, for the same; None without a known
             price.
@@ -184,7 +186,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     small_lease: bool = False
     policy_version: str = ""
     recalls: bool = False
-    is_again: bool = False
+    is_rerun: bool = False
     judges_model: Callable[[str], CallRefusal | None] | None = None
     rates_of: Callable[[str], wire.ModelRates | None] | None = None
     note: wire.ApprovalNote | None = None
@@ -197,7 +199,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     before: wire.EventsOutcome | None = None
 
     @property
-    def is_ahead(self) -> bool:
+    def is_top_up(self) -> bool:
         """Whether no call waits: the lease is only to be topped up."""
         return self.call.lease is not None and self.call.lease.ahead
 

@@ -14,7 +14,7 @@ SEPARATOR: Final = "."
 LENGTH_MAX: Final = 256
 
 
-def below(owner_id: str, own_id: str) -> str:
+def child_id(owner_id: str, own_id: str) -> str:
     """Return the id of a key that belongs to another."""
     return f"{owner_id}{SEPARATOR}{own_id}"
 

@@ -229,7 +229,7 @@ class MeteredHold(Struct, frozen=True, array_like=True):
         balance_ids: the balances that it is reserved on, and charged to.
         amount: how much was reserved.
         held: how much of that is still reserved.
-        prepaid: what was charged when the reservation expired, which pays for later events.
+        prepaid: what was charged when the reservation expired, and stands for later events.
     """
 
     unit: BudgetUnit
@@ -251,8 +251,9 @@ class Reservation(Struct, gc=False):
         state: an open one becomes settled, released or expired; an expired one may be reopened.
         basis: how the amount was found; that of a lease is ``lease``.
         renewed: whether its holder renews it, so that it lasts no longer than a lease.
-        under_way: while it is open, the most that requests can cost that only its holder knows of.
-            After it has expired, what was charged for these, less what events have reported since.
+        under_way: while it is open, the most that LLM requests can cost that it pays for: those
+            that were sent, and those that its holder may begin. After it has expired, what was
+            charged for these, less what is known of them since.
         closing: whether its holder has closed the lease: it only pays for events on their way.
     """
 
@@ -291,6 +292,12 @@ class Reservation(Struct, gc=False):
     def is_lease(self) -> bool:
         """Whether a process holds it in advance and spends it by itself."""
         return self.basis == "lease"
+
+    @property
+    def provider(self) -> str | None:
+        """The vendor of its LLM requests; of a lease, of the first."""
+        kind, _, name = self.function.partition(":")
+        return name if kind == "llm" else None
 
     @property
     def overspent(self) -> int:

@@ -70,11 +70,13 @@ class Person(Struct, frozen=True, kw_only=True):
         issuer: of the provider at which they have signed in, or ``proxy``.
         subject: identifies them there for good.
         name: of the operator that they say they are.
+        groups: that the provider says they belong to.
     """
 
     issuer: str
     subject: str
     name: str
+    groups: tuple[str, ...] = ()
 
 
 class Joining(Struct, frozen=True, kw_only=True):
@@ -83,17 +85,23 @@ class Joining(Struct, frozen=True, kw_only=True):
     Attributes:
         role: of the new operator.
         organisation: the id or the name of the one that they see.
+        by_groups: whether the table of groups says so, and not the settings.
     """
 
     role: OperatorRole
     organisation: str
+    by_groups: bool = False
 
 
 class SignOn(Struct, frozen=True):
-    """A person who has signed on, or was removed: then there is no such operator any more."""
+    """A person who has signed on, or was removed: then there is no such operator any more.
+
+    One whom the table of groups lets in (``by_groups``) has the role that it gives, while it does.
+    """
 
     operator_id: str
     name: str
+    by_groups: bool = False
 
 
 class OperatorSession(Struct, kw_only=True):

@@ -47,6 +47,8 @@ class OrganisationSettings(Struct, kw_only=True):
             for ``learned``.
         lease_ttl_ms: how long a lease, or a reservation that its holder renews, lasts unless it is
             renewed.
+        lease_grace_ms: how much longer its money stays set aside: for bytes that were on their way
+            at its end.
         in_doubt: what a request costs whose answer was lost, so that nothing shows what was billed:
             ``bound``, the most that it can have cost; ``likely``, what the requests of its model
             usually cost, for products whose users leave all the time. It is learned from then on.
@@ -66,6 +68,7 @@ class OrganisationSettings(Struct, kw_only=True):
     default_hold_nanousd: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)] = 1_000_000
     unbounded_output: Literal["bounded", "learned", "refuse"] = "bounded"
     lease_ttl_ms: Annotated[int, Meta(ge=1000, le=3_600_000)] = 30_000
+    lease_grace_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 10_000
     in_doubt: Literal["bound", "likely"] = "bound"
     wait_for_room_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 86_400_000
     default_tier: Literal["standard", "priority", "fast", "ultrafast"] = "standard"
@@ -596,6 +599,35 @@ class StoredEvent(Struct, kw_only=True):
     parent_span_id: str | None = None
     user: str | None = None
     tags: dict[str, str] = {}
+
+
+class Doubt(Struct, kw_only=True):
+    """A charge of which it is not known what the vendor bills for it.
+
+    ``charged_nanousd`` is what was charged, ``doubt_nanousd`` what of it is still in doubt.
+    ``holder_gone`` tells the charge for a process that did not renew what it held from that for an
+    answer that was lost. ``event_id`` names it.
+    """
+
+    event_id: str
+    charged_at_ms: int
+    workflow_id: str | None
+    run_id: str | None
+    agent: str | None
+    user: str | None
+    key_id: str
+    provider: str | None
+    model: str | None
+    charged_nanousd: int
+    doubt_nanousd: int
+    reservation_id: str | None
+    holder_gone: bool
+
+
+class DoubtSettlement(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a charge in doubt has cost: what was charged, if nothing is given."""
+
+    cost_nanousd: Annotated[int, Meta(ge=0, le=10**15)] | None = None
 
 
 class UsageRow(Struct, kw_only=True):

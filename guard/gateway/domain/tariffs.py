@@ -63,7 +63,7 @@ class Tariff(Struct, frozen=True):
         """
         present = [] if self.at is None else self.at(now_ms)
         standard = [row for row in self.rows if row.tier == rates.STANDARD]
-        base_in, base_out, cache_read, cache_write, long_write, reasoning, audio = (
+        base_in, base_out, cache_read, cache_write, long_write, reasoning, audio, heard = (
             max(figures) for figures in zip(*(_figures(row) for row in standard), strict=True)
         )
         return ModelRates(
@@ -73,7 +73,7 @@ class Tariff(Struct, frozen=True):
             cache_write_per_mtok=cache_write,
             reasoning_per_mtok=reasoning,
             audio_per_mtok=audio or max(base_in, base_out),
-            worst_input_per_mtok=max(base_in, cache_read, cache_write, long_write, audio),
+            worst_input_per_mtok=max(base_in, cache_read, cache_write, long_write, heard),
             worst_output_per_mtok=max(base_out, reasoning, audio),
             rows=self.rows,
             present_rows=[] if present == self.rows else present,
@@ -126,7 +126,7 @@ def ordered(rows: Iterable[RateRow]) -> list[RateRow]:
 
 def _figures(row: RateRow) -> tuple[int, ...]:
     return (row.input, row.output, row.cache_read, row.cache_write, row.cache_write_1h,
-            row.reasoning, row.audio)  # fmt: skip
+            row.reasoning, row.audio, row.audio_input or row.audio)  # fmt: skip
 
 
 def _or(rate: int | None, default: int) -> int:

@@ -88,7 +88,7 @@ def bound_of(decision: GateDecision) -> Amount | CallRefusal:
     declares_nothing = call.max_input_tokens == call.max_output_tokens == 0
     # 1. A top-up, or a call that declares to use nothing: the least that can be reserved, so that
     # an exhausted budget still refuses it.
-    if command.is_ahead or (declares_nothing and call.kind != "llm"):
+    if command.is_top_up or (declares_nothing and call.kind != "llm"):
         return Amount(1, "declared")
     # 2. A request of a model with a price: its worst case.
     if call.kind == "llm" and decision.rates is not None:

@@ -16,13 +16,20 @@ from guard.gateway.domain.commands import (
     RequestOrigin,
 )
 from guard.gateway.domain.ledger import BudgetBalance, Reservation
-from guard.gateway.ledger import chains, control, expiry, idempotency, metered, repeats, requests
+from guard.gateway.ledger import (
+    chains,
+    control,
+    doubt,
+    expiry,
+    idempotency,
+    metered,
+    repeats,
+    requests,
+)
 from guard.gateway.ledger.accounts import accounts_of, organisation, tags_over
+from guard.gateway.unit.doubts import EXPIRED
 from guard.gateway.unit.state import IN_DOUBT, OrganisationState, ScopeKeys
 from guard.gateway.unit.unit_of_work import UnitOfWork
-
-PREPAID: Final = "prepaid"
-"""Flag of events that were paid for, wholly or in part, by the charge at a reservation's expiry."""
 
 _DECISIONS = {"killed": "kill", "paused": "pause", "active": "allow"}
 
@@ -99,8 +106,18 @@ def record_events(
         before.outcome.accepted, before.outcome.duplicates, [*before.outcome.rejected, *rejected]
     )
     last, over, over_workflow = before.last, None, before.over_workflow
+    asking = request
     for priced in events:
         last = event = priced.event
+        request = asking
+        # 0. Work that a vendor finishes later is its maker's, whoever reports what it used.
+        if event.type == "later":
+            unit.later.begun(org.organisation_id, request.key_id, event)
+            outcome.accepted += 1
+            continue
+        if priced.response_id is not None and priced.request_id is None:
+            request, priced = _of_maker(unit, request, priced)
+            event = priced.event
         # 1. It cannot be recorded. It is rejected by itself: one event must not fail the batch.
         if priced.cost and _overflows(unit, org, priced.cost):
             detail = "the organisation's total would pass what can be counted"
@@ -126,20 +143,15 @@ def record_events(
                 event = _inherited(event, reservation)
                 if event is not priced.event:
                     priced = msgspec.structs.replace(priced, event=event)
-                    last = event
+                    last = event if request is asking else last
                 if reservation.state != "open":
                     flags.append("late")
         # 3. Its cost: less than its bound where the organisation charges doubtful requests by what
-        # is usual, and less by what was charged in advance when the reservation expired.
+        # is usual.
         priced = requests.likely(unit, org, priced, reservation)
-        prepaid = 0
-        if reservation is not None and reservation.state != "open" and reservation.under_way:
-            prepaid = min(priced.cost, reservation.under_way)
-            priced = msgspec.structs.replace(priced, cost=priced.cost - prepaid)
-            flags.append(PREPAID)
         flags = [priced.flags, *flags] if priced.flags else flags
         # 4. Recorded and charged, or known already. What is counted besides comes after this: a
-        # duplicate must not use up a prepaid amount, or count as a repeat.
+        # duplicate must not count as a repeat.
         charged = _record(unit, org, request, priced, reservation, flags)
         if charged is None:
             outcome.duplicates += 1
@@ -147,11 +159,22 @@ def record_events(
         outcome.accepted += 1
         if priced.repeats:
             repeats.reported(unit, org, request, priced)
-        if reservation is not None and prepaid:  # ``_record`` has announced that it changes
-            reservation.under_way -= prepaid
-        if charged.over and charged.over_account is not None:
+        if charged.over and charged.over_account is not None and request is asking:
             over, over_workflow = charged.over_account, event.workflow_id
     return Ingested(outcome, last, before.over if over is None else over.view(), over_workflow)
+
+
+def _of_maker(
+    unit: UnitOfWork, request: RequestOrigin, priced: PricedEvent
+) -> tuple[RequestOrigin, PricedEvent]:
+    """Return a report of work as its maker's, who has the same event id for it, if it has one."""
+    own, provider = request.organisation_id, priced.provider or ""
+    found = unit.later.maker(own, provider, str(priced.response_id), priced.event)
+    if found is None:
+        return request, priced
+    key_id, event = found
+    maker = RequestOrigin(organisation_id=own, key_id=key_id)
+    return maker, msgspec.structs.replace(priced, event=event)
 
 
 def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -> int:
@@ -166,6 +189,7 @@ def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -
     request = RequestOrigin(organisation_id=reservation.organisation_id, key_id=reservation.key_id)
     data = wire.LlmData(
         model=reservation.model or wire.UNKNOWN_MODEL,
+        provider=reservation.provider,
         cost_nanousd=amount,
         estimated=True,
         estimate="bound",
@@ -173,7 +197,7 @@ def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -
     )
     # The id is made from the reservation's, so it is recorded at most once for a reservation.
     event = wire.Event(
-        f"expired-{reservation.reservation_id}",
+        f"{EXPIRED}{reservation.reservation_id}",
         "llm",
         unit.now_ms,
         reservation_id=reservation.reservation_id,
@@ -183,6 +207,7 @@ def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -
         wire.encode(data),
         cost=amount,
         price_source="vendor",
+        provider=reservation.provider,
         model=reservation.model,
         flags=f"estimated {IN_DOUBT}",
     )
@@ -257,6 +282,11 @@ def _record(
         # Also for an event without cost: it prolongs or ends the reservation.
         unit.change_reservation(reservation)
         reservation.answered_by = priced.model or reservation.answered_by
+        # Before its own cost is committed, so that no limit is passed in between.
+        if reservation.state != "open" and reservation.under_way:
+            is_all = reservation.is_request and event.type == "llm"
+            if cost or is_all:
+                doubt.reported(unit, reservation, cost, is_all=is_all)
     charged = ledger.Charge()
     if cost:
         charged = _commit_cost(unit, org, request, event, cost, accounts, reservation)
@@ -282,6 +312,8 @@ def _settle(
     if priced.event.type == "llm" and (reservation.is_lease or reservation.is_request):
         requests.learn(unit, org, priced, reservation)
     if reservation.is_lease:
+        if priced.ends_holder:  # from its journal: what it had under way comes as events
+            doubt.told(unit, reservation, 0)
         return
     # An event is a sign of life, so that a long call does not expire while it reports.
     if reservation.state == "open":

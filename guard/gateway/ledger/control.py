@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -190,13 +190,15 @@ def lift_ended(unit: UnitOfWork) -> None:
 
 
 def lift_unspent(
-    unit: UnitOfWork, org: OrganisationState, accounts: Iterable[BudgetBalance]
+    unit: UnitOfWork, org: OrganisationState, accounts: Sequence[BudgetBalance]
 ) -> None:
-    """Lift the exhaustion of budgets that have room again."""
+    """Lift the exhaustion of budgets that have room again, and wake who waits for room."""
     for account in accounts:
         balance = account.balance
         if balance.exhausted and balance.committed < account.rule.limit:
             _lift(unit, org, account.rule, balance)
+    ids = tuple(account.balance.balance_id for account in accounts)
+    unit.announce(PostCommitEvent("room", org.organisation_id, balance_ids=ids))
 
 
 def _lift(

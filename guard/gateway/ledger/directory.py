@@ -109,9 +109,13 @@ def change_settings(
 
 
 def create_key(
-    unit: UnitOfWork, actor: Actor, key: records.Key, key_hash: bytes, hmac_secret: str | None
+    unit: UnitOfWork,
+    actor: Actor,
+    key: records.Key,
+    key_hash: bytes | None,
+    hmac_secret: str | None,
 ) -> records.Key:
-    """Store a new key by its hash.
+    """Store a new key by its hash; a person's account begins without one.
 
     Raises:
         NotFoundError: no such organisation, or no such key that it belongs to.

@@ -1,7 +1,7 @@
 """Expiry: closes the reservations of holders that are gone, and charges what they had under way.
 
-A holder without a journal reports what it has under way, since no record of it would survive the
-process. What is charged for that pays for events that still arrive, so nothing is charged twice.
+Room comes back by the clock, money under way does not: what LLM requests may have cost is charged
+in doubt, until an event, the holder or an operator says what they did cost (``doubt``).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PART_MAX: Final = 100
 
 def expire(unit: UnitOfWork, reservation: Reservation) -> None:
     """Close an open reservation whose time has passed, and charge what was under way."""
-    # Read before the close, which clears both. Events have used up a part of what was held by now,
-    # and what they paid for is not under way any more: hence the smaller of the two.
+    # Read before the close, which clears both. What events have used up of the money, and what was
+    # given back, is not held any more, and so not under way: hence the smaller of the two.
     amount = min(reservation.under_way, reservation.held)
     # Closed before it is charged, so that the charge is recorded like an event that came late: it
     # neither prolongs the reservation nor draws on it.

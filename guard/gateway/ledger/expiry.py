@@ -12,15 +12,22 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.key_hierarchy import lineage
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.ledger import approvals, estimates, idempotency, metered, rate_caps
+from guard.gateway.ledger import approvals, doubt, estimates, idempotency, metered, rate_caps
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.unit.state import OrganisationState
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
 def lasts_ms(org: OrganisationState, *, renewed: bool) -> int:
-    """Return how long a reservation lasts after its holder's latest sign of life."""
-    return org.settings.lease_ttl_ms if renewed else org.settings.reservation_ttl_ms
+    """Return how long a reservation lasts after its holder's latest sign of life.
+
+    What a holder renews ends for the holder at ``lease_ttl_ms``, and here a little later: its last
+    bytes may have left just before its end.
+    """
+    settings = org.settings
+    if not renewed:
+        return settings.reservation_ttl_ms
+    return settings.lease_ttl_ms + settings.lease_grace_ms
 
 
 def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationState) -> int:
@@ -38,8 +45,8 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     rate_caps.take_back(unit, reservation, 0)
     if reservation.metered:
         metered.close(unit, organisation(unit, reservation.organisation_id), reservation, state)
-    # On a closed reservation ``under_way`` means what was charged in advance. Nothing was, so far:
-    # ``lapse.expire`` sets it when it charges.
+    # On a closed reservation ``under_way`` means what was charged in doubt. Nothing was, so far:
+    # ``expiring.expire`` sets it when it charges.
     reservation.under_way = 0
     if left:
         _announce_room(unit, reservation)
@@ -112,6 +119,7 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
         if reservation.is_lease and reservation.state == "open":
             own_lease = reservation.reservation_id
         left = close(unit, reservation, "settled" if reservation.spent else "released")
+        doubt.told(unit, reservation, 0)  # if it had expired: its holder has not used it
         body = {
             "reservation_id": reservation.reservation_id,
             "state": reservation.state,

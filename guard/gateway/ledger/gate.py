@@ -37,6 +37,7 @@ from guard.gateway.ledger.amounts import Amount, GateDecision
 from guard.gateway.ledger.estimates import function_of, last_model
 from guard.gateway.unit.state import NO_SCOPES, OrganisationState, ScopeKeys
 from guard.gateway.unit.unit_of_work import UnitOfWork
+from guard.gateway.unit.usage import doubt_of
 
 RETURNS_MS: Final = 3000
 """How long a lease covers no new calls after a grant or a recall while other calls wait in line.
@@ -58,7 +59,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     # after the gateway died or the connection was lost in between. The first run's give-back was
     # committed, so it must not be applied twice, and the holders are not asked again. Its events
     # need no such care: each is recorded once, by its id.
-    is_first = kept is None and not command.is_again
+    is_first = kept is None and not command.is_rerun
     org = organisation(unit, request.organisation_id)
     outcome = command.before
     if command.events or command.rejected:  # before deciding: what they cost counts already
@@ -111,7 +112,7 @@ def _answer(
         return line.place_answer(command, decided, unit.now_ms, outcome)
     # 3. It is refused. A refused top-up is not recorded as a refusal: no call was stopped by it.
     if isinstance(decided, CallRefusal):
-        if not command.is_ahead:
+        if not command.is_top_up:
             unit.add_refusal(request, call, decided)
         answer = render.refused(decided, outcome)
         idempotency.keep(unit, request, answer)
@@ -130,7 +131,7 @@ def _answer(
     # Refused calls count in their workflow, too. Not counted: a top-up, for which no call is made;
     # more money for a request that was counted when it began; and a call that names a workflow
     # other than its key's, which must not change that workflow's totals.
-    if command.is_ahead or call.grows or command.is_foreign:
+    if command.is_top_up or call.grows or command.is_foreign:
         return answer
     own = org.organisation_id
     if call.workflow_id is not None:
@@ -221,7 +222,7 @@ def _allowance(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -
     if chain is None or chains.is_foreign(unit, request, chain.id):
         return None
     # A top-up is no step: it must neither open a chain nor end one.
-    if not command.is_ahead:
+    if not command.is_top_up:
         return chains.step(unit, org, chain, command.call.workflow_id)
     is_open = chains.open_chain(unit, request, chain.id) is not None
     return org.settings.chain_over_permille if is_open else None
@@ -266,7 +267,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
         # A recall comes before a place in line: it takes a fraction of a second.
         if waiter is not None and not refusal.recall:
             return waiter
-        if not refusal.recall and not command.is_ahead:
+        if not refusal.recall and not command.is_top_up:
             unit = judgement.refused_by.rule.unit
             short = wind_down.begins(decision, accounts, amount, needs) if unit != "calls" else []
             if wind_down.may_be_last(decision, short):
@@ -278,6 +279,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
                 refusal = msgspec.structs.replace(refusal, reason=refusal.reason + answered)
             needed = amount.needed if unit == "usd" else judgement.amount
             _note_refused(decision.unit, judgement.refused_by, needed)
+            refusal = _with_doubt(decision, refusal, judgement.refused_by, needed)
             if short:
                 refusal.details["winding_down"] = True
         return refusal
@@ -289,7 +291,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     # 6. No call waits, and there is no lease that may be topped up: refused.
     lease = leases.current(decision.unit, decision.lease, accounts)
     may_lease = command.grants_lease and not needs and not decision.org.is_tagged
-    if command.is_ahead and (lease is None or not may_lease):
+    if command.is_top_up and (lease is None or not may_lease):
         return _not_topped_up()
     # 7. It fits: reserved.
     asks.decided(decision, _all(accounts, needs), refused=False)
@@ -452,7 +454,7 @@ def _granted(
         function_of(call),
         call.user,
         call.renewed,
-        judgement.amount if call.unjournaled and call.kind == "llm" and not command.is_ahead else 0,
+        judgement.amount if call.kind == "llm" and not (call.local and granted == 1) else 0,
     )
     granted_lease = None
     if needs:
@@ -523,6 +525,24 @@ def _over_budget(
         budget=account.view(),
         details={"requested_nanousd": amount.nanousd},
         recall=_holders(decision, accounts, amount.needed) if decision.recalls else {},
+    )
+
+
+def _with_doubt(
+    decision: GateDecision, refusal: CallRefusal, account: BudgetBalance, needed: int
+) -> CallRefusal:
+    """Say how much is in doubt, and what ends that, where the call would fit without it."""
+    if account.room(decision.allowance) + account.balance.committed < needed:
+        return refusal
+    in_doubt = doubt_of(decision.unit, account)
+    if not in_doubt or account.room(decision.allowance) + in_doubt < needed:
+        return refusal
+    return msgspec.structs.replace(
+        refusal,
+        reason=f"{refusal.reason}; {account.shown(in_doubt)} of it is charged in doubt, for what "
+        "was under way when an answer or a process was lost: an operator sees it with guard "
+        "gateway doubt list, and settles or frees it",
+        details={**refusal.details, "in_doubt": in_doubt},
     )
 
 

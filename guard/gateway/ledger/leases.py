@@ -17,7 +17,7 @@ from guard.core import wire
 from guard.gateway.domain import render
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseCommand, RequestOrigin
 from guard.gateway.domain.ledger import BudgetBalance, Reservation
-from guard.gateway.ledger import approvals, expiry, idempotency, rate_caps, renewals
+from guard.gateway.ledger import approvals, doubt, expiry, idempotency, rate_caps, renewals
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.unit.state import OrganisationState
 from guard.gateway.unit.unit_of_work import UnitOfWork
@@ -70,15 +70,15 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
     _renew(unit, lease)
     if give_back:
         expiry.give_back(unit, lease, call.lease.unused_nanousd)
-        if not command.is_ahead:  # a top-up leaves the lease what it has of rate caps
+        if not command.is_top_up:  # a top-up leaves the lease what it has of rate caps
             rate_caps.take_back(unit, lease, call.lease.calls_left)
     return lease
 
 
 def _renew(unit: UnitOfWork, lease: Reservation) -> None:
-    ttl_ms = organisation(unit, lease.organisation_id).settings.lease_ttl_ms
+    org = organisation(unit, lease.organisation_id)
     unit.change_reservation(lease)
-    lease.expires_at_ms = unit.now_ms + ttl_ms
+    lease.expires_at_ms = unit.now_ms + expiry.lasts_ms(org, renewed=True)
 
 
 def _live(
@@ -124,13 +124,16 @@ def grant(
         unit.change_reservation(lease)
         lease.amount += granted
         lease.held += granted
-        # A request of a holder without a journal: charged if the lease expires before the holder
-        # says that it is done.
-        lease.under_way += draft.under_way
+        # All of it: what its holder gives back goes out of ``held``, and the rest is under way, or
+        # may be before the gateway hears of it.
+        if draft.under_way or lease.under_way:
+            lease.under_way = lease.amount
         return lease
     draft.amount = draft.held = granted
+    if draft.under_way:
+        draft.under_way = granted
     draft.basis = "lease"
-    draft.expires_at_ms = unit.now_ms + org.settings.lease_ttl_ms
+    draft.expires_at_ms = unit.now_ms + expiry.lasts_ms(org, renewed=True)
     # Counted here once, and taken off by ``ledger.release`` when the lease ends.
     for account in accounts:
         account.balance.leases += 1
@@ -168,19 +171,22 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
             state = approvals.renew(unit, request, change.lease_id)
         if state is not None:  # not stored for repeats: doing it twice changes nothing
             return EncodedAnswer(200, wire.encode(state))
+        gone = expiry.own_reservation(unit, request, change.lease_id)
+        if gone is not None and gone.is_lease and change.close:
+            doubt.told(unit, gone, change.under_way_nanousd)
         return render.not_found("no such lease")
     expiry.give_back(unit, lease, change.unused_nanousd)
     if change.close or change.calls_left or change.unused_nanousd:
         rate_caps.take_back(unit, lease, change.calls_left)
-    unit.change_reservation(lease)
-    # The holder's figure replaces the gateway's, which only grows with each grant.
-    lease.under_way = change.under_way_nanousd
+    if change.close:
+        doubt.told(unit, lease, change.under_way_nanousd)
     # 1. Closed, and nothing is left in it: it ends.
     if change.close and not lease.held:
         expiry.close(unit, lease, "settled" if lease.spent else "released")
     # 2. Closed, while events of its last calls are still to come. It pays for them until it
     # expires, which also covers a holder that dies before it has sent them.
     elif change.close:
+        unit.change_reservation(lease)
         lease.closing = True
         # Never later than before: a repeated close must not prolong it.
         if lease.expires_at_ms > unit.now_ms + CLOSING_MS:
@@ -188,7 +194,8 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
     # 3. Renewed.
     else:
         _renew(unit, lease)
-    left_ms = lease.expires_at_ms - unit.now_ms if lease.state == "open" else 0
+    ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
+    left_ms = min(ttl_ms, lease.expires_at_ms - unit.now_ms) if lease.state == "open" else 0
     state = wire.LeaseState(lease.reservation_id, lease.state, lease.held, left_ms)
     answer = EncodedAnswer(200, wire.encode(state), own_lease=lease.reservation_id)
     idempotency.keep(unit, request, answer)
@@ -208,8 +215,8 @@ def resume(unit: UnitOfWork) -> int:
     found = unit.all_renewed()
     for each in found:
         unit.change_reservation(each)
-        ttl_ms = organisation(unit, each.organisation_id).settings.lease_ttl_ms
-        left_ms = CLOSING_MS if each.closing else ttl_ms
+        org = organisation(unit, each.organisation_id)
+        left_ms = CLOSING_MS if each.closing else expiry.lasts_ms(org, renewed=True)
         each.expires_at_ms = max(each.expires_at_ms, unit.now_ms + left_ms)
     return len(found)
 

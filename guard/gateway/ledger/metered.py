@@ -268,6 +268,30 @@ def prepay(reservation: Reservation) -> None:
     )
 
 
+def unpay(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    keys: ScopeKeys,
+    reservation: Reservation,
+    charge: PricedEvent,
+) -> None:
+    """Take back the tokens that were charged when a reservation expired, at the time of the charge.
+
+    The caller has announced that the reservation changes.
+    """
+    holds = []
+    for hold in reservation.metered:
+        if hold.prepaid:
+            own = org.organisation_id
+            unit.count_doubtful_tokens(own, keys, charge.event.at_ms, charge, -hold.prepaid)
+            over = _accounts_of(unit, hold)
+            unit.change_balances([account.balance for account in over])
+            ledger.commit(over, -hold.prepaid, unit.now_ms)
+            control.lift_unspent(unit, org, over)
+        holds.append(msgspec.structs.replace(hold, prepaid=0))
+    reservation.metered = tuple(holds)
+
+
 def hold_again(unit: UnitOfWork, reservation: Reservation) -> None:
     """Hold tokens again for a reopened reservation, as many as no other call was granted."""
     holds = []

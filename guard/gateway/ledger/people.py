@@ -142,23 +142,36 @@ def sign_on(
     """
     known = unit.directory.sign_on(person.issuer, person.subject)
     if known is None:
-        operator = unit.directory.operator(person.name) or _joined(unit, actor, person, joining)
+        found = unit.directory.operator(person.name)
+        operator, is_new = found or _joined(unit, actor, person, joining), found is None
         # A name is no proof: the provider's `admin` may be anybody, and names change hands.
         if operator.has_password:
             raise UnknownPersonError(f"{person.name} signs in with a password here")
         if unit.directory.has_signed_on(person.issuer, operator.operator_id):
             raise UnknownPersonError(f"{person.name} has signed on before as another person")
-        unit.directory.note_sign_on(person.issuer, person.subject, operator)
+        unit.directory.note_sign_on(
+            person.issuer, person.subject, operator,
+            by_groups=joining is not None and joining.by_groups and is_new,
+        )  # fmt: skip
     else:
         found = unit.directory.operator_of(known.operator_id)
         if found is None:
             raise _removed(known.name)
-        operator = found
+        operator = _as_groups_say(unit, actor, found, joining) if known.by_groups else found
     own = Actor(actor_name(operator), operator.organisation_id)
     open_session(
         unit, own, operator.operator_id, token_hash, keep_ms, signed_in_by=actor.name,
         signed_in_from=signed_in_from,
     )  # fmt: skip
+
+
+def _as_groups_say(
+    unit: UnitOfWork, actor: Actor, operator: Operator, joining: Joining | None
+) -> Operator:
+    """Return an operator whom the table of groups has let in, with the role that it gives now."""
+    if joining is None or not joining.by_groups or joining.organisation != operator.organisation_id:
+        raise UnknownPersonError(f"no group of {operator.name} may sign in to the dashboard")
+    return put_operator(unit, actor, operator, role=joining.role)
 
 
 def _joined(unit: UnitOfWork, actor: Actor, person: Person, joining: Joining | None) -> Operator:

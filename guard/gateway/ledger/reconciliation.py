@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from guard.core import wire
 from guard.core.model_names import family
-from guard.gateway.domain import ledger, models, records, windows
-from guard.gateway.domain.commands import Actor, PostCommitEvent, PricedEvent
+from guard.gateway.domain import models, records, windows
+from guard.gateway.domain.commands import Actor, PricedEvent
 from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.domain.records import Adjustment, Billed
-from guard.gateway.ledger import accounts, audit, control
+from guard.gateway.ledger import accounts, adjustments, audit
 from guard.gateway.unit.state import NO_SCOPES, ChargedHour, OrganisationState, ScopeKeys
 from guard.gateway.unit.unit_of_work import UnitOfWork
-
-TYPE: Final = "adjustment"
-"""Type of the events by which adjustments are booked."""
 
 
 class Judged(NamedTuple):
@@ -175,25 +172,15 @@ def _book(
         "width_ms": adjustment.width_ms,
     }
     priced = PricedEvent(
-        wire.Event(_id(org, adjustment, hours), TYPE, at.hour_ms, data=data),
+        wire.Event(_id(org, adjustment, hours), adjustments.TYPE, at.hour_ms, data=data),
         wire.encode(data),
         cost=cost,
         price_source="reconciled",
         provider=at.provider or None,
         model=at.model,
     )
-    ids = [account.balance.balance_id for account in charged]
-    own = org.organisation_id
-    # As with every charge, the insertion of the event is the protection against booking it twice.
-    if not unit.add_event(own, "", priced, at.hour_ms, (), ids):
-        return
-    unit.count_usage(own, (None, None, None, None, "", (), names), at.hour_ms, priced)
-    unit.change_balances([account.balance for account in charged])
-    outcome = ledger.charge(charged, cost, None, (), now_ms=unit.now_ms)
-    control.announce_charge(unit, org, outcome)
-    if cost < 0:
-        control.lift_unspent(unit, org, charged)
-        unit.announce(PostCommitEvent("room", own, balance_ids=tuple(ids)))
+    usage: ScopeKeys = (None, None, None, None, "", (), names)
+    adjustments.book(unit, org, "", priced, at.hour_ms, usage, charged)
 
 
 def _id(org: OrganisationState, adjustment: Adjustment, hours: Iterable[ChargedHour]) -> str:

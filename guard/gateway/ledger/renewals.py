@@ -23,15 +23,16 @@ def renew(
         return None
     found = {update.lease_id: first}
     found.update((name, _own(unit, request, name)) for name in update.also)
-    ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
+    org = organisation(unit, request.organisation_id)
+    until_ms = unit.now_ms + expiry.lasts_ms(org, renewed=True)
     over = []
     for name, reservation in found.items():
-        if reservation is None or not _renew(unit, reservation, unit.now_ms + ttl_ms):
+        if reservation is None or not _renew(unit, reservation, until_ms):
             over.append(name)
     if first is None or update.lease_id in over:
         state = "expired" if first is None else first.state
         return wire.LeaseState(update.lease_id, state, 0, 0, over)
-    return wire.LeaseState(update.lease_id, "open", first.held, ttl_ms, over)
+    return wire.LeaseState(update.lease_id, "open", first.held, org.settings.lease_ttl_ms, over)
 
 
 def _own(unit: UnitOfWork, request: RequestOrigin, name: str) -> Reservation | None:

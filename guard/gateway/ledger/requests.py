@@ -195,7 +195,7 @@ def _assumed_input(
 
 
 def _terms(call: wire.GateRequest) -> Terms:
-    return Terms(call.tier, call.cache_writes, call.text_only, call.surcharge_permille)
+    return Terms(call.tier, call.cache_writes, call.text_only, call.surcharge_permille, call.sound)
 
 
 def with_assumptions(

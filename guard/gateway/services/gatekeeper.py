@@ -123,11 +123,11 @@ class Gatekeeper:
         call.events = []
         note, call.note = call.note, None  # only a person who approves sees it
         lease = call.lease
-        is_ahead = lease is not None and lease.ahead
+        is_top_up = lease is not None and lease.ahead
         uses = repeats.of_call(view.rules, call, request.key_id) if call.digest else ()
         if not uses:
             call.named = False
-        if not (is_ahead or call.grows or call.named):
+        if not (is_top_up or call.grows or call.named):
             recent = RecentCall(self._clock_ms(), request.key_id, call)
             self.recent.note(request.organisation_id, recent)
         ruling = _Ruling(
@@ -152,16 +152,16 @@ class Gatekeeper:
             # From here to the write there is no await: recalls and the line are read as they are
             # when the command is queued.
             grants_lease=ruling.grants_lease
-            and not (is_ahead and self._is_kept_small(request, call)),
+            and not (is_top_up and self._is_kept_small(request, call)),
             small_lease=self._recalls.is_ignored_by(request.key_id),
             policy_version=view.version,
-            recalls=not is_ahead,
+            recalls=not is_top_up,
             judges_model=ruling.judges_model,
             rates_of=_rates_of(call, view),
             note=note,
             caps=ruling.caps,
             lane_caps=ruling.lane_caps,
-            place=None if is_ahead else self._line.place(request, call),
+            place=None if is_top_up else self._line.place(request, call),
             waiters=self._line.waiters(request.organisation_id),
             awaited=self._line.awaited(request.organisation_id),
             repeats=uses,
@@ -170,7 +170,7 @@ class Gatekeeper:
         answer = await self._write(gate.gate, command)
         # A question gives back first, so it answers a recall of the caller's own lease as well. A
         # top-up does not: it says nothing of what the lease does not use.
-        if not is_ahead:
+        if not is_top_up:
             if answer.own_lease is not None:
                 self._recalls.answered(answer.own_lease)
             # Nothing was decided, but the give-back and the events are committed. If the process
@@ -178,7 +178,7 @@ class Gatekeeper:
             if answer.recall:
                 returns_ms = 0 if command.place is None else gate.RETURNS_MS
                 await self._recalls.recall(request.organisation_id, answer.recall, returns_ms)
-                again = msgspec.structs.replace(command, is_again=True, recalls=False)
+                again = msgspec.structs.replace(command, is_rerun=True, recalls=False)
                 answer = await self._write(gate.gate, again)
         if command.small_lease and answer.lease_id is not None:
             self._recalls.ask_again(request.organisation_id, request.key_id, answer.lease_id)

@@ -16,7 +16,7 @@ from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.services.pricing import PriceBook
 
 _SDK_TYPES = {"llm": wire.LlmData, "tool": wire.ToolData, "span": wire.SpanData,
-              "chain": wire.Chain}  # fmt: skip
+              "chain": wire.Chain, "later": wire.LaterData}  # fmt: skip
 
 _COUNTED = frozenset({"llm", "span"})
 """Types of events that are counted as repeats."""
@@ -105,7 +105,10 @@ def _price(
     if isinstance(data, wire.ToolData):
         blocked = blocks(event, data.tool_name)
         return PricedEvent(event, data_json, flags="blocked_tool" if blocked else "")
-    return PricedEvent(event, data_json, final=isinstance(data, wire.SpanData) and data.final)
+    if not isinstance(data, wire.SpanData):
+        return PricedEvent(event, data_json)
+    ends_holder = data.kind == wire.HOLDER_GONE
+    return PricedEvent(event, data_json, final=data.final, ends_holder=ends_holder)
 
 
 def _require_text(message: msgspec.Struct, place: str = "") -> None:
@@ -135,6 +138,8 @@ def _price_tokens(
         flags.append("local")
     if source == "fallback":
         flags.append("unpriced")
+    if prices.lacks_sound(data):
+        flags.append("unpriced_sound")
     return PricedEvent(
         event,
         data_json,

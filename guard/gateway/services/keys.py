@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from guard.core.ids import IdFactory
-from guard.gateway.domain.key_hierarchy import below
+from guard.gateway.domain.key_hierarchy import child_id
 from guard.gateway.domain.records import Key, KeyAttributes, KeySecret, Role
 from guard.gateway.ledger import directory
 from guard.gateway.storage.port import Storage
@@ -68,7 +68,7 @@ def make_key(
         hmac_secret = secrets.token_urlsafe(32)
     own_id = ids.uuid7(now_ms)
     key = Key(
-        key_id=own_id if owner_id is None else below(owner_id, own_id),
+        key_id=own_id if owner_id is None else child_id(owner_id, own_id),
         organisation_id=organisation_id,
         role=role,
         name=name,

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import collections
+import importlib.util
 import logging
 import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 
 from guard.core.plaintext import flaw_in_address
@@ -50,6 +52,8 @@ _LEEWAY_S: Final = 60
 """How much clocks may differ; also the shortest time between two reads of the provider's keys."""
 _NAME_MAX: Final = 256
 _SCOPE: Final = "openid email profile"
+_OFFLINE: Final = "offline_access"
+_GROUPS_MAX: Final = 1000
 _ENDS_MAX: Final = 8
 """Maximum sign-ins that are being finished at the provider at once."""
 _ENDS_OF_ADDRESS_MAX: Final = 4
@@ -58,6 +62,25 @@ _ENDS_OF_ADDRESS_MAX: Final = 4
 
 class OpenIdError(Exception):
     """The provider did not identify a person; the text says why, without secrets."""
+
+
+class PersonRefusedError(Exception):
+    """The provider does not know a person's refresh token any more: they were suspended there."""
+
+
+class Known(Struct, frozen=True):
+    """A person whom the provider has identified.
+
+    Attributes:
+        person: who that is.
+        refresh_token: asks about them again; empty if the provider gives none.
+    """
+
+    person: Person
+    refresh_token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Known({self.person!r})"
 
 
 class Flow(Struct, frozen=True):
@@ -110,13 +133,22 @@ class OpenIdProvider:
         client_id: of this gateway, at the provider.
         client_secret: the same; ``None``: a public client, with PKCE alone.
         claim: the claim of the token that has the operator's name.
+        groups_claim: the claim that has the names of a person's groups.
     """
 
-    def __init__(self, issuer: str, client_id: str, client_secret: str | None, claim: str) -> None:
+    def __init__(
+        self,
+        issuer: str,
+        client_id: str,
+        client_secret: str | None,
+        claim: str,
+        groups_claim: str = "groups",
+    ) -> None:
         self._issuer = issuer
         self._client_id = client_id
         self._client_secret = client_secret
         self._claim = claim
+        self._groups_claim = groups_claim
         # When the provider was asked (monotonic seconds), how it describes itself, and its keys.
         # Replaced as a whole, under the lock below; set to ``None`` to have it asked again.
         self._known: tuple[float, dict[str, Any], KeySet] | None = None
@@ -131,13 +163,16 @@ class OpenIdProvider:
         # answers are awaited at once.
         self._ends = asyncio.Semaphore(_ENDS_MAX)
         self._ends_of: collections.Counter[str] = collections.Counter()
+        # Their own bound: strangers' codes do not delay people who have signed in.
+        self._refreshes = asyncio.Semaphore(_ENDS_MAX)
 
-    async def begin(self, flow: Flow, callback: str) -> str:
+    async def begin(self, flow: Flow, callback: str, *, stays: bool = False) -> str:
         """Return the address to send the browser to.
 
         Args:
             flow: the sign-in.
             callback: the address that the provider sends the browser back to.
+            stays: whether the person is asked about again later, by a refresh token.
 
         Raises:
             OpenIdError: the provider cannot be reached, or describes itself wrongly.
@@ -146,12 +181,14 @@ class OpenIdProvider:
         from authlib.oauth2.rfc7636 import create_s256_code_challenge
 
         described, _ = await self._provider()
+        # Only where the provider knows that scope: some refuse others, and give the token anyway.
+        offline = stays and _OFFLINE in (described.get("scopes_supported") or ())
         address = prepare_grant_uri(
             described["authorization_endpoint"],
             self._client_id,
             "code",
             redirect_uri=callback,
-            scope=_SCOPE,
+            scope=f"{_SCOPE} {_OFFLINE}" if offline else _SCOPE,
             state=flow.state,
             nonce=flow.nonce,
             code_challenge=create_s256_code_challenge(flow.verifier),
@@ -159,7 +196,7 @@ class OpenIdProvider:
         )
         return str(address)
 
-    async def end(self, flow: Flow, code: str, callback: str, address: str) -> Person:
+    async def end(self, flow: Flow, code: str, callback: str, address: str) -> Known:
         """Return the person who has signed in.
 
         Args:
@@ -180,8 +217,7 @@ class OpenIdProvider:
         finally:
             self._ends_of -= collections.Counter([network])  # forgets who has none any more
 
-    async def _end(self, flow: Flow, code: str, callback: str) -> Person:
-        import httpx
+    async def _end(self, flow: Flow, code: str, callback: str) -> Known:
         from authlib.common.errors import AuthlibBaseError
 
         described, keys = await self._provider()
@@ -190,7 +226,7 @@ class OpenIdProvider:
                 token = await client.fetch_token(
                     described["token_endpoint"], code=code, code_verifier=flow.verifier
                 )
-        except (AuthlibBaseError, httpx.HTTPError, ValueError, TimeoutError) as exc:
+        except (AuthlibBaseError, *_http_errors(), ValueError, TimeoutError) as exc:
             logger.warning("the OpenID provider gave no token: %s", type(exc).__name__)
             raise OpenIdError("the provider refused to finish the sign-in; try again") from None
         given = token.get("id_token")
@@ -199,19 +235,65 @@ class OpenIdProvider:
         # A provider may change its keys before the cached ones are an hour old: they are read once
         # more, at most once a minute, since a token with any signature gets here.
         try:
-            return self._person(self._claims(given, keys, flow.nonce))
+            claims = self._claims(given, keys, flow.nonce)
         except OpenIdError:
             if not self._may_ask_again():
                 raise
             self._known = None
-            _, keys = await self._provider()
-            return self._person(self._claims(given, keys, flow.nonce))
+            described, keys = await self._provider()
+            claims = self._claims(given, keys, flow.nonce)
+        return Known(self._person(claims), _refresh_token(token))
+
+    async def refresh(self, known: Known) -> Known:
+        """Return what the provider says now of a person whom it has identified before.
+
+        Groups are those of a new ID token, or else of the provider's description of the person;
+        where it names none, there are none any more.
+
+        Raises:
+            PersonRefusedError: it does not know them any more.
+            OpenIdError: it cannot be asked.
+        """
+        from authlib.common.errors import AuthlibBaseError
+
+        described, keys = await self._provider()
+        try:
+            async with (
+                asyncio.timeout(_TIMEOUT_S), self._refreshes, self._client(None) as client,
+            ):  # fmt: skip
+                token = await client.refresh_token(
+                    described["token_endpoint"], refresh_token=known.refresh_token
+                )
+                if isinstance(token.get("id_token"), str):
+                    claims = self._claims(token["id_token"], keys, None)
+                elif "userinfo_endpoint" in described:
+                    found = await client.get(described["userinfo_endpoint"])
+                    claims = dict(found.raise_for_status().json())
+                else:
+                    claims = {"sub": known.person.subject}
+        except (AuthlibBaseError, *_http_errors(), ValueError, TypeError, TimeoutError) as exc:
+            if getattr(exc, "error", "") == "invalid_grant":
+                raise PersonRefusedError from None
+            logger.warning("the OpenID provider did not refresh: %s", type(exc).__name__)
+            raise self._silent() from None
+        if claims.get("sub") != known.person.subject:
+            raise OpenIdError("the provider speaks of somebody else")
+        person = msgspec.structs.replace(known.person, groups=self._groups(claims))
+        return Known(person, _refresh_token(token) or known.refresh_token)
+
+    def _groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
+        named = claims.get(self._groups_claim)
+        groups = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+        return tuple(
+            each for each in groups[:_GROUPS_MAX]
+            if isinstance(each, str) and each.isprintable() and 1 <= len(each) <= _NAME_MAX
+        )  # fmt: skip
 
     def _may_ask_again(self) -> bool:
         return self._known is not None and time.monotonic() - self._known[0] > _LEEWAY_S
 
-    def _claims(self, given: str, keys: KeySet, nonce: str) -> dict[str, Any]:
-        """Return the claims of an ID token that is for this sign-in.
+    def _claims(self, given: str, keys: KeySet, nonce: str | None) -> dict[str, Any]:
+        """Return the claims of an ID token that is for this sign-in; a refreshed one has no nonce.
 
         Raises:
             OpenIdError: it is not, or its signature is not the provider's.
@@ -223,7 +305,7 @@ class OpenIdProvider:
             leeway=_LEEWAY_S,
             iss={"essential": True, "value": self._issuer},
             aud={"essential": True, "value": self._client_id},
-            nonce={"essential": True, "value": nonce},
+            nonce={} if nonce is None else {"essential": True, "value": nonce},
             sub={"essential": True},
             exp={"essential": True},
             iat={"essential": True},
@@ -235,7 +317,7 @@ class OpenIdProvider:
             logger.warning("an ID token was refused: %s", type(exc).__name__)
             raise OpenIdError("the provider's ID token is not for this sign-in") from None
         # Beyond what the registry checks, which takes a list that holds a value for that value.
-        if claims["iss"] != self._issuer or claims["nonce"] != nonce:
+        if claims["iss"] != self._issuer or nonce not in (None, claims.get("nonce")):
             raise OpenIdError("the provider's ID token is not for this sign-in")
         # And a token for several clients has to be issued to this one.
         audience = claims["aud"]
@@ -259,9 +341,10 @@ class OpenIdProvider:
             subject.isprintable() and 1 <= len(subject) <= _NAME_MAX
         ):
             raise OpenIdError("the provider's ID token does not say whose it is")
-        return Person(issuer=self._issuer, subject=subject, name=name)
+        groups = self._groups(claims)
+        return Person(issuer=self._issuer, subject=subject, name=name, groups=groups)
 
-    def _client(self, callback: str) -> Any:
+    def _client(self, callback: str | None) -> Any:
         from authlib.integrations.httpx_client import AsyncOAuth2Client
 
         is_public = self._client_secret is None
@@ -269,7 +352,7 @@ class OpenIdProvider:
             self._client_id,
             self._client_secret,
             token_endpoint_auth_method="none" if is_public else "client_secret_basic",
-            scope=_SCOPE,
+            scope=None if callback is None else _SCOPE,  # a refresh keeps what was given
             redirect_uri=callback,
             timeout=_TIMEOUT_S,
             verify=self._tls,
@@ -316,6 +399,17 @@ class OpenIdProvider:
         except (httpx.HTTPError, JoseError, ValueError, KeyError, TypeError, TimeoutError) as exc:
             logger.warning("the OpenID provider cannot be asked: %s", type(exc).__name__)
             raise self._silent() from None
+
+
+def _http_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of authlib's client, which is made of httpx2 where that is installed."""
+    found = filter(importlib.util.find_spec, ("httpx", "httpx2"))
+    return tuple(importlib.import_module(name).HTTPError for name in found)
+
+
+def _refresh_token(token: Any) -> str:
+    found = token.get("refresh_token")
+    return found if isinstance(found, str) else ""
 
 
 def require_secure(address: object) -> None:

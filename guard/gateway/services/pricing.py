@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from guard.core import fees, globs
+from guard.core.rates import lacks_sound
 from guard.core.wire import UNKNOWN_MODEL, LlmData, ModelRates
 from guard.gateway.domain.contexts import LARGEST_ANYWHERE, context_of, largest_context
 from guard.gateway.domain.largest_outputs import largest_output
@@ -132,6 +133,13 @@ class PriceBook:
         when_ms = now_ms if at_ms is None else at_ms
         is_believed = abs(now_ms - when_ms) <= _MONTH_MS
         return found.cost(usage, when_ms if is_believed else None), found.source
+
+    def lacks_sound(self, usage: LlmData) -> bool:
+        """Return whether a reported call has sound, and the price list of its model text alone."""
+        if not usage.audio_tokens or usage.cost_nanousd is not None:
+            return False
+        found = self.tariff(usage.provider, usage.model) or self._unknown(usage.local)
+        return lacks_sound(found.rows[0])
 
     def cost_of_many(self, billed: BilledRow, provider: str | None) -> int:
         """Return what the tokens of many requests cost, each of them with a short prompt."""

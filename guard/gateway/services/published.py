@@ -246,7 +246,7 @@ _FIGURES: Final = (
 
 def _price_list(info: ModelInfo, moment: dt.datetime) -> list[RateRow]:
     """Return the price list of a moment; empty where it has no price for tokens."""
-    standard = _values(info.get_prices(moment))
+    standard = _values(info, info.get_prices(moment))
     if standard["input_per_mtok"] is None and standard["output_per_mtok"] is None:
         return []
     if info.id in _AUDIO:
@@ -255,7 +255,7 @@ def _price_list(info: ModelInfo, moment: dt.datetime) -> list[RateRow]:
         standard["input_per_mtok"] = standard["input_image"] or standard["input_per_mtok"]
     rows = list(_rows(STANDARD, standard))
     for tier in _tiers(info):
-        values = _values(info.get_prices(moment, _context(tier)))
+        values = _values(info, info.get_prices(moment, _context(tier)))
         if values != standard:
             rows += _rows(tier, values)
     return ordered(rows)
@@ -284,8 +284,19 @@ def _context(tier: str) -> PriceContext:
     return {name: own for name, own in _TIERS if own == tier}
 
 
-def _values(price: ModelPrice) -> dict[str, Any]:
-    return {name: getattr(price, source, None) for name, source in _FIGURES}
+def _values(info: ModelInfo, price: ModelPrice) -> dict[str, Any]:
+    values = {name: getattr(price, source, None) for name, source in _FIGURES}
+    if "gemini" in info.id and values["input_audio"] is None:
+        values["input_audio"] = values["input_per_mtok"]
+    if info.id.rpartition("/")[2].startswith("gemini-omni"):
+        values["output_image"] = _OMNI_VIDEO
+    return values
+
+
+_OMNI_VIDEO: Final = Decimal("17.5")
+"""Dollars per million tokens of video that Gemini Omni answers with, which the list lacks. Where
+sound in a prompt costs another price than text, Google's list says so, and ours has it too
+(https://ai.google.dev/gemini-api/docs/pricing, 2026-10)."""
 
 
 def _rows(tier: str, values: dict[str, Any]) -> Iterator[RateRow]:

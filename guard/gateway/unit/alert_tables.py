@@ -35,7 +35,7 @@ _DUE: Final = (
 _SELECT: Final = WEBHOOKS.select()
 _SAVE: Final = WEBHOOKS.upsert(keep=("organisation_id", "created_at_ms"))
 _RULES: Final = Table("alert_rules")
-_FACTS: Final = Table("alert_facts")
+_FACTS: Final = Table("sent_alerts")
 _PACE: Final = Table("channel_pace")
 _ADD_DELIVERY: Final = Table("deliveries").insert(
     ("delivery_id", "webhook_id", "organisation_id", "type", "body", "created_at_ms",
@@ -152,7 +152,7 @@ class AlertTables(UnitPart):
     def told_at(self, organisation_id: str, fact: str) -> int | None:
         """Return when a fact was last reported."""
         row = self._unit.row(
-            "SELECT told_ms FROM alert_facts WHERE organisation_id = ? AND fact = ?",
+            "SELECT told_ms FROM sent_alerts WHERE organisation_id = ? AND fact = ?",
             organisation_id, fact,
         )  # fmt: skip
         return None if row is None else int(row[0])
@@ -163,8 +163,8 @@ class AlertTables(UnitPart):
 
     def forget_told(self, before_ms: int) -> None:
         """Delete the facts that were reported before a time."""
-        if self._unit.row("SELECT 1 FROM alert_facts WHERE told_ms < ? LIMIT 1", before_ms):
-            self._unit.write("DELETE FROM alert_facts WHERE told_ms < ?", (before_ms,))
+        if self._unit.row("SELECT 1 FROM sent_alerts WHERE told_ms < ? LIMIT 1", before_ms):
+            self._unit.write("DELETE FROM sent_alerts WHERE told_ms < ?", (before_ms,))
 
     def pace(self, channel_id: str) -> Pace:
         """Return how many messages a channel has got lately, and its digest."""

@@ -19,9 +19,10 @@ CREATE TABLE keys (
 
 CREATE TABLE secrets (
   key_hash BLOB PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys, prefix TEXT NOT NULL,
-  hmac_secret TEXT, made_ms INTEGER NOT NULL, ends_ms INTEGER, used_ms INTEGER
+  hmac_secret TEXT, made_ms INTEGER NOT NULL, ends_ms INTEGER, used_ms INTEGER, login_id TEXT
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX secrets_key ON secrets (key_id);
+CREATE INDEX secrets_login ON secrets (login_id, ends_ms) WHERE login_id IS NOT NULL;
 CREATE INDEX secrets_prefix ON secrets (prefix);
 
 CREATE TABLE key_aliases (
@@ -43,8 +44,28 @@ CREATE TABLE operators (
 
 CREATE TABLE sign_ons (
   issuer TEXT NOT NULL, subject TEXT NOT NULL, operator_id TEXT NOT NULL, name TEXT NOT NULL,
+  by_groups INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (issuer, subject)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE login_codes (
+  device_hash BLOB PRIMARY KEY, user_code TEXT NOT NULL UNIQUE, asked_from TEXT NOT NULL,
+  code_ends_ms INTEGER NOT NULL, record TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX login_codes_ends ON login_codes (code_ends_ms);
+
+CREATE TABLE login_accounts (
+  issuer TEXT NOT NULL, subject TEXT NOT NULL,
+  organisation_id TEXT NOT NULL REFERENCES organisations, team TEXT NOT NULL,
+  key_id TEXT NOT NULL REFERENCES keys,
+  PRIMARY KEY (issuer, subject, organisation_id, team)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX login_accounts_key ON login_accounts (key_id);
+
+CREATE TABLE logins (
+  login_id TEXT PRIMARY KEY, login_ends_ms INTEGER NOT NULL, record TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX logins_ends ON logins (login_ends_ms);
 
 CREATE TABLE sessions (
   token_hash BLOB PRIMARY KEY, operator_id TEXT NOT NULL REFERENCES operators,
@@ -153,6 +174,15 @@ CREATE TABLE repeats (
 CREATE INDEX repeats_newest ON repeats (organisation_id, counted_ms);
 CREATE INDEX repeats_unnoticed ON repeats (counted_ms) WHERE noticed_ms IS NULL;
 CREATE INDEX repeats_noticed ON repeats (counted_ms) WHERE noticed_ms IS NOT NULL;
+
+CREATE TABLE later_work (
+  organisation_id TEXT NOT NULL, provider TEXT NOT NULL, work_id TEXT NOT NULL,
+  charged_as TEXT, key_id TEXT NOT NULL, reservation_id TEXT, workflow_id TEXT, run_id TEXT,
+  chain_id TEXT, agent TEXT, user_id TEXT, call_id TEXT, tags TEXT NOT NULL,
+  begun_ms INTEGER NOT NULL,
+  PRIMARY KEY (organisation_id, provider, work_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX later_work_begun ON later_work (begun_ms);
 
 CREATE TABLE policies (
   policy_id TEXT NOT NULL, version INTEGER NOT NULL, organisation_id TEXT NOT NULL,
@@ -290,8 +320,8 @@ CREATE TABLE alert_rules (
   PRIMARY KEY (organisation_id, alert_name)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE alert_facts (
+CREATE TABLE sent_alerts (
   organisation_id TEXT NOT NULL, fact TEXT NOT NULL, told_ms INTEGER NOT NULL,
   PRIMARY KEY (organisation_id, fact)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX alert_facts_told ON alert_facts (told_ms);
+CREATE INDEX sent_alerts_told ON sent_alerts (told_ms);

@@ -9,7 +9,7 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
-from guard.gateway.domain.key_hierarchy import below
+from guard.gateway.domain.key_hierarchy import child_id
 from guard.gateway.domain.operators import Operator, SignOn
 from guard.gateway.unit.control_tables import UnitPart
 from guard.gateway.unit.record import Table
@@ -97,7 +97,7 @@ class DirectoryTables(UnitPart):
     def keys_below(self, key_id: str) -> list[records.Key]:
         """Return the keys that belong to a key, directly or not, and are not revoked."""
         sql = f"{_SELECT_KEYS} WHERE key_id LIKE ? AND revoked_at_ms IS NULL"
-        return [*map(KEYS.read, self._unit.rows(sql, below(key_id, "%")))]
+        return [*map(KEYS.read, self._unit.rows(sql, child_id(key_id, "%")))]
 
     def keys_in_use(self, organisation_id: str) -> list[records.Key]:
         """Return the keys of an organisation that are not revoked."""
@@ -112,22 +112,31 @@ class DirectoryTables(UnitPart):
             " AND coalesce(expires_at_ms, ?) > ? LIMIT 1"
         )
         found = self._unit.row(
-            sql, organisation_id, root_id, below(root_id, "%"), 2**62, self._unit.now_ms
+            sql, organisation_id, root_id, child_id(root_id, "%"), 2**62, self._unit.now_ms
         )
         return found is not None
 
-    def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
-        """Insert a key with its first secret."""
+    def add_key(self, key: records.Key, key_hash: bytes | None, hmac_secret: str | None) -> None:
+        """Insert a key with its first secret, if it has one."""
         self._unit.write(KEYS.insert(), KEYS.row(key))
-        self.add_secret(key, key_hash, hmac_secret)
+        if key_hash is not None:
+            self.add_secret(key, key_hash, hmac_secret)
 
     def save_key(self, key: records.Key) -> None:
         """Write what may change of a key."""
         self._unit.write(_SAVE_KEY, _KEY_VALUES(key))
 
-    def add_secret(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
-        """Insert another secret of a key."""
-        row = (key_hash, key.key_id, key.prefix, hmac_secret, self._unit.now_ms, None, None)
+    def add_secret(
+        self,
+        key: records.Key,
+        key_hash: bytes,
+        hmac_secret: str | None,
+        ends_ms: int | None = None,
+        login_id: str | None = None,
+    ) -> None:
+        """Insert another secret of a key, or an access token of a login."""
+        made_ms = self._unit.now_ms
+        row = (key_hash, key.key_id, key.prefix, hmac_secret, made_ms, ends_ms, None, login_id)
         self._unit.write(_SECRETS.insert(), row)
 
     def has_secret(self, key_id: str, prefix: str) -> bool | None:
@@ -172,18 +181,21 @@ class DirectoryTables(UnitPart):
 
     def sign_on(self, issuer: str, subject: str) -> SignOn | None:
         """Return who a person of a provider is here; with no issuer, a name that was removed."""
-        sql = "SELECT operator_id, name FROM sign_ons WHERE issuer = ? AND subject = ?"
+        sql = "SELECT operator_id, name, by_groups FROM sign_ons WHERE issuer = ? AND subject = ?"
         row = self._unit.row(sql, issuer, subject)
-        return None if row is None else SignOn(*row)
+        return None if row is None else SignOn(row[0], row[1], bool(row[2]))
 
     def has_signed_on(self, issuer: str, operator_id: str) -> bool:
         """Return whether a person of a provider is known as an operator."""
         sql = "SELECT 1 FROM sign_ons WHERE issuer = ? AND operator_id = ?"
         return self._unit.row(sql, issuer, operator_id) is not None
 
-    def note_sign_on(self, issuer: str, subject: str, operator: Operator) -> None:
+    def note_sign_on(
+        self, issuer: str, subject: str, operator: Operator, *, by_groups: bool = False
+    ) -> None:
         """Note that a person of a provider is an operator."""
-        self._unit.write(_SIGN_ONS.upsert(), (issuer, subject, operator.operator_id, operator.name))
+        row = (issuer, subject, operator.operator_id, operator.name, int(by_groups))
+        self._unit.write(_SIGN_ONS.upsert(), row)
 
     def forgive(self, name: str) -> None:
         """Forget that people were removed under a name, and who they were."""

@@ -19,6 +19,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
 from guard.gateway.domain.ledger import Balance, BudgetBalance, Reservation, held_by_key
 from guard.gateway.unit.connection import WritingConnection
+from guard.gateway.unit.doubts import resolve_hour
 from guard.gateway.unit.event_table import add_event
 from guard.gateway.unit.kept_rows import KeptRows
 from guard.gateway.unit.lease_index import LeaseIndex
@@ -403,6 +404,7 @@ class LedgerTables(UnitBase):
     def resolve_doubt(self, organisation_id: str, hour: ChargedHour) -> None:
         """Take a resolved doubt out of the usage of the organisation and the model."""
         self.usage.resolve(organisation_id, hour)
+        resolve_hour(self, organisation_id, hour)
 
     def add_refusal(
         self, request: RequestOrigin, call: wire.GateRequest, refusal: CallRefusal

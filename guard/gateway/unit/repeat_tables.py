@@ -71,10 +71,10 @@ def _key(place: RepeatPlace) -> tuple[str, ...]:
 
 
 def loops(
-    reading: Connection, organisation_id: str, workflow_id: str, run_id: str
+    connection: Connection, organisation_id: str, workflow_id: str, run_id: str
 ) -> list[RepeatCount]:
     """Return the counts for which a run of a workflow was flagged, newest first."""
-    rows = reading.rows(
+    rows = connection.rows(
         f"{_SELECT} WHERE organisation_id = ? AND run_id = ? AND workflow_id = ?"
         " AND noticed_ms IS NOT NULL ORDER BY noticed_ms DESC, subject LIMIT ?",
         organisation_id, run_id, workflow_id, LOOPS_MAX,
@@ -82,9 +82,9 @@ def loops(
     return [REPEATS.read(row) for row in rows]
 
 
-def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount]:
+def repeat_counts(connection: Connection, organisation_id: str) -> list[RepeatCount]:
     """Return the newest counts of all runs, for a preview."""
-    rows = reading.rows(
+    rows = connection.rows(
         f"{_SELECT} WHERE organisation_id = ? AND loop_kind <> 'spend'"
         " ORDER BY counted_ms DESC LIMIT ?",
         organisation_id, PREVIEWED_MAX,
@@ -92,27 +92,27 @@ def repeat_counts(reading: Connection, organisation_id: str) -> list[RepeatCount
     return [REPEATS.read(row) for row in rows]
 
 
-def spend_by_run(reading: Connection, now_ms: int, organisation_id: str) -> list[SpendOfRun]:
+def spend_by_run(connection: Connection, now_ms: int, organisation_id: str) -> list[SpendOfRun]:
     """Return the spend of runs in each step before now; step 0 is the newest.
 
     Runs whose spend in the newest step is not worth a message are left out.
     """
     since_ms = now_ms - acceleration.STEPS * acceleration.STEP_MS
     step = f"({now_ms:d} - charged_at_ms) / {acceleration.STEP_MS:d}"
-    runs = _spend(reading, step, organisation_id, since_ms, now_ms)
+    runs = _spend(connection, step, organisation_id, since_ms, now_ms)
     return [run for run in runs if run.spent.get(0, 0) >= acceleration.LEAST_NANOUSD]
 
 
-def spend_by_minute(reading: Connection, now_ms: int, organisation_id: str) -> list[SpendOfRun]:
+def spend_by_minute(connection: Connection, now_ms: int, organisation_id: str) -> list[SpendOfRun]:
     """Return the spend of the last days' runs in each minute, for a preview."""
     minute = f"charged_at_ms / {acceleration.MINUTE_MS:d}"
-    return _spend(reading, minute, organisation_id, now_ms - acceleration.PREVIEWED_MS, now_ms)
+    return _spend(connection, minute, organisation_id, now_ms - acceleration.PREVIEWED_MS, now_ms)
 
 
 def _spend(
-    reading: Connection, when: str, organisation_id: str, since_ms: int, until_ms: int
+    connection: Connection, when: str, organisation_id: str, since_ms: int, until_ms: int
 ) -> list[SpendOfRun]:
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT run_id, workflow_id, agent, key_id, {when} AS at, sum(cost_nanousd)"
         " FROM (SELECT run_id, workflow_id, agent, key_id, charged_at_ms, cost_nanousd FROM events"
         " INDEXED BY events_charged WHERE organisation_id = ? AND charged_at_ms > ?"

@@ -99,7 +99,7 @@ class ReplayTable:
         # store whose sweep turns the tables outside of units.
         self.turn = Turn.of(tables.connection.execute(TURN).fetchall())
 
-    def ask(self, lookup_keys: list[str]) -> Cursor | None:
+    def send_lookup(self, lookup_keys: list[str]) -> Cursor | None:
         """Look up answers; :meth:`take` reads the result."""
         if not lookup_keys:
             return None

@@ -26,12 +26,18 @@ from guard.gateway.unit.catalogue_tables import CatalogueTables
 from guard.gateway.unit.connection import WritingConnection
 from guard.gateway.unit.control_tables import ControlTables
 from guard.gateway.unit.directory_tables import DirectoryTables
+from guard.gateway.unit.later_tables import LaterTables
+from guard.gateway.unit.login_tables import LoginTables
 from guard.gateway.unit.money import LedgerTables
 from guard.gateway.unit.raise_tables import RaiseTables
 from guard.gateway.unit.repeat_tables import RepeatTables
 from guard.gateway.unit.state import Touches
 
 _PRUNED_MS: Final = 60_000
+
+
+AWAY_MS: Final = 5000
+"""How long holders may go without a gateway until what they hold is renewed by it."""
 
 
 class UnitOfWork(ControlTables, LedgerTables, abc.ABC):
@@ -51,8 +57,10 @@ class UnitOfWork(ControlTables, LedgerTables, abc.ABC):
         catalogue: budgets, policies and prices.
         raises: raises of budgets, the calls that wait for one, and the runs that wind down.
         repeats: how often runs have made the same call, and which were flagged.
+        later: work that vendors finish later, and who has begun it.
         alerts: webhooks and other channels, alert rules, facts that were sent, and deliveries.
         directory: organisations, keys, nonces, operators, sessions and the audit log.
+        logins: people who sign in with ``guard login``.
     """
 
     def __init__(self, connection: WritingConnection) -> None:
@@ -60,8 +68,10 @@ class UnitOfWork(ControlTables, LedgerTables, abc.ABC):
         self.catalogue = CatalogueTables(self)
         self.raises = RaiseTables(self)
         self.repeats = RepeatTables(self)
+        self.later = LaterTables(self)
         self.alerts = AlertTables(self)
         self.directory = DirectoryTables(self)
+        self.logins = LoginTables(self)
         self.ids = IdFactory()
         self.incarnation = secrets.token_hex(8)
         # When rows that are kept for a short time were last deleted.
@@ -96,6 +106,8 @@ class UnitOfWork(ControlTables, LedgerTables, abc.ABC):
                 (own, self.now_ms),
             )
         self.refusals.prune()
+        self.later.prune()
+        self.logins.prune()
         self.write("DELETE FROM sessions WHERE expires_at_ms <= ?", (self.now_ms,))
 
     def announce(self, event: PostCommitEvent) -> None:

@@ -22,6 +22,7 @@ from msgspec import Struct
 from guard.gateway.domain import models
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.key_hierarchy import SEPARATOR, counted_by, lineage
+from guard.gateway.domain.ledger import BudgetBalance
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, QUARTER_MS
 from guard.gateway.unit.record import Table
 from guard.gateway.unit.state import IN_DOUBT, RUN, SCOPE_KINDS, ChargedHour, ScopeKeys
@@ -425,11 +426,29 @@ def _of_organisation(
     return cost, tokens
 
 
+def doubt_of(connection: _Reading, account: BudgetBalance) -> int:
+    """Return what a balance was charged in doubt, but for what this unit has not written yet."""
+    budget, scope_id = account.rule, account.balance.scope_id
+    start_ms, end_ms = account.balance.period_start_ms, account.balance.ends_ms
+    # A budget for each key counts the keys below one for themselves.
+    also = "" if budget.scope_kind == "key" and budget.scope_id != scope_id else DOUBT
+    rows = connection.rows(
+        "SELECT coalesce(sum(doubt_nanousd), 0), coalesce(sum(doubt_tokens), 0) FROM usage"
+        " INDEXED BY usage_doubt"
+        " WHERE organisation_id = ? AND scope_kind IN (?, ?) AND scope_id = ? AND size_ms = ?"
+        " AND start_ms >= ? AND start_ms < ? AND (doubt_nanousd <> 0 OR doubt_tokens <> 0)",
+        budget.organisation_id, budget.scope_kind, also + budget.scope_kind, scope_id,
+        QUARTER_MS if start_ms else 0, start_ms - start_ms % QUARTER_MS, end_ms or FOREVER,
+    )  # fmt: skip
+    money, tokens = rows[0]
+    return int({"usd": money, "tokens": tokens}.get(budget.unit, 0))
+
+
 def charged_hours(
-    reading: _Reading, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
+    connection: _Reading, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
 ) -> list[ChargedHour]:
     """Return the charges of LLM requests, by hour, provider and model, the dearest first."""
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT start_ms - start_ms % {HOUR_MS} AS hour_ms, provider, model,"
         " CAST(sum(cost_nanousd) AS BIGINT), CAST(sum(events) AS BIGINT),"
         " CAST(sum(doubt_nanousd) AS BIGINT) FROM usage WHERE organisation_id = ?"

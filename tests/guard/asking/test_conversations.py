@@ -14,6 +14,7 @@ import guard
 from guard.breaker.exceptions import GuardBudgetError
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.conftest import Tenant
+from tests.support.vendor_transport import VendorTransport
 from tests.support.waiting import WAIT_S
 
 _names = itertools.count(1)
@@ -34,7 +35,7 @@ def ask(url: str = URL, *, usage: dict[str, Any] = USAGE, **members: Any) -> str
         return httpx.Response(200, json={**said, "output": [], "usage": usage})
 
     body = {"model": "gpt-4o", "max_output_tokens": 100, "input": "hello", **members}
-    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+    with httpx.Client(transport=VendorTransport(answer)) as client:
         client.post(url, json=body)
     return answered
 

@@ -14,6 +14,7 @@ import guard
 from guard.breaker.exceptions import GuardBlockedException, GuardBudgetError, GuardError
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.conftest import Tenant
+from tests.support.vendor_transport import VendorTransport
 from tests.support.waiting import WAIT_S
 
 _names = itertools.count(1)
@@ -34,7 +35,7 @@ def ask(bodies: Bodies, **members: Any) -> None:
         return httpx.Response(200, json={"object": "chat.completion", "created": 1, **said})
 
     body = {"model": CHEAP, "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
-    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+    with httpx.Client(transport=VendorTransport(answer)) as client:
         client.post(URL, json=body | members)
 
 

@@ -25,13 +25,12 @@ LIFE_S: Final = 1.0
 @pytest.fixture(autouse=True)
 def short_life(tenant: Any) -> None:
     tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
-    tenant.admin.update_settings(lease_ttl_ms=int(1000 * LIFE_S))
+    tenant.admin.update_settings(lease_ttl_ms=int(1000 * LIFE_S), lease_grace_ms=3000)
     limit(tenant, 1.5)
 
 
 @pytest.fixture
 def runtime(start: Callable[..., GuardRuntime], proxy: ChaosProxy, tmp_path: Path) -> GuardRuntime:
-    """One with a journal, so that nothing is charged when it is not heard for a while."""
     started = start(transport_mode="http", api_url=proxy.url, spool_dir=tmp_path)
     until(lambda: started.link.session is not None)
     return started
@@ -79,18 +78,35 @@ def test_what_nobody_uses_any_more_is_not_held_for_ever(runtime: GuardRuntime, t
     until(lambda: reserved(tenant) == 0)
 
 
-def test_after_an_outage_the_living_hold_what_they_did(
+def test_what_was_under_way_in_an_outage_is_charged_until_it_is_known(
     runtime: GuardRuntime, tenant: Any, proxy: ChaosProxy
 ) -> None:
     hold = held(runtime)
     before = until_reserved(tenant)
     proxy.part("refuse")
     until(lambda: reserved(tenant) == 0)
+    assert balance(tenant)["committed"] == before
     proxy.fault = "none"
-    until(lambda: reserved(tenant) == before)
     settle(runtime, hold)
     until(lambda: balance(tenant)["committed"] == COST)
-    assert reserved(tenant) == 0
+    assert (reserved(tenant), tenant.admin.doubts()) == (0, [])
+
+
+def test_a_call_holds_after_an_outage_what_it_did(
+    runtime: GuardRuntime, tenant: Any, proxy: ChaosProxy
+) -> None:
+    @guard.protect
+    def work() -> None:
+        before = until_reserved(tenant)
+        proxy.part("refuse")
+        until(lambda: reserved(tenant) == 0)
+        proxy.fault = "none"
+        until(lambda: reserved(tenant) == before)
+
+    with guard.workflow("w"):
+        work()
+    until(lambda: reserved(tenant) == 0)
+    assert balance(tenant)["committed"] == 0
 
 
 def plain() -> None:

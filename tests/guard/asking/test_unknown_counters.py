@@ -12,6 +12,7 @@ import pytest
 import guard
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.conftest import Tenant
+from tests.support.vendor_transport import VendorTransport
 from tests.support.waiting import WAIT_S
 
 _names = itertools.count(1)
@@ -38,7 +39,7 @@ def ask(url: str, usage: dict[str, Any], *, streamed: bool = False) -> None:
     body = {"model": model, "max_tokens": 500, "messages": [{"role": "user", "content": "hi"}]}
     if streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+    with httpx.Client(transport=VendorTransport(answer)) as client:
         client.post(url, json=body)
 
 

@@ -19,6 +19,7 @@ from guard.core.wire import dollars
 from guard.proxy.refusals import told_of
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.conftest import Tenant
+from tests.support.vendor_transport import vendor_transport
 from tests.support.waiting import WAIT_S
 
 LIMIT: Final = 100_000_000
@@ -37,7 +38,7 @@ def vendor(bodies: Bodies, package: Any = httpx) -> Any:
             content = {"object": "chat.completion", "created": 1, "choices": [], "usage": usage}
         return package.Response(200, json={"id": "it", "model": bodies[-1]["model"], **content})
 
-    return package.MockTransport(answer)
+    return vendor_transport(package, answer)
 
 
 def chat(bodies: Bodies, **members: Any) -> None:

@@ -22,6 +22,7 @@ from guard.core.usage import Usage
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope, current_scope
 from tests.support.prometheus import metrics_of
+from tests.support.vendor_transport import VendorTransport
 from tests.support.waiting import WAIT_S, until, until_async
 
 MODEL: Final = "gpt-4o"
@@ -352,7 +353,7 @@ async def streaming_vendor(request: httpx.Request) -> httpx.Response:
 
 async def _read_and_ask(runtime: GuardRuntime) -> None:
     body = {"model": MODEL, "max_tokens": 1200, "stream": True, "messages": []}
-    transport = httpx.MockTransport(streaming_vendor)
+    transport = VendorTransport(streaming_vendor)
     async with httpx.AsyncClient(transport=transport) as client:
         async with client.stream("POST", CHAT, json=body) as answer:
             chunks = answer.aiter_bytes()

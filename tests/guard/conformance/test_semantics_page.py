@@ -92,6 +92,8 @@ BY: Final = {
         "test_refusals_are_never_fallback",
     'never read as "allow"': "guard/conformance/test_part7_replies.py::"
         "test_is_never_read_as_allow",
+    "waits for a gateway that dies or": "system/test_gateway_away.py::"
+        "test_callers_in_line_outlast_a_gateway_that_is_away",
     "The first error of an outage names": "guard/test_first_tries.py::"
         "test_the_first_call_names_the_address_and_what_to_do",
     "event that would start, continue or end": "gateway/test_ownership.py::"

@@ -25,6 +25,7 @@ from guard.core.leases import (
     LeaseBook,
     NotGranted,
     Question,
+    Settle,
     TopUp,
     Update,
     Wait,
@@ -35,7 +36,7 @@ from guard.core.leases.book import IDLE_S
 LANE: Final = ("w", None, None, None, "")
 SUBJECT: Final = ("call", "f", "f", ())
 COST: Final = 10
-UNKNOWN: Final = NotGranted(GuardTransportError("no answer"), is_unanswered=True)
+UNKNOWN: Final = NotGranted(GuardTransportError("no answer"), is_unanswered=True, has_left=True)
 
 
 class World:
@@ -47,9 +48,15 @@ class World:
         elsewhere: what others hold of the budget: as long as there is some, questions wait.
         asks, top_ups: under way.
         outcomes: what each question got.
+        decided: what the gateway has answered under each key, and returns to repeats.
+        outlasts_s: for how long questions are sent again without an answer.
     """
 
-    def __init__(self, room: int, elsewhere: int = 0, *, has_socket: bool = True) -> None:
+    def __init__(
+        self, room: int, elsewhere: int = 0, *, has_socket: bool = True, outlasts_s: float = 0.0
+    ) -> None:
+        self.outlasts_s = outlasts_s
+        self.decided: dict[str, wire.GateReply | NotGranted] = {}
         self.book = LeaseBook()
         self.desk = Desk(self.book)
         self.desk.tops_up = True
@@ -69,7 +76,10 @@ class World:
     def ask(self, *names: str) -> None:
         for name in names:
             request = wire.GateRequest(call_id=name, kind="call", function="f", workflow_id="w")
-            question = Question(request, LANE, SUBJECT, ticket=Future[Grant]())
+            question = Question(
+                request, LANE, SUBJECT, ticket=Future[Grant](), outlasts_s=self.outlasts_s
+            )
+            request.wait_ms = int(1000 * self.outlasts_s)
             self.questions[name], self.outcomes[name] = question, []
         self.do(self.desk.asked([self.questions[name] for name in names], self.now_s))
 
@@ -159,6 +169,13 @@ class World:
                 self.asks.append(effect)
             elif isinstance(effect, TopUp):
                 self.top_ups.append(effect)
+            elif isinstance(effect, Settle):
+                reply = self.decide(effect.ask)
+                if isinstance(reply, wire.GateReply):
+                    for back in self.desk.unwanted(effect.ask, reply):
+                        self.take_back(back)
+                    if reply.reservation_id and reply.lease is None:
+                        self.room += COST
             elif isinstance(effect, Wait):
                 assert effect.question.ends_s > self.now_s, "its caller must not give up meanwhile"
             elif isinstance(effect, Withdraw):
@@ -169,6 +186,13 @@ class World:
                 self.take_back(effect)
 
     def decide(self, ask: AskGateway) -> wire.GateReply | NotGranted:
+        """Answer by what was decided under the same key, else by what is left."""
+        key = ask.question.key
+        if key not in self.decided:
+            self.decided[key] = self._decide(ask)
+        return self.decided[key]
+
+    def _decide(self, ask: AskGateway) -> wire.GateReply | NotGranted:
         asked, name = ask.asked, ask.question.request.call_id
         if asked is not None and asked.ask.lease_id:
             self.reserve(-asked.ask.unused_nanousd)
@@ -261,14 +285,21 @@ def orders(count: int, without: Collection[str]) -> Iterator[tuple[str, ...]]:
                 yield order
 
 
-def play_all(room: int, others: int, elsewhere: int = 0, *, has_socket: bool = True) -> int:
+def play_all(
+    room: int,
+    others: int,
+    elsewhere: int = 0,
+    *,
+    has_socket: bool = True,
+    outlasts_s: float = 0.0,
+) -> int:
     """Play each order; return how many there were."""
     played = 0
     without = {"gain socket"} if has_socket else BESIDE_THE_SOCKET
     if not elsewhere:
         without = without | {"money returns"}
     for order in orders(others, without):
-        world = World(room, elsewhere, has_socket=has_socket)
+        world = World(room, elsewhere, has_socket=has_socket, outlasts_s=outlasts_s)
         try:
             for name in order:
                 ACTIONS[name](world)
@@ -296,6 +327,14 @@ def test_every_interleaving_answers_each_question_once(room: int) -> None:
 def test_every_interleaving_with_money_that_others_hold(room: int, elsewhere: int) -> None:
     """Who waits in line is asked again, answered once, and forgotten when its caller gives up."""
     assert play_all(room, 3, elsewhere) == 9_900
+
+
+@pytest.mark.parametrize(("room", "elsewhere"), [(0, COST), (COST, COST // 2), (3 * COST, 0)])
+def test_every_interleaving_of_questions_that_outlast_a_lost_answer(
+    room: int, elsewhere: int
+) -> None:
+    """The same is asked again, so what was granted in the answer that is lost is nobody else's."""
+    assert play_all(room, 3, elsewhere, outlasts_s=5.0) == (9_900 if elsewhere else 7_200)
 
 
 @pytest.mark.parametrize(("room", "elsewhere"), [(0, COST), (COST, COST // 2), (3 * COST, 0)])
@@ -404,11 +443,52 @@ def unreached(world: World) -> None:
     world.do(world.desk.answered(world.asks.pop(0), UNKNOWN, world.now_s))
 
 
+def test_a_repeat_is_the_question_as_it_was() -> None:
+    """With another key, or another body, it would be decided twice."""
+    world = World(0, elsewhere=COST)
+    in_line_for(world, 3)
+    [first] = world.asks
+    key, body = first.question.key, wire.encode(first.question.request)
+    for _ in range(5):
+        unreached(world)
+        assert not world.asks
+        world.now_s += 1.0
+        world.do(world.desk.tick(world.now_s))
+        [ask] = world.asks
+        assert ask.is_repeat
+        assert (ask.asked, ask.question.key) == (first.asked, key)
+        assert wire.encode(ask.question.request) == body
+    waits(world)
+    world.now_s += 1.0
+    world.do(world.desk.tick(world.now_s))
+    [ask] = world.asks
+    assert not ask.is_repeat
+    assert ask.question.key != key, "it is decided anew"
+
+
+def test_those_in_line_wait_as_long_as_the_one_that_is_asked_again() -> None:
+    world = World(0, elsewhere=5 * COST)
+    in_line_for(world, 3)
+    world.ask("b")
+    unreached(world)
+    world.ask("c")
+    for _ in range(15):
+        world.now_s += 1.0
+        world.do(world.desk.tick(world.now_s))
+        for name in "bc":
+            question = world.questions[name]
+            assert question.ends_s > world.now_s
+        unreached(world)
+    world.money_returns()
+    world.finish()
+    assert all(isinstance(outcome, Grant) for [outcome] in world.outcomes.values())
+
+
 def in_line_for(world: World, seconds: int) -> wire.GateRequest:
     """Ask, and stay in line for so long; return what is asked at last."""
     world.ask("a")
     question = world.questions["a"]
-    question.request.wait_ms, question.outlasts_s = 120_000, 20.0
+    question.request.wait_ms, question.answer_s = 120_000, 2.0
     for _ in range(seconds):
         waits(world)
         world.now_s += 1.0
@@ -447,7 +527,11 @@ def test_a_wait_is_renewed_with_the_gateways_knowledge_and_stops_with_its_absenc
         unreached(world)
         world.now_s += 1.0
         world.do(world.desk.tick(world.now_s))
-    assert (request.waited_ms, request.idle_ms) == (61_000, 31_000)
+    assert (request.waited_ms, request.idle_ms) == (51_000, 31_000), "it is repeated as it was"
+    waits(world, 31_000)
+    world.now_s += 1.0
+    world.do(world.desk.tick(world.now_s))
+    assert (request.waited_ms, request.idle_ms) == (62_000, 32_000)
     waits(world, None)
     world.now_s += 5.0
     world.do(world.desk.room(["a"], world.now_s))

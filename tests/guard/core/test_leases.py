@@ -338,29 +338,13 @@ class TestKeeping:
         [update] = book.due(3.0)
         assert (update.lease, update.closes) == (hold.lease, False)
 
-    def test_what_is_written_down_nowhere_is_told_as_it_changes(self) -> None:
-        book, hold = opened()
-        book.unwritten.update({1: ("l", 10), 2: ("l", 5), 3: ("another", 100)})
-        hold.lease.used_s = 5.0
-        assert book.due(0.9) == [], "at most once a second"
-        [update] = book.due(1.0)
-        assert (update.body.under_way_nanousd, update.body.unused_nanousd) == (15, 0)
-        assert book.due(1.9) == []
-        assert book.due(2.5) == [], "the gateway knows"
-        del book.unwritten[1]
-        [update] = book.due(2.6)
-        assert update.body.under_way_nanousd == 5
-        [update, *_] = book.close()
-        assert (update.body.under_way_nanousd, update.closes) == (5, True)
-
-    def test_what_a_grant_has_added_is_corrected(self) -> None:
+    def test_what_is_under_way_when_a_process_ends_is_told_with_the_close(self) -> None:
         book = LeaseBook()
         book.usable_until(math.inf)
-        book.reports_unjournaled = True
-        hold = book.granted(book.ask(KEY, 0.0), lease(100), CALL, 10)
-        hold.settle(3)
-        [update] = book.due(1.0)
-        assert update.body.under_way_nanousd == 0, "it has ended, and is delivered"
+        book.granted(book.ask(KEY, 0.0), lease(100), LLM, 40)
+        [update] = book.close()
+        assert (update.body.under_way_nanousd, update.body.unused_nanousd) == (40, 60)
+        assert update.closes
 
     @pytest.mark.parametrize("state", [None, LeaseState("l", "expired", 0, 0)])
     def test_one_that_the_gateway_has_ended_covers_nothing(self, state: LeaseState | None) -> None:
@@ -369,9 +353,15 @@ class TestKeeping:
         book.answered(update, state, 0.3)
         assert book.take(KEY, CALL, 0.4) is None
 
-    def test_one_that_has_expired_is_forgotten(self) -> None:
+    def test_one_that_has_expired_is_closed_when_its_last_hold_has_ended(self) -> None:
+        """By this the gateway learns that nothing more comes than what was reported."""
         book, hold = opened(ttl_ms=1000)
         assert book.due(1.0) == []
+        assert book.take(KEY, CALL, 1.0) is None
+        assert book.due(9.0) == [], "it cannot be renewed"
+        hold.settle(3)
+        [update] = book.due(9.1)
+        assert (update.closes, update.body.under_way_nanousd) == (True, 0)
         assert book.totals() == Totals()
         hold.settle(3)
 

@@ -6,15 +6,22 @@ import tomllib
 from collections import Counter
 from importlib import resources
 
+import pytest
+
 from guard.core.usage.vendors import find_endpoint, provider_of
-from guard.core.vendors import VENDORS, Vendor
+from guard.core.vendors import VENDORS, Vendor, agents
 
 
-def test_each_row_says_where_it_is_from_and_nothing_that_is_not_read() -> None:
-    file = resources.files("guard.core.vendors").joinpath("hosts", "vendors.toml")
+@pytest.mark.parametrize(
+    ("name", "table", "fewest"), [("vendors.toml", VENDORS, 25), ("agents.toml", agents(), 3)]
+)
+def test_each_row_says_where_it_is_from_and_nothing_that_is_not_read(
+    name: str, table: dict[str, Vendor], fewest: int
+) -> None:
+    file = resources.files("guard.core.vendors").joinpath("hosts", name)
     rows = tomllib.loads(file.read_text())
-    assert rows.keys() == VENDORS.keys()
-    assert len(rows) > 25
+    assert rows.keys() == table.keys()
+    assert len(rows) > fewest
     for name, row in rows.items():
         assert row.pop("source"), name
         assert row.pop("date").year >= 2026, name

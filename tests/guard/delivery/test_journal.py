@@ -21,11 +21,9 @@ from hypothesis import strategies as st
 
 import guard
 from guard.core.ids import IdFactory
-from guard.core.leases import LeaseBook
 from guard.delivery import journal
 from guard.delivery.journal import Journal, left_behind, live_journals
 from guard.delivery.spool import Spool, owner_of
-from guard.delivery.unjournaled import UnjournaledRequest
 from tests.guard.conftest import Tenant, settled
 from tests.support.cutting_vendor import cutting_vendor
 from tests.support.programs import environment
@@ -61,20 +59,6 @@ def fill(disk: Path) -> None:
     with contextlib.suppress(OSError), (disk / "rest").open("ab", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-
-
-def test_what_is_written_nowhere_does_not_come_back_once_it_is_cleared() -> None:
-    class Overtaken(dict[int, tuple[str, int]]):
-        def __setitem__(self, serial: int, value: tuple[str, int]) -> None:
-            if serial in self:  # not at the first time
-                entry.clear()
-            super().__setitem__(serial, value)
-
-    book = LeaseBook()
-    book.unwritten = Overtaken()
-    entry = UnjournaledRequest(book, "l", 500, 7, 1)
-    entry.hold(900)
-    assert book.unwritten == {}
 
 
 def open_in(directory: Path) -> list[journal.OpenRequest]:

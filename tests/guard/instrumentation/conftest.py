@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from guard.asking.request_hold import RequestHold
-from guard.core.events import InstrumentedCall, llm_data
+from guard.core.events import LATER_EVENT, BegunWork, InstrumentedCall, llm_data
 from guard.core.wire import LlmData
 from guard.instrumentation import Instrumentation
 from guard.scope.scope import Scope, current_scope
@@ -41,6 +41,7 @@ class Observed:
     scopes: list[Scope | None]
     account: RecordingAccount
     told: list[Any] = attrs.field(factory=list)
+    begun: list[BegunWork] = attrs.field(factory=list)
 
     @property
     def events(self) -> list[LlmData]:
@@ -85,10 +86,14 @@ def start_observing(**options: Any) -> Observed:
     calls: list[InstrumentedCall] = []
     scopes: list[Scope | None] = []
     told: list[Any] = []
+    begun: list[BegunWork] = []
 
     def record(kind: str, payload: Any, scope: Scope | None = None) -> int:
         if kind == "sdk.unseen":
             told.append(payload)
+            return 0
+        if kind == LATER_EVENT:
+            begun.append(payload)
             return 0
         assert kind == "llm"
         calls.append(payload)
@@ -100,7 +105,7 @@ def start_observing(**options: Any) -> Observed:
         account.check_request = options.pop("check")
     instrumentation = Instrumentation(account, **options)
     instrumentation.install()
-    return Observed(instrumentation, calls, scopes, account, told)
+    return Observed(instrumentation, calls, scopes, account, told, begun)
 
 
 @pytest.fixture

@@ -213,7 +213,7 @@ def test_each_try_of_urllib3_is_held_by_itself(gated: Observed, gate: FakeGate) 
                 assert charged(gated) >= vendor.billed
                 assert len(gated.events) == bills
             gated.calls.clear()
-    assert len(gate.ends) == 4
+    assert len(gate.ends) == 6
 
 
 def stream_of(pieces: int) -> Reply:

@@ -100,8 +100,8 @@ def test_a_try_that_is_refused_is_not_charged_beside_the_one_before(
     assert call is not None
 
     def send() -> None:
-        call.sent_s, call.unsent = time.monotonic(), False
-        call.retry()  # as the transports do: the first try is lost
+        call.sent_s, call.tried = time.monotonic(), 0
+        call.takes()  # as the transports do for another body: the first one is lost
 
     with pytest.raises(Refusal), call.sending():
         send()

@@ -74,7 +74,7 @@ class Bench:
         call = instrumentation.begin("POST", HOST, answer.path, lambda: request)
         assert call is not None
         assert not call.uncovered
-        call.sent_s, call.unsent = call.started_s, False
+        call.sent_s, call.tried = call.started_s, 0
         header = answer.headers.get
         if answer.is_stream if streamed is None else streamed:
             assert call.streaming(200, header, "")

@@ -159,18 +159,21 @@ def test_a_callable_that_is_no_descriptor_is_called_as_it_would_be(
     monkeypatch.setattr(httpx.Client, "send", Fake())
     observing.instrumentation.install()
     assert httpx.post(standin.url + CHAT, json=ASK).json() == {}
-    assert len(seen) == len(observing.calls) == 1
+    assert len(seen) == 1
+    assert observing.calls == [], "nothing has left, so it has cost nothing"
     observing.instrumentation.uninstall()
 
 
 class TestRestored:
     """Someone restores a saved method while guard is at work."""
 
-    @pytest.mark.parametrize("seam", ["httpx", "httpx-async", "httpx2", "httpx2-async"])
+    @pytest.mark.parametrize(
+        "seam", ["httpx", "httpx-async", "httpx2", "httpx2-async", "requests", "botocore"]
+    )
     def test_the_very_next_request_is_observed(
         self, standin: StandIn, observing: Observed, seam: str
     ) -> None:
-        """Below the client's method its transport's is hooked, which no test's fake replaces."""
+        """Below the client's method a pool's is hooked, which no test's fake replaces."""
         others = Others(SEAMS[seam], PATCHERS["wraps"])
         observing.instrumentation.install()
         others.restore()
@@ -180,10 +183,10 @@ class TestRestored:
         SEAMS[seam].request(standin.url)
         assert len(observing.calls) == 2
 
-    @pytest.mark.parametrize("seam", ["aiohttp", "requests", "botocore"])
-    def test_the_next_but_one_is_observed_and_the_next_is_named(
-        self, standin: StandIn, observing: Observed, seam: str
+    def test_the_next_but_one_of_aiohttp_is_observed_and_the_next_is_named(
+        self, standin: StandIn, observing: Observed
     ) -> None:
+        seam = "aiohttp"
         others = Others(SEAMS[seam], PATCHERS["wraps"])
         observing.instrumentation.install()
         others.restore()

@@ -101,7 +101,7 @@ def test_every_order_with(tool: str, standin: StandIn, count_cases: Callable[[in
 
 @pytest.mark.parametrize("order", ["guard first", "mock first"])
 def test_pytest_httpx(order: str, request: pytest.FixtureRequest) -> None:
-    """It answers in place of the transport: guard sees the request, and once."""
+    """It answers in place of the transport: nothing leaves, and nothing is charged."""
     pytest.importorskip("pytest_httpx")
     url = "http://127.0.0.1:9/v1/chat/completions"
     usage = {"prompt_tokens": 5, "completion_tokens": 2}
@@ -111,4 +111,4 @@ def test_pytest_httpx(order: str, request: pytest.FixtureRequest) -> None:
     observed = observed or start_observing()
     assert httpx.post(url, json=ASK).json()["usage"] == usage
     observed.instrumentation.uninstall()
-    assert [event.input_tokens for event in observed.events] == [5]
+    assert observed.events == []

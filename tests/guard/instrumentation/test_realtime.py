@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from websockets.sync.server import ServerConnection, serve
 
 import guard
 from guard import WorkflowKilledInterrupt
-from guard.core.usage.realtime import RealtimeUsage, find_realtime
+from guard.core.usage.realtime import find_socket
 from guard.core.wire import LlmData
 from tests.guard.instrumentation.conftest import Observed
 from tests.support.waiting import WAIT_S, until
@@ -113,27 +112,13 @@ def _buckets(event: LlmData) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("talk", CLIENTS)
-def test_a_session_is_named_where_requests_are_held(
-    gated: Observed, realtime: str, talk: Callable[[str], None]
-) -> None:
-    for _ in range(2):
-        talk(f"{realtime}?key=secret")
-    assert gated.instrumentation.unseen.counts() == (("wss://127.0.0.1/v1/realtime", 2),)
-    assert len(gated.events) == 2
-
-
-@pytest.mark.parametrize("talk", CLIENTS)
-def test_a_session_without_usage_is_named(
+def test_an_answer_without_usage_is_estimated_by_what_it_shows(
     observed: Observed, realtime: str, talk: Callable[[str], None]
 ) -> None:
     talk(f"{realtime}?silent=1")
-    assert observed.events == []
-
-    def named() -> bool:
-        gc.collect()  # a thread of the client may hold the connection for a moment
-        return observed.instrumentation.unseen_hosts() == ("127.0.0.1",)
-
-    until(named)
+    (event,) = observed.events
+    assert event.estimated
+    assert event.output_tokens > 0
 
 
 @pytest.mark.parametrize("talk", CLIENTS)
@@ -201,36 +186,20 @@ def test_the_clients_exceptions_stay_their_own(observed: Observed, realtime: str
             session.recv()
 
 
-def test_hosts_and_paths() -> None:
-    assert find_realtime("api.openai.com", "/v1/realtime") == "openai"
-    assert (
-        find_realtime("generativelanguage.googleapis.com", "/ws/x.BidiGenerateContent") == "google"
-    )
-    assert find_realtime("localhost", "/v1/realtime") == "openai"
-    assert find_realtime("localhost", "/ws") is None
-
-
-def test_gemini_repeats_a_turns_usage_and_it_counts_once() -> None:
-    usage = RealtimeUsage("google", "")
-    usage.sent(json.dumps({"setup": {"model": "models/gemini-live"}}))
-    growing = [
-        {
-            "usageMetadata": {"promptTokenCount": 10, "responseTokenCount": count},
-            "serverContent": {},
-        }
-        for count in (5, 9)
-    ]
-    assert [usage.read(json.dumps(each)) for each in growing] == [None, None]
-    found = usage.read(json.dumps({"serverContent": {"turnComplete": True}}))
-    assert found is not None
-    assert (found.model, found.input_tokens, found.output_tokens) == ("gemini-live", 10, 9)
-    assert usage.read(json.dumps({"serverContent": {"turnComplete": True}})) is None
-    usage.read(json.dumps(growing[0]).encode())
-    rest = usage.rest()
-    assert rest is not None
-    assert rest.output_tokens == 5
-
-
-@pytest.mark.parametrize("text", ["", "null", '"usage"', '{"type": 5, "usage": 1}', "{" * 5000])
-def test_strange_messages_say_nothing(text: str) -> None:
-    assert RealtimeUsage("openai", "model=&model=x").read(text) is None
+@pytest.mark.parametrize(
+    ("host", "path", "kind"),
+    [
+        ("api.openai.com", "/v1/realtime", "realtime"),
+        ("api.openai.com", "/v1/responses", "responses"),
+        ("x.openai.azure.com", "/openai/realtime", "realtime"),
+        ("generativelanguage.googleapis.com", "/ws/x.BidiGenerateContent", "live"),
+        ("localhost", "/v1/realtime", "realtime"),
+        ("localhost", "/v1/responses", "responses"),
+        ("localhost", "/ws", None),
+        ("localhost", "/game/realtime", None),
+    ],
+)
+def test_hosts_and_paths(host: str, path: str, kind: str | None) -> None:
+    found = find_socket(host, path, "model=&model=x")
+    assert (None if found is None else found.conversation.kind) == kind
+    assert found is None or found.conversation.model in ("x", None)

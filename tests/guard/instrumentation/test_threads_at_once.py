@@ -11,11 +11,12 @@ import pytest
 
 from guard.core.usage.ends import Ending
 from guard.instrumentation import Instrumentation, patching
+from guard.instrumentation.frame_session import FrameSession
 from guard.instrumentation.include_usage import StreamUsage
 from guard.instrumentation.method_hook import MethodHook, _held_by
 from guard.instrumentation.observed_call import ObservedCall
 from guard.instrumentation.output_limits import OutputLimits, _Known
-from guard.instrumentation.realtime import RealtimeSession
+from guard.instrumentation.stream_tee import SyncTee
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.gated_clients import CHAT
@@ -32,7 +33,7 @@ def reading(gated: Observed) -> ObservedCall:
     """Return a call whose stream is being read."""
     call = gated.instrumentation.begin("POST", "api.openai.com", CHAT, lambda: BODY)
     assert call is not None
-    call.sent_s, call.unsent = time.monotonic(), False
+    call.sent_s, call.tried = time.monotonic(), 0
     assert call.streaming(200, {"content-type": "text/event-stream"}.get)
     return call
 
@@ -91,9 +92,9 @@ class TestAnAnswerWhoseProcessEnds:
         def run() -> tuple[Callable[[], object], Callable[[], object]]:
             call = gated.instrumentation.begin("POST", "api.openai.com", CHAT, lambda: BODY)
             assert call is not None
-            call.sent_s, call.unsent = time.monotonic(), False
+            call.sent_s, call.tried = time.monotonic(), 0
             response = httpx.Response(200, stream=httpx.ByteStream(CHUNK))
-            tee, _ = hooks._tees(httpx)
+            tee = type("Tee", (SyncTee, httpx.SyncByteStream), {})
 
             def read() -> None:
                 hooks._observe(call, response, tee, {"stream": True})
@@ -178,7 +179,7 @@ class TestTables:
 
         instrumentation, sessions = observed.instrumentation, []
 
-        def begin() -> RealtimeSession:
+        def begin() -> FrameSession:
             session = instrumentation.begin_session("api.openai.com", "/v1/realtime", "model=m")
             assert session is not None
             sessions.append(session)

@@ -111,6 +111,24 @@ def test_only_changes_at_a_vendors_own_host_are_unknown(method: str, host: str, 
     assert found is None or not found.is_unknown
 
 
+SPELLED = (
+    "/V1/Chat/Completions", "//v1//chat/completions/", "/v1/chat/completions;a=b",
+    "/v1/chat/completions ", "/v1/chat/completions#a", "/v1/chat/completions\0",
+    "/v1\\chat\\completions",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SPELLED)
+@pytest.mark.parametrize("host", [OPENAI, "llm.example.com", "127.0.0.1"])
+@pytest.mark.parametrize("method", ["POST", "QUERY", "TOMORROW"])
+def test_a_models_path_is_known_however_it_is_spelled(method: str, host: str, path: str) -> None:
+    """Some server reads each of them as the plain path; and a method of tomorrow may ask, too."""
+    found = find_endpoint(method, host, path)
+    assert found is not None
+    assert found.asks
+    assert not found.is_unknown
+
+
 UNKNOWN = {
     "openai": """
         agents/automations agents/automations/{} agents/automations/{}/invocations
@@ -199,6 +217,17 @@ def test_under_a_limit_a_vendors_client_gets_its_own_error_at_once(limited: Obse
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["X-HTTP-Method-Override", "x-method-override"])
+def test_a_method_that_a_header_names_is_the_requests(limited: Observed, name: str) -> None:
+    """Google's servers take it: a GET with it creates, and asks models."""
+    sent: list[str] = []
+    client = httpx.Client(transport=httpx.MockTransport(answering(sent)))
+    refused = client.get(f"https://{GOOGLE}/v1beta/cachedContents", headers={name: "POST"})
+    assert "is not known" in refused.text
+    assert client.get(f"https://{GOOGLE}/v1beta/cachedContents").status_code == 200
+    assert sent == ["/v1beta/cachedContents"]
+
+
 def test_a_path_that_is_trusted_goes(limited: Observed) -> None:
     sent: list[str] = []
     limited.instrumentation.trusted = frozenset({"path:api.openai.com/v1/containers"})
@@ -231,7 +260,7 @@ def test_under_a_limit_other_clients_get_an_exception_that_the_program_can_handl
         requests.post(url, json={}, timeout=5)
     connection = http.client.HTTPSConnection("api.openai.com")
     with pytest.raises(guard.GuardBlockedException, match="is not known"):
-        connection.request("POST", "/v1/evals/e/runs", "{}")
+        connection.request("POST", "/v1/%65vals/e/runs", "{}")
     assert dict(limited.instrumentation.unseen._all()) == {
         "refused:api.openai.com/v1/evals/e/runs": 2
     }

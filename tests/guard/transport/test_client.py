@@ -20,6 +20,7 @@ from guard.transport import client as client_module
 from guard.transport import http as http_module
 from guard.transport.client import GatewayClient
 from guard.transport.replies import BodyRefusedError
+from tests.support.closing import close_server
 from tests.support.waiting import PATIENT
 
 pytestmark = pytest.mark.asyncio
@@ -335,3 +336,30 @@ class TestAfterTheEnd:
             assert (await asking).error_code == "GD-B006"
             await ended.wait()
         assert len(arrived) == 1
+
+
+async def test_a_gateway_that_has_answered_is_not_taken_for_one_that_speaks_tls() -> None:
+    """It has just died: its address is right."""
+    answers = [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if answers:
+            writer.write(answers.pop())
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = Settings.load({}, api_key="gdk_test", api_url=f"http://127.0.0.1:{port}")
+    request = http_module.HttpRequest.of("GET", "/api/v1/capabilities")
+    knows, is_new = http_module.GatewayHttp(settings), http_module.GatewayHttp(settings)
+    assert (await knows.send(request)).status == 200
+    with pytest.raises(GuardTransportError) as told:
+        await knows.send(request)
+    assert "TLS" not in str(told.value)
+    with pytest.raises(GuardTransportError, match="if it serves TLS"):
+        await is_new.send(request)
+    await knows.close()
+    await is_new.close()
+    await close_server(server)

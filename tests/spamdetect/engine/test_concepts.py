@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spamdetect.engine import concepts, naming
+from spamdetect.engine import concepts, word_characters
 from spamdetect.engine.concepts import Lexicon, Matcher
 from spamdetect.engine.normalise import normalise
 from spamdetect.training import lexicon
@@ -82,14 +82,14 @@ def plainly(text: str, words: Lexicon) -> list[int]:
     """Each pattern is tried everywhere, one after the other."""
     tokens = concepts.words_of(text)
     joined = " ".join(tokens)
-    runs = naming.DENSE_RUN.findall(text)
+    runs = word_characters.DENSE_RUN.findall(text)
     named = set()
     for number, name in enumerate(words.names):
         for pattern in (
             form for cell in words.cells if cell[0] == name for form in words.cells[cell]
         ):
             parts = pattern.split()
-            if naming.DENSE.search(pattern):
+            if word_characters.DENSE.search(pattern):
                 if any(pattern.replace("*", "") in run for run in runs):
                     named.add(number)
             elif all(part.strip("*") in joined for part in parts) and any(

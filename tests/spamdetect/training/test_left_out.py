@@ -15,9 +15,9 @@ from spamdetect.training.calibrate import HeldOut
 from spamdetect.training.corpus import Labelled, labelled
 from spamdetect.training.dataset import SpamRow
 from spamdetect.training.fit import Signals
+from spamdetect.training.generated import made_rows
 from spamdetect.training.left_out import Part, folds, strangers
 from spamdetect.training.letters import LETTER, PER_FOLD, letters
-from spamdetect.training.made import made_rows
 
 SOURCES = (
     ("en", "uci_sms"), ("en", "chat"), ("ru", "tgspam"), ("de", "uci_sms_mt"), ("de", "forum"),

@@ -13,7 +13,7 @@ from spamdetect.training import evaluate, language_fit, train, train_language
 from spamdetect.training.corpus import corpus
 from spamdetect.training.dataset import DataError, read_spam
 from spamdetect.training.fit import fit
-from spamdetect.training.made import made_rows
+from spamdetect.training.generated import made_rows
 
 
 @pytest.mark.long

@@ -69,6 +69,7 @@ firstApiKey: first_api_key
 firstPassword: first_password
 openidClientSecret: openid_client_secret
 metricsKey: metrics_key
+loginKey: login_key
 {{- end -}}
 
 {{/* A setting's value as a text: numbers without an exponent, lists with commas. */}}

@@ -320,6 +320,18 @@ class OperatorBody(Strict, kw_only=True):
     role: OperatorRole | None = None
 
 
+class GroupBody(Strict, kw_only=True):
+    """What members of a group of the provider get; ``place`` in the table, from 1 for the first.
+
+    Without a place a new group comes last, and a known one stays where it is.
+    """
+
+    team: records.Attribute = ""
+    role: OperatorRole | None = None
+    models: Annotated[list[records.Glob], Meta(max_length=100)] = []
+    place: Annotated[int, Meta(ge=1, le=1000)] | None = None
+
+
 class SignInLink(Struct, kw_only=True):
     """A link that makes the browser known which opens it: it waits for no strangers' attempts.
 

@@ -12,7 +12,7 @@ from guard.gateway.api.admin import alert_handlers as alerts
 from guard.gateway.api.admin import bodies, fact_bodies, handlers, people, rules
 from guard.gateway.api.admin.operations import Operation, read, write
 from guard.gateway.domain.alerts import RULE_NAME
-from guard.gateway.ledger import alerting, catalogue, directory, webhooks
+from guard.gateway.ledger import alerting, catalogue, directory, doubt, logins, webhooks
 from guard.gateway.storage.port import Storage
 
 # fmt: off
@@ -99,6 +99,12 @@ change_facts = Operation(
     fact_bodies.change)
 reconcile = Operation(
     "POST", "/reconcile", "operator", "Book what a vendor has billed", handlers.reconcile)
+list_doubts = read(
+    "/doubts", "List charges of which it is not known what the vendor bills, newest first",
+    Storage.doubts, bodies.LimitQuery)
+settle_doubt = write(
+    "POST", "/doubts/{event_id:path}", "operator", "Say what a charge in doubt has cost",
+    doubt.settle)
 
 # -- control ---------------------------------------------------------------------------------------
 
@@ -195,6 +201,18 @@ list_sessions = Operation(
 end_session = Operation(
     "DELETE", "/sessions/{session_id}", "owner", "End a session", people.end_session,
     gateway_wide=True)
+list_groups = Operation(
+    "GET", "/sign-on/groups", "viewer", "List what members of the provider's groups get",
+    people.sign_on_groups, gateway_wide=True)
+put_group = Operation(
+    "PUT", "/sign-on/groups/{group:path}", "owner", "Set what members of a group get",
+    people.put_group, gateway_wide=True, conflicts=True)
+delete_group = Operation(
+    "DELETE", "/sign-on/groups/{group:path}", "owner", "Remove a group from the table",
+    people.delete_group, gateway_wide=True, conflicts=True)
+forget_account = write(
+    "DELETE", "/sign-on/accounts/{key_id}", "owner",
+    "Let a person sign in again whose account was revoked", logins.forget_account, conflicts=True)
 
 # fmt: on
 

@@ -316,7 +316,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
             started_s = time.monotonic()
             # With a shorter limit than reports have: the sweep waits for it, and reservations
             # expire in the sweep.
-            rows = await self.report(lambda reading: reading.rows(_OPEN), SAMPLE_WAIT_S)
+            rows = await self.report(lambda connection: connection.rows(_OPEN), SAMPLE_WAIT_S)
             self._open_now = _Open(*rows[0])
             ended_s = time.monotonic()
             self._next_count_s = ended_s + COUNT_PAUSES * (ended_s - started_s)

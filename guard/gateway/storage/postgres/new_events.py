@@ -77,7 +77,7 @@ class NewEvents:
         self._rows: list[list[Any]] = []
         self._written = 0
 
-    def ask(self, events: Iterable[tuple[str, PricedEvent]]) -> _Asked | None:
+    def send_lookup(self, events: Iterable[tuple[str, PricedEvent]]) -> _Asked | None:
         """Query which events are recorded already; :meth:`take` reads the answer.
 
         Args:
@@ -124,7 +124,7 @@ class NewEvents:
         """Record an event; ``False`` when its id or its response was recorded before."""
         key = (organisation_id, priced.event.event_id)
         if key not in self._looked_up:  # no command of this unit has named it
-            self.take(self.ask([(organisation_id, priced)]))
+            self.take(self.send_lookup([(organisation_id, priced)]))
         response = (organisation_id, priced.provider, priced.response_id)
         is_answer = priced.response_id is not None and priced.provider is not None
         if is_answer and self._is_repeated(response, priced.request_id):

@@ -7,8 +7,9 @@ from typing import Final
 from guard.gateway.ledger import leases
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.engine import PostgresEngine
-from guard.gateway.storage.postgres.unit_of_work import AWAY_MS, PostgresUnitOfWork
+from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
 from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION
+from guard.gateway.unit.unit_of_work import AWAY_MS
 
 SWEEP_ORGANISATIONS: Final = 50
 """Organisations that one step of a sweep locks."""

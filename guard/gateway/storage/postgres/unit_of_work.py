@@ -30,7 +30,7 @@ from guard.gateway.storage.postgres.notices import notices_of
 from guard.gateway.storage.postgres.parts import ALONE, PostgresAlerts, PostgresDirectory
 from guard.gateway.unit.record import RowChange
 from guard.gateway.unit.state import ALL_ORGANISATIONS, NO_ORGANISATION, OrganisationState, Touches
-from guard.gateway.unit.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import AWAY_MS, UnitOfWork
 
 _SHARED: Final = "SELECT pg_advisory_xact_lock_shared(%s::int, hashtext(current_schema()))"
 _LOCK: Final = (
@@ -39,9 +39,6 @@ _LOCK: Final = (
 )
 _LOCK_SOME: Final = _LOCK.format(" WHERE organisation_id = ANY(%s)")
 _LOCK_ALL: Final = _LOCK.format("")
-AWAY_MS: Final = 5000
-"""If no replica was seen for so long, no holder of a lease could reach a gateway."""
-
 FOLLOWED_MAX: Final = 1000
 """With more new control messages than that, an organisation is read anew."""
 
@@ -102,7 +99,7 @@ class PostgresUnitOfWork(PostgresMoney, UnitOfWork):
         # When the clock was read, in monotonic time. The writer's thread writes it and ``now_ms``,
         # the loop reads both between two units (``time_ms``), without a lock: a mixed pair is off
         # by the time between two units at most.
-        self._read_at_ms = monotonic_ms()
+        self._read_at_ms = self._committed_ms = monotonic_ms()
 
     # -- transaction ---------------------------------------------------------------------------
 
@@ -115,8 +112,11 @@ class PostgresUnitOfWork(PostgresMoney, UnitOfWork):
         # 1. The connection was lost, in this unit's predecessor or between two units.
         if self.connection.is_broken():
             self._reconnect()
-        # 2. First unit on a new connection: leases that could not be renewed meanwhile must not
-        # expire, so they are renewed before any command can expire them.
+        # 2. First unit on a new connection, or after a time in which this replica stood still:
+        # leases that could not be renewed meanwhile must not expire, so they are renewed before any
+        # command can expire them. Not by a clock that a test moves.
+        if self._clock_ms is None and self._monotonic_ms() - self._committed_ms > AWAY_MS:
+            self._has_to_resume = True
         if self._has_to_resume:
             # Asked with nothing locked: to lock all organisations stops every other replica.
             self._begin([NO_ORGANISATION])
@@ -145,9 +145,9 @@ class PostgresUnitOfWork(PostgresMoney, UnitOfWork):
                 rows = self._lock(_organisations(touches))
                 # After the locks: a unit that waited for them has a later time than the one before.
                 clock = self.connection.ask(CLOCK)
-                answers = self.answers.ask(lookup_keys)
+                answers = self.answers.send_lookup(lookup_keys)
                 reservations = self.ask_named(named)
-                recorded = self.new_events.ask(events)
+                recorded = self.new_events.send_lookup(events)
             self._read_clock(clock.fetchall()[0][0])
             # Before the answers are cached: it drops cached rows that another replica has changed,
             # and the answers were read under the lock.
@@ -262,6 +262,7 @@ class PostgresUnitOfWork(PostgresMoney, UnitOfWork):
             self._lost(exc)
             raise
         self.connection.rest()
+        self._committed_ms = self._monotonic_ms()
         # Committed for certain from here on. In the order of their numbers: events of the unit that
         # resumed, of other replicas, of this unit.
         earlier, self.earlier = [*self._undelivered, *self.earlier], []

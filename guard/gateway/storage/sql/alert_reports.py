@@ -19,14 +19,14 @@ _RECENT_MS: Final = HOUR_MS
 
 
 def forecast_exhausted(
-    reading: Connection, now_ms: int, organisation_id: str, percent: int
+    connection: Connection, now_ms: int, organisation_id: str, percent: int
 ) -> list[records.BalanceView]:
     """Return balances that will reach a share of their limit, at the pace of their window so far.
 
     Only windows of which a tenth has passed, and budgets that have not reached their limit: those
     are exhausted, which is no forecast.
     """
-    rows = reading.rows(
+    rows = connection.rows(
         f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
         " WHERE u.organisation_id = ? AND b.ends_ms > ? AND b.period_start_ms < ?"
         " AND b.committed > 0 AND b.committed < u.limit_amount"
@@ -41,20 +41,20 @@ def forecast_exhausted(
 
 
 def newest_refusals(
-    reading: Connection, organisation_id: str, count: int
+    connection: Connection, organisation_id: str, count: int
 ) -> list[tuple[int, str, str]]:
     """Return when, with which code and why the newest calls were refused, newest first."""
-    return reading.rows(
+    return connection.rows(
         "SELECT at_ms, error_code, reason FROM refusals WHERE organisation_id = ?"
         " ORDER BY refusal_seq DESC LIMIT ?",
         organisation_id, count,
     )  # fmt: skip
 
 
-def fallback_models(reading: Connection, now_ms: int, organisation_id: str) -> list[str]:
+def fallback_models(connection: Connection, now_ms: int, organisation_id: str) -> list[str]:
     """Return the models that were charged at fallback prices in this hour or the one before."""
     since_ms = now_ms - _RECENT_MS
-    rows = reading.rows(
+    rows = connection.rows(
         "SELECT DISTINCT model FROM usage WHERE organisation_id = ?"
         f" AND scope_kind = 'organisation' AND size_ms = {QUARTER_MS} AND start_ms >= ?"
         " AND start_ms <= ? AND unpriced > 0 AND model <> ''",
@@ -64,10 +64,10 @@ def fallback_models(reading: Connection, now_ms: int, organisation_id: str) -> l
 
 
 def uncounted_traffic(
-    reading: Connection, now_ms: int, organisation_id: str
+    connection: Connection, now_ms: int, organisation_id: str
 ) -> list[tuple[str, str, str | None]]:
     """Return hosts whose requests programs could not meter within an hour, why, and where."""
-    rows = reading.rows(
+    rows = connection.rows(
         "SELECT received_at_ms, data, workflow_id FROM events WHERE organisation_id = ?"
         " AND type = 'sdk.unseen' AND type NOT IN ('llm', 'span')"
         " ORDER BY event_seq DESC LIMIT ?",
@@ -82,19 +82,19 @@ def uncounted_traffic(
     return list(found.values())
 
 
-def failure_recipients(reading: Connection) -> list[records.DueDelivery]:
+def failure_recipients(connection: Connection) -> list[records.DueDelivery]:
     """Return a message without a body for each channel that reports a failed store.
 
     Read while the store works: when it has failed, the channels cannot be looked up.
     """
     rules: dict[str, list[alerts.AlertRule]] = {}
-    for own, text in reading.rows("SELECT organisation_id, alert_rule FROM alert_rules"):
+    for own, text in connection.rows("SELECT organisation_id, alert_rule FROM alert_rules"):
         rule = wire.decode(text, alerts.AlertRule)
         if rule.on == "unhealthy" and rule.enabled:
             rules.setdefault(own, []).append(rule)
     found = []
     for own, of_own in rules.items():
-        rows = reading.rows(
+        rows = connection.rows(
             "SELECT webhook_id, url, secret, channel_kind, channel_options FROM webhooks"
             " WHERE organisation_id = ? AND enabled = 1 ORDER BY url LIMIT ?",
             own, WEBHOOKS_MAX,

@@ -21,13 +21,15 @@ REFUSALS_MAX: Final = 20
 _BALANCES_MAX: Final = 50
 
 
-def event_details(reading: Connection, organisation_id: str, event_seq: int) -> usage.EventDetails:
+def event_details(
+    connection: Connection, organisation_id: str, event_seq: int
+) -> usage.EventDetails:
     """Return an event, what it was charged to and held, and what has refused its call.
 
     Raises:
         NotFoundError: the organisation has no such event.
     """
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT {EVENTS.names()}, charged_at_ms, provider, response_id, request_id, balance_ids,"
         " input_tokens, output_tokens FROM events WHERE organisation_id = ? AND event_seq = ?",
         organisation_id, event_seq,
@@ -39,22 +41,22 @@ def event_details(reading: Connection, organisation_id: str, event_seq: int) -> 
     charged_at_ms, provider, response_id, request_id, balance_ids, read, written = row[22:]
     refused = []
     if event.call_id is not None:
-        refused = refusals_of_call(reading, organisation_id, event.call_id)
+        refused = refusals_of_call(connection, organisation_id, event.call_id)
     return usage.EventDetails(
         event=event, charged_at_ms=charged_at_ms, provider=provider, response_id=response_id,
         request_id=request_id, input_tokens=read, output_tokens=written,
-        balances=_balances(reading, organisation_id, json.loads(balance_ids or "[]")),
-        held=_reservation(reading, organisation_id, event.reservation_id), refused=refused,
+        balances=_balances(connection, organisation_id, json.loads(balance_ids or "[]")),
+        held=_reservation(connection, organisation_id, event.reservation_id), refused=refused,
     )  # fmt: skip
 
 
-def refusal(reading: Connection, organisation_id: str, refusal_seq: int) -> usage.Refused:
+def refusal(connection: Connection, organisation_id: str, refusal_seq: int) -> usage.Refused:
     """Return one refusal.
 
     Raises:
         NotFoundError: the organisation has no such refusal, or it is too old.
     """
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT {REFUSALS.names()} FROM refusals WHERE organisation_id = ? AND refusal_seq = ?",
         organisation_id, refusal_seq,
     )  # fmt: skip
@@ -64,10 +66,10 @@ def refusal(reading: Connection, organisation_id: str, refusal_seq: int) -> usag
 
 
 def refusals_of_call(
-    reading: Connection, organisation_id: str, call_id: str
+    connection: Connection, organisation_id: str, call_id: str
 ) -> list[usage.Refused]:
     """Return how often and why a call was refused, newest first."""
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT {REFUSALS.names()} FROM refusals WHERE organisation_id = ? AND call_id = ?"
         " ORDER BY refusal_seq DESC LIMIT ?",
         organisation_id, call_id, REFUSALS_MAX,
@@ -76,11 +78,11 @@ def refusals_of_call(
 
 
 def _reservation(
-    reading: Connection, organisation_id: str, reservation_id: str | None
+    connection: Connection, organisation_id: str, reservation_id: str | None
 ) -> usage.Held | None:
     if reservation_id is None:
         return None
-    rows = reading.rows(
+    rows = connection.rows(
         f"{RESERVATIONS.select()} WHERE organisation_id = ? AND reservation_id = ?",
         organisation_id, reservation_id,
     )  # fmt: skip
@@ -97,13 +99,13 @@ def _reservation(
 
 
 def _balances(
-    reading: Connection, organisation_id: str, ids: list[Any]
+    connection: Connection, organisation_id: str, ids: list[Any]
 ) -> list[records.BalanceView]:
     """Return the balances that an event was charged to, as they are now."""
     ids = ids[:_BALANCES_MAX]
     if not ids:
         return []
-    rows = reading.rows(
+    rows = connection.rows(
         f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
         f" WHERE u.organisation_id = ? AND b.balance_id IN ({', '.join('?' * len(ids))})"
         " ORDER BY b.balance_id",

@@ -67,12 +67,12 @@ def _within(
 
 
 def spend_over_time(
-    reading: Connection, organisation_id: str, size_ms: int, since_ms: int, until_ms: int,
+    connection: Connection, organisation_id: str, size_ms: int, since_ms: int, until_ms: int,
     step_ms: int, workflow_id: str | None,
 ) -> list[usage.UsagePoint]:  # fmt: skip
     """Return usage in steps of time, oldest first; steps without usage are left out."""
     source, arguments = _within(organisation_id, size_ms, since_ms, until_ms, workflow_id)
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT u.start_ms - u.start_ms % {int(step_ms)} AS start, {_SUMS} {source}"
         " GROUP BY start HAVING sum(u.cost_nanousd) <> 0 OR sum(u.llm_calls + u.tool_calls) > 0"
         " ORDER BY start",
@@ -83,23 +83,23 @@ def spend_over_time(
 
 
 def uncertain_spend(
-    reading: Connection, organisation_id: str, since_ms: int, until_ms: int,
+    connection: Connection, organisation_id: str, since_ms: int, until_ms: int,
     workflow_id: str | None,
 ) -> int:  # fmt: skip
     """Return the charges in doubt of a time, in all or of one workflow."""
     since_ms -= since_ms % usage.QUARTER_MS
     source, arguments = _within(organisation_id, usage.QUARTER_MS, since_ms, until_ms, workflow_id)
-    return int(reading.rows(f"SELECT {_DOUBT} {source}", *arguments)[0][0])
+    return int(connection.rows(f"SELECT {_DOUBT} {source}", *arguments)[0][0])
 
 
 def usage_by_model(
-    reading: Connection, now_ms: int, organisation_id: str, size_ms: int, since_ms: int,
+    connection: Connection, now_ms: int, organisation_id: str, size_ms: int, since_ms: int,
     workflow_id: str | None, limit: int,
 ) -> list[usage.ModelUsage]:  # fmt: skip
     """Return usage by model, most expensive first."""
     until_ms = now_ms + size_ms
     source, arguments = _within(organisation_id, size_ms, since_ms, until_ms, workflow_id)
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT u.model, {_SUMS}, sum(u.unpriced), {_DOUBT} {source} GROUP BY u.model"
         f" HAVING u.model <> '' ORDER BY cost DESC, u.model LIMIT {int(limit)}",
         *arguments,
@@ -113,7 +113,7 @@ def usage_by_model(
 
 
 def newest_events(
-    reading: Connection, organisation_id: str, before: int, limit: int, workflow_id: str | None,
+    connection: Connection, organisation_id: str, before: int, limit: int, workflow_id: str | None,
     event_type: str | None, run_id: str | None, call_id: str | None = None,
     event_id: str | None = None,
 ) -> list[records.StoredEvent]:  # fmt: skip
@@ -134,15 +134,15 @@ def newest_events(
         where = " AND ".join(f"{column} = ?" for column, _ in filters)
         arguments += [SCAN_MAX, *(value for _, value in filters)]
     sql = f"SELECT {EVENTS.names()} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"
-    return [EVENTS.read(row) for row in reading.rows(sql, *arguments, limit)]
+    return [EVENTS.read(row) for row in connection.rows(sql, *arguments, limit)]
 
 
 def active_directives(
-    reading: Connection, now_ms: int, organisation_id: str
+    connection: Connection, now_ms: int, organisation_id: str
 ) -> list[usage.ActiveDirective]:
     """Return the active kills and pauses, newest first."""
     latest: dict[tuple[str, str], dict[str, wire.ControlMessage | None]] = {}
-    for target, run_id, slot, text in reading.rows(
+    for target, run_id, slot, text in connection.rows(
         "SELECT target, run_id, slot, message FROM directives WHERE organisation_id = ?",
         organisation_id,
     ):
@@ -169,29 +169,29 @@ def active_directives(
 
 
 def workflow_page(
-    reading: Connection, now_ms: int, organisation_id: str, search: str, sort: usage.WorkflowSort,
-    offset: int, limit: int,
+    connection: Connection, now_ms: int, organisation_id: str, search: str,
+    sort: usage.WorkflowSort, offset: int, limit: int,
 ) -> list[records.Workflow]:  # fmt: skip
     """Return one page of the workflows seen."""
-    directives = directives_of(reading, organisation_id)
+    directives = directives_of(connection, organisation_id)
     found = " AND instr(lower(scope_id), ?) > 0" if search else ""
     sql = f"{SELECT_WORKFLOWS}{found} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
     needles = [search.lower()] if search else []
     return [
         workflow_record(row, directives.state_of(row[0], None, now_ms))
-        for row in reading.rows(sql, organisation_id, *needles, limit, offset)
+        for row in connection.rows(sql, organisation_id, *needles, limit, offset)
     ]
 
 
 def refusals(
-    reading: Connection, organisation_id: str, workflow_id: str | None, before: int, limit: int,
+    connection: Connection, organisation_id: str, workflow_id: str | None, before: int, limit: int,
     call_id: str | None = None,
 ) -> list[usage.Refused]:  # fmt: skip
     """Return refused calls, newest first."""
     where, arguments = equals(
         organisation_id=organisation_id, workflow_id=workflow_id, call_id=call_id
     )
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT {REFUSALS.names()} FROM refusals WHERE {where}"
         " AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",
         *arguments, before, limit,
@@ -200,14 +200,14 @@ def refusals(
 
 
 def newest_runs(
-    reading: Connection, now_ms: int, organisation_id: str, workflow_id: str, before: str,
+    connection: Connection, now_ms: int, organisation_id: str, workflow_id: str, before: str,
     limit: int,
 ) -> list[records.Run]:  # fmt: skip
     """Return a workflow's runs by id, newest first."""
-    directives = directives_of(reading, organisation_id)
+    directives = directives_of(connection, organisation_id)
     return [
         run_record(row, directives, now_ms)
-        for row in reading.rows(
+        for row in connection.rows(
             f"{SELECT_RUNS} AND owner = ? AND scope_id < ? ORDER BY scope_id DESC LIMIT ?",
             organisation_id, workflow_id, before or LAST_ID, limit,
         )
@@ -215,14 +215,14 @@ def newest_runs(
 
 
 def newest_audit(
-    reading: Connection, organisation_id: str, before: int, limit: int, *, with_gateway: bool
+    connection: Connection, organisation_id: str, before: int, limit: int, *, with_gateway: bool
 ) -> list[records.AuditEntry]:
     """Return audit entries, newest first; ``with_gateway`` adds those of no organisation."""
     either = [organisation_id, None] if with_gateway else [organisation_id]
     rows: list[Any] = []
     for owner in either:
         where, arguments = equals(organisation_id=owner)
-        rows += reading.rows(
+        rows += connection.rows(
             f"{AUDIT.select()} WHERE {where or 'organisation_id IS NULL'}"
             " AND seq < ? ORDER BY seq DESC LIMIT ?",
             *arguments, before, limit,
@@ -232,13 +232,13 @@ def newest_audit(
 
 
 def newest_charges(
-    reading: Connection, organisation_id: str, scope_kind: records.ScopeKind, limit: int
+    connection: Connection, organisation_id: str, scope_kind: records.ScopeKind, limit: int
 ) -> list[usage.ChargedEvent]:
     """Return the newest charges, each with its id of one kind of scope."""
     column = "tags" if scope_kind == "tag" else _SCOPE_COLUMNS[scope_kind]
     found = [
         usage.ChargedEvent(*row)
-        for row in reading.rows(
+        for row in connection.rows(
             f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM (SELECT *"
             " FROM events INDEXED BY events_charged WHERE organisation_id = ?"
             " ORDER BY charged_at_ms DESC, event_seq DESC LIMIT ?) newest"
@@ -257,10 +257,10 @@ def newest_charges(
 
 
 def fullest_balances(
-    reading: Connection, now_ms: int, organisation_id: str, limit: int
+    connection: Connection, now_ms: int, organisation_id: str, limit: int
 ) -> list[records.BalanceView]:
     """Return balances of the current windows, those with the largest used share first."""
-    rows = reading.rows(
+    rows = connection.rows(
         f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
         " WHERE u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
         " ORDER BY CAST(b.committed + b.reserved AS DOUBLE PRECISION)"

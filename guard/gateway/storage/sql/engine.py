@@ -194,14 +194,14 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         if now_ms - self._samples.at_ms < samples.INTERVAL_MS:
             return False
         wall_ms = self.clock_ms()
-        found = await self.look_up(lambda reading: samples.read(reading, wall_ms, keep_ms))
+        found = await self.look_up(lambda connection: samples.read(connection, wall_ms, keep_ms))
         self._samples = msgspec.structs.replace(found, at_ms=now_ms)
         if now_ms >= self._next_money_ms:
             # With a shorter limit than reports have: the sweep waits for it, and reservations
             # expire in the sweep. A query that fails is not repeated at once either.
             try:
                 self._money = await self.report(
-                    lambda reading: money_samples.read(reading, wall_ms), SAMPLE_WAIT_S
+                    lambda connection: money_samples.read(connection, wall_ms), SAMPLE_WAIT_S
                 )
             finally:
                 ended_ms = self._monotonic_ms()

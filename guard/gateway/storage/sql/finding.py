@@ -37,26 +37,26 @@ _REFUSED_CALLS: Final = (
 )
 
 
-def find(reading: Connection, organisation_id: str, text: str, limit: int) -> list[Found]:
+def find(connection: Connection, organisation_id: str, text: str, limit: int) -> list[Found]:
     """Return the ids that begin with a text: up to a number of each kind, in order."""
     if not text:
         return []
     within = organisation_id, text, text + LAST_ID
     found = [
         Found(kind="workflow", id=row[0], seen_ms=row[2], cost_nanousd=row[3])
-        for row in reading.rows(
+        for row in connection.rows(
             f"{SELECT_WORKFLOWS} AND scope_id >= ? AND scope_id < ? ORDER BY scope_id LIMIT ?",
             *within, limit,
         )
     ]  # fmt: skip
     found += [
         Found(kind="run", id=row[0], workflow_id=row[1], seen_ms=row[3], cost_nanousd=row[4])
-        for row in reading.rows(
+        for row in connection.rows(
             f"{SELECT_RUNS} AND scope_id >= ? AND scope_id < ? ORDER BY scope_id LIMIT ?",
             *within, limit,
         )
     ]  # fmt: skip
-    found += _calls(reading, within, limit)
+    found += _calls(connection, within, limit)
     kinds: tuple[tuple[Any, str, str], ...] = (
         ("user", "user", "scope_id"), ("agent", "agent", "scope_id"),
         ("model", "organisation", "model"),
@@ -64,7 +64,7 @@ def find(reading: Connection, organisation_id: str, text: str, limit: int) -> li
     for kind, stored, column in kinds:
         found += [
             Found(kind=kind, id=scope_id, cost_nanousd=cost)
-            for scope_id, cost in reading.rows(
+            for scope_id, cost in connection.rows(
                 f"SELECT {column} AS id, CAST(sum(cost_nanousd) AS BIGINT) FROM usage"
                 " WHERE organisation_id = ? AND scope_kind = ? AND size_ms = 0 AND start_ms = 0"
                 f" AND {column} >= ? AND {column} < ? GROUP BY id ORDER BY id LIMIT ?",
@@ -74,13 +74,13 @@ def find(reading: Connection, organisation_id: str, text: str, limit: int) -> li
     return found
 
 
-def _calls(reading: Connection, within: tuple[str, ...], limit: int) -> list[Found]:
+def _calls(connection: Connection, within: tuple[str, ...], limit: int) -> list[Found]:
     """Return calls by their own ids, also refused ones; and events by theirs."""
     calls: dict[str, Found] = {}
     for sql in (_CALLS, _REFUSED_CALLS):
-        for row in reading.rows(sql, *within, limit):
+        for row in connection.rows(sql, *within, limit):
             calls.setdefault(row[0], _call("call", row))
-    events = reading.rows(
+    events = connection.rows(
         "SELECT event_id, workflow_id, run_id, received_at_ms, cost_nanousd FROM events"
         " WHERE organisation_id = ? AND event_id >= ? AND event_id < ? ORDER BY event_id LIMIT ?",
         *within, limit,
@@ -97,14 +97,14 @@ def _call(kind: Any, row: Any) -> Found:
 
 
 def events_of_scope(
-    reading: Connection, organisation_id: str, group_by: str, scope_id: str, limit: int
+    connection: Connection, organisation_id: str, group_by: str, scope_id: str, limit: int
 ) -> ScopeEvents:
     """Return the newest events of one scope, and their workflows, runs and models.
 
     A user's are found by an index; those of others among the newest ``SCAN_MAX`` events.
     """
     where, arguments = _where(organisation_id, group_by, scope_id)
-    groups = reading.rows(
+    groups = connection.rows(
         "SELECT workflow_id, model, sum(cost_nanousd) AS cost,"
         " sum(CASE type WHEN 'llm' THEN 1 ELSE 0 END), count(*), min(received_at_ms)"
         " FROM (SELECT workflow_id, model, cost_nanousd, type, received_at_ms"
@@ -113,8 +113,8 @@ def events_of_scope(
         *arguments, USES_MAX,
     )  # fmt: skip
     counted = sum(row[4] for row in groups)
-    rows = reading.rows(f"SELECT {EVENTS.names()} FROM {where} {_NEWEST}", *arguments, limit)
-    scanned = group_by != "user" and _has_more(reading, organisation_id)
+    rows = connection.rows(f"SELECT {EVENTS.names()} FROM {where} {_NEWEST}", *arguments, limit)
+    scanned = group_by != "user" and _has_more(connection, organisation_id)
     return ScopeEvents(
         events=[*map(EVENTS.read, rows)], uses=[Use(*row[:4]) for row in groups],
         counted=counted, since_ms=min((row[5] for row in groups), default=None),
@@ -141,8 +141,8 @@ def _where(organisation_id: str, group_by: str, scope_id: str) -> tuple[str, lis
     )
 
 
-def _has_more(reading: Connection, organisation_id: str) -> bool:
-    rows = reading.rows(
+def _has_more(connection: Connection, organisation_id: str) -> bool:
+    rows = connection.rows(
         "SELECT 1 FROM events WHERE organisation_id = ? ORDER BY event_seq DESC LIMIT 1 OFFSET ?",
         organisation_id, SCAN_MAX,
     )  # fmt: skip
@@ -150,13 +150,13 @@ def _has_more(reading: Connection, organisation_id: str) -> bool:
 
 
 def balances_of(
-    reading: Connection, now_ms: int, organisation_id: str,
+    connection: Connection, now_ms: int, organisation_id: str,
     scopes: Sequence[tuple[records.ScopeKind, str]], limit: int,
 ) -> list[records.BalanceView]:  # fmt: skip
     """Return the balances that scopes have in the current windows, the fullest first."""
     found: list[records.BalanceView] = []
     for kind, scope_id in scopes:
-        rows = reading.rows(
+        rows = connection.rows(
             f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
             " WHERE u.organisation_id = ? AND u.scope_kind = ?"
             " AND b.scope_id = ? AND coalesce(b.ends_ms, ?) > ? LIMIT ?",

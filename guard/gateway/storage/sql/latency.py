@@ -11,18 +11,18 @@ LOOKED_AT_MAX: Final = 10_000
 """How many events are read, with their data: models' latencies have no columns of their own."""
 
 
-def latency(reading: Connection, organisation_id: str) -> LatencyReport:
+def latency(connection: Connection, organisation_id: str) -> LatencyReport:
     """Return the data about models in the newest ``LOOKED_AT_MAX`` events."""
     newest = (
         "(SELECT type, received_at_ms, model, flags, run_id, span_id, data FROM events"
         " WHERE organisation_id = ? ORDER BY event_seq DESC LIMIT ?) newest"
     )
-    with reading.snapshot():
-        looked_at, since_ms = reading.rows(
+    with connection.snapshot():
+        looked_at, since_ms = connection.rows(
             f"SELECT count(*), min(received_at_ms) FROM {newest}",
             organisation_id, LOOKED_AT_MAX,
         )[0]  # fmt: skip
-        rows = reading.rows(
+        rows = connection.rows(
             "SELECT type, model, flags, run_id, span_id, data"
             f" FROM {newest} WHERE type IN ('llm', 'span')",
             organisation_id, LOOKED_AT_MAX,

@@ -47,27 +47,27 @@ _ORGANISATIONS: Final = (
 )
 
 
-def read(reading: Connection, now_ms: int) -> MoneySample:
+def read(connection: Connection, now_ms: int) -> MoneySample:
     """Read the figures.
 
     Args:
-        reading: a connection.
+        connection: a connection.
         now_ms: the time.
     """
-    rows = reading.rows(_FULLEST, FOREVER, now_ms, BUDGETS_MAX)
+    rows = connection.rows(_FULLEST, FOREVER, now_ms, BUDGETS_MAX)
     budgets = [(str(row[-1]), _view(row)) for row in rows]
     spent: dict[str, OrganisationSpend] = {}
-    for number, (organisation_id, *amounts) in enumerate(reading.rows(_ORGANISATIONS)):
+    for number, (organisation_id, *amounts) in enumerate(connection.rows(_ORGANISATIONS)):
         name = organisation_id if number < ORGANISATIONS_MAX else ""
         before = spent.get(name, OrganisationSpend(0, 0, 0))
         added = map(sum, zip(before, amounts, strict=True))
         spent[name] = OrganisationSpend(*added)
-    [(count,)] = reading.rows("SELECT count(*) FROM budgets")
-    [(asks,)] = reading.rows(
+    [(count,)] = connection.rows("SELECT count(*) FROM budgets")
+    [(asks,)] = connection.rows(
         "SELECT count(*) FROM (SELECT 1 FROM budget_asks WHERE ask_seen_ms >= ? LIMIT ?) asking",
         now_ms - LAPSE_MS, COUNTED_MAX,
     )  # fmt: skip
-    [(approvals,)] = reading.rows(
+    [(approvals,)] = connection.rows(
         "SELECT count(*) FROM (SELECT 1 FROM approvals WHERE status = 'pending' LIMIT ?) waiting",
         COUNTED_MAX,
     )

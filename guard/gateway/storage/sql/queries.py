@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from guard.core import wire
-from guard.gateway.domain import alerts, records, usage
+from guard.gateway.domain import alerts, logins, records, usage
 from guard.gateway.domain.control import end_of, is_timed
 from guard.gateway.domain.facts import OwnFact
 from guard.gateway.domain.operators import Operator, OperatorSession, SessionView
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.domain.waiting import LAPSE_MS
+from guard.gateway.unit import login_tables
 from guard.gateway.unit.connection import Connection, ReadingStore, equals
 from guard.gateway.unit.rows import (
     ALIASED,
@@ -198,6 +199,36 @@ class SqlQueries(ReadingStore):
         )
         return session_from_row(rows[0]) if rows else None
 
+    # -- guard login ---------------------------------------------------------------------------
+
+    async def sign_on_rules(self) -> list[logins.GroupRule]:
+        """Return the table of groups."""
+        rows = await self._rows("SELECT value FROM facts WHERE name = ?", login_tables.GROUPS)
+        return wire.decode(rows[0][0], list[logins.GroupRule]) if rows else []
+
+    async def login_code(self, user_code: str) -> logins.LoginCode | None:
+        """Return a code by what its person enters, in any state."""
+        rows = await self._rows("SELECT record FROM login_codes WHERE user_code = ?", user_code)
+        return _decoded(rows, logins.LoginCode)[0] if rows else None
+
+    async def login_codes_since(self, ends_ms: int, asked_from: str) -> tuple[int, int]:
+        """Return how many codes end later, of all and of those asked for from a network."""
+        [(of_all, own)] = await self._rows(
+            "SELECT count(*), coalesce(sum(CASE WHEN asked_from = ? THEN 1 ELSE 0 END), 0)"
+            " FROM login_codes WHERE code_ends_ms > ?", asked_from, ends_ms,
+        )  # fmt: skip
+        return int(of_all), int(own)
+
+    async def login(self, login_id: str) -> logins.Login | None:
+        """Return a login, in any state."""
+        rows = await self._rows("SELECT record FROM logins WHERE login_id = ?", login_id)
+        return _decoded(rows, logins.Login)[0] if rows else None
+
+    async def login_of(self, key_hash: bytes) -> str | None:
+        """Return the login that an access token belongs to, by the token's hash."""
+        rows = await self._rows("SELECT login_id FROM secrets WHERE key_hash = ?", key_hash)
+        return rows[0][0] if rows else None
+
     # -- catalogue -----------------------------------------------------------------------------
 
     async def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
@@ -351,24 +382,24 @@ class SqlQueries(ReadingStore):
     ) -> dict[str, usage.Watermark]:
         """Return each organisation's watermark, given its last one (``None``: none yet)."""
 
-        def work(reading: Connection) -> dict[str, usage.Watermark]:
+        def work(connection: Connection) -> dict[str, usage.Watermark]:
             found = {}
             for organisation_id, known in seen.items():
-                start = known if known is not None else _first_watermark(reading)
-                found[organisation_id] = _watermark(reading, organisation_id, start)
+                start = known if known is not None else _first_watermark(connection)
+                found[organisation_id] = _newer(connection, organisation_id, start)
             return found
 
         return await self.look_up(work)
 
     async def _rows(self, sql: str, *arguments: Any) -> list[Any]:
-        return await self.look_up(lambda reading: reading.rows(sql, *arguments))
+        return await self.look_up(lambda connection: connection.rows(sql, *arguments))
 
 
 def _snapshot(
-    reading: Connection, organisation_id: str, key_id: str, now_ms: int
+    connection: Connection, organisation_id: str, key_id: str, now_ms: int
 ) -> list[wire.ControlMessage]:
     own = "organisation_id = ? AND (key_id IS NULL OR key_id = ?)"
-    rows = reading.rows(
+    rows = connection.rows(
         f"SELECT message FROM directives WHERE {own} AND target > '' AND slot <> 'budget'"
         " UNION ALL SELECT message FROM directives INDEXED BY directives_runs"
         f" WHERE {own} AND run_id <> '' AND at_ms >= ? UNION ALL"
@@ -392,18 +423,18 @@ def _decoded(rows: list[Any], kind: type[T]) -> list[T]:
     return [wire.decode(row[0], kind) for row in rows]
 
 
-def _watermark(reading: Connection, organisation_id: str, seen: usage.Watermark) -> usage.Watermark:
+def _newer(connection: Connection, organisation_id: str, seen: usage.Watermark) -> usage.Watermark:
     """Return the organisation's watermark. Reads only rows newer than ``seen``."""
 
     def newest(table: str, column: str, known: Any) -> Any:
         sql = f"SELECT max({column}) FROM {table} WHERE organisation_id = ? AND {column} > ?"
-        value = reading.rows(sql, organisation_id, known)[0][0]
+        value = connection.rows(sql, organisation_id, known)[0][0]
         return known if value is None else value
 
-    control = reading.rows(
+    control = connection.rows(
         "SELECT control_seq FROM organisations WHERE organisation_id = ?", organisation_id
     )
-    asks = reading.rows(
+    asks = connection.rows(
         "SELECT count(*), max(asking_call) FROM (SELECT asking_call FROM budget_asks"
         " WHERE organisation_id = ? ORDER BY asking_call DESC LIMIT ?) newest",
         organisation_id, _ASKS_MAX,
@@ -419,12 +450,12 @@ def _watermark(reading: Connection, organisation_id: str, seen: usage.Watermark)
     )
 
 
-def _first_watermark(reading: Connection) -> usage.Watermark:
+def _first_watermark(connection: Connection) -> usage.Watermark:
     """Return a watermark at the newest rows of all organisations."""
 
     def newest(table: str, column: str, nothing: Any) -> Any:
         sql = f"SELECT max({column}) FROM {table}"
-        return reading.rows(sql)[0][0] or nothing
+        return connection.rows(sql)[0][0] or nothing
 
     return usage.Watermark(
         event_seq=newest("events", "event_seq", 0),

@@ -26,7 +26,7 @@ from guard.gateway.storage.sql import (
     usage_rows,
     verify,
 )
-from guard.gateway.unit import repeat_tables
+from guard.gateway.unit import doubts, repeat_tables
 from guard.gateway.unit import usage as usage_table
 from guard.gateway.unit.connection import Connection, ReadingStore
 
@@ -38,7 +38,7 @@ Method = Callable[Concatenate[ReadingStore, P], Coroutine[Any, Any, T]]
 def _report(query: Callable[Concatenate[Connection, P], T]) -> Method[P, T]:
     @functools.wraps(query)
     async def run(self: ReadingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.report(lambda reading: query(reading, *args, **kwargs))
+        return await self.report(lambda connection: query(connection, *args, **kwargs))
 
     return run
 
@@ -49,7 +49,7 @@ def _report_at(query: Callable[Concatenate[Connection, int, P], T]) -> Method[P,
     @functools.wraps(query)
     async def run(self: ReadingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         now_ms = self.clock_ms()
-        return await self.report(lambda reading: query(reading, now_ms, *args, **kwargs))
+        return await self.report(lambda connection: query(connection, now_ms, *args, **kwargs))
 
     return run
 
@@ -65,6 +65,7 @@ class SqlReports(ReadingStore):
     charged_hours = _report(usage_table.charged_hours)
     names_of = _report(analytics.names_of)
     events = _report(analytics.events)
+    doubts = _report(doubts.list_doubts)
     usage = _report(usage_report.usage)
     usage_rows = _report(usage_rows.usage_rows)
     spend = _report_at(spend.spend)
@@ -82,8 +83,8 @@ class SqlReports(ReadingStore):
         """Return whether a directive's target names anything; a kill of one name waits for it."""
         now_ms = self.clock_ms()
 
-        def query(reading: Connection) -> records.TargetExists:
-            return analytics.target_exists(reading, now_ms, organisation_id, target, run_id)
+        def query(connection: Connection) -> records.TargetExists:
+            return analytics.target_exists(connection, now_ms, organisation_id, target, run_id)
 
         # A glob may have to look at every workflow.
         return await (self.report if globs.is_pattern(target) else self.look_up)(query)

@@ -28,20 +28,20 @@ class Samples(Struct, frozen=True):
     webhook_backlog: int = 0
 
 
-def read(reading: Connection, now_ms: int, keep_ms: int) -> Samples:
+def read(connection: Connection, now_ms: int, keep_ms: int) -> Samples:
     """Read the figures, from a few index entries however large the tables are.
 
     Args:
-        reading: a connection.
+        connection: a connection.
         now_ms: the time.
         keep_ms: how long events are kept; 0: for ever.
     """
     # The newest event is never deleted.
-    oldest = reading.rows("SELECT received_at_ms FROM events ORDER BY event_seq LIMIT 2")
+    oldest = connection.rows("SELECT received_at_ms FROM events ORDER BY event_seq LIMIT 2")
     lag_ms = 0
     if keep_ms and len(oldest) == 2:
         lag_ms = max(0, cutoff_ms(now_ms, keep_ms) - oldest[0][0])
-    [(backlog,)] = reading.rows(
+    [(backlog,)] = connection.rows(
         "SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_due"
         " WHERE delivered_at_ms IS NULL AND failed = 0 LIMIT ?) due",
         BACKLOG_MAX,

@@ -8,7 +8,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import BudgetBalance
-from guard.gateway.domain.usage import DAY_MS, QUARTER_MS
+from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.accounts import (
     applying,
     current,
@@ -21,16 +21,16 @@ from guard.gateway.storage.sql.admin_rows import SELECT_RUNS
 from guard.gateway.unit.connection import Connection
 from guard.gateway.unit.rows import BALANCES, BUDGETS, ORGANISATIONS
 from guard.gateway.unit.state import ScopeKeys
-from guard.gateway.unit.usage import DOUBT, FOREVER, used
+from guard.gateway.unit.usage import doubt_of, used
 
 
 def spend(
-    reading: Connection, now_ms: int, organisation_id: str, keys: ScopeKeys, run_id: str | None
+    connection: Connection, now_ms: int, organisation_id: str, keys: ScopeKeys, run_id: str | None
 ) -> wire.SpendReply:
     """Return the spend of a workflow.
 
     Args:
-        reading: where to read.
+        connection: where to read.
         organisation_id: the tenant.
         keys: the workflow, and the other scopes whose budgets apply.
         run_id: one of its runs.
@@ -41,44 +41,44 @@ def spend(
     """
     workflow_id = keys[0]
     assert workflow_id is not None
-    total = _total(reading, organisation_id, "workflow", workflow_id)
+    total = _total(connection, organisation_id, "workflow", workflow_id)
     reply = wire.SpendReply(workflow_id, total is not None)
     if total is not None:
         reply.spent_nanousd, reply.uncertain_nanousd = total
     if run_id is not None:
-        owners = reading.rows(f"{SELECT_RUNS} AND scope_id = ?", organisation_id, run_id)
+        owners = connection.rows(f"{SELECT_RUNS} AND scope_id = ?", organisation_id, run_id)
         if owners and owners[0][1] != workflow_id:
             raise NotFoundError("no such run of this workflow")
-        run = _total(reading, organisation_id, "run", run_id)
+        run = _total(connection, organisation_id, "run", run_id)
         reply.run_id = run_id
         reply.run_spent_nanousd, reply.run_uncertain_nanousd = run or (0, 0)
-    rows = reading.rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
+    rows = connection.rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
     budgets = [*map(BUDGETS.read, rows)]
-    own = reading.rows(f"{ORGANISATIONS.select()} WHERE organisation_id = ?", organisation_id)
+    own = connection.rows(f"{ORGANISATIONS.select()} WHERE organisation_id = ?", organisation_id)
     settings = ORGANISATIONS.read(own[0]).settings
     for index in metered_index(budgets).values():
         for budget, scope_id in applying(index, keys):
-            account = _account(reading, settings, budget, scope_id, now_ms)
+            account = _account(connection, settings, budget, scope_id, now_ms)
             counted = account.counted()
-            counted.uncertain = _uncertain(reading, account)
-            counted.winding_down = _winds_down(reading, account, workflow_id, run_id)
+            counted.uncertain = doubt_of(connection, account)
+            counted.winding_down = _winds_down(connection, account, workflow_id, run_id)
             reply.counted.append(counted)
     for budget, scope_id in applying(index_of(b for b in budgets if b.unit == "usd"), keys):
-        account = _account(reading, settings, budget, scope_id, now_ms)
+        account = _account(connection, settings, budget, scope_id, now_ms)
         shown = msgspec.structs.asdict(account.view())
-        uncertain = _uncertain(reading, account)
+        uncertain = doubt_of(connection, account)
         spent = wire.SpentBudget(
             **shown,
             uncertain_nanousd=uncertain,
             kept_nanousd=budget.kept,
-            winding_down=_winds_down(reading, account, workflow_id, run_id),
+            winding_down=_winds_down(connection, account, workflow_id, run_id),
         )
         reply.budgets.append(spent)
     return reply
 
 
 def _winds_down(
-    reading: Connection, account: BudgetBalance, workflow_id: str, run_id: str | None
+    connection: Connection, account: BudgetBalance, workflow_id: str, run_id: str | None
 ) -> bool:
     """Return whether all but the kept share is spent, or was not enough for a run's request."""
     balance, rule = account.balance, account.rule
@@ -88,14 +88,14 @@ def _winds_down(
         return True
     run = run_of(rule.scope_kind, workflow_id, run_id)
     sql = "SELECT 1 FROM wind_downs WHERE balance_id = ? AND winding_run = ?"
-    return bool(reading.rows(sql, balance.balance_id, run))
+    return bool(connection.rows(sql, balance.balance_id, run))
 
 
 def _total(
-    reading: Connection, organisation_id: str, kind: str, scope_id: str
+    connection: Connection, organisation_id: str, kind: str, scope_id: str
 ) -> tuple[int, int] | None:
     """Return what a workflow or a run has cost, and what of it was charged in doubt."""
-    ((events, cost, doubt),) = reading.rows(
+    ((events, cost, doubt),) = connection.rows(
         "SELECT coalesce(sum(events), 0), CAST(coalesce(sum(cost_nanousd), 0) AS BIGINT),"
         " CAST(coalesce(sum(doubt_nanousd), 0) AS BIGINT) FROM usage WHERE organisation_id = ?"
         " AND scope_kind = ? AND size_ms = 0 AND start_ms = 0 AND scope_id = ?",
@@ -104,30 +104,12 @@ def _total(
     return (cost, doubt) if events else None
 
 
-def _uncertain(reading: Connection, account: BudgetBalance) -> int:
-    """Return what a balance was charged in doubt."""
-    budget, scope_id = account.rule, account.balance.scope_id
-    start_ms, end_ms = account.balance.period_start_ms, account.balance.ends_ms
-    # A budget for each key counts the keys below one for themselves.
-    also = "" if budget.scope_kind == "key" and budget.scope_id != scope_id else DOUBT
-    rows = reading.rows(
-        "SELECT coalesce(sum(doubt_nanousd), 0), coalesce(sum(doubt_tokens), 0) FROM usage"
-        " INDEXED BY usage_doubt"
-        " WHERE organisation_id = ? AND scope_kind IN (?, ?) AND scope_id = ? AND size_ms = ?"
-        " AND start_ms >= ? AND start_ms < ? AND (doubt_nanousd <> 0 OR doubt_tokens <> 0)",
-        budget.organisation_id, budget.scope_kind, also + budget.scope_kind, scope_id,
-        QUARTER_MS if start_ms else 0, start_ms - start_ms % QUARTER_MS, end_ms or FOREVER,
-    )  # fmt: skip
-    money, tokens = rows[0]
-    return int({"usd": money, "tokens": tokens}.get(budget.unit, 0))
-
-
 def _account(
-    reading: Connection, settings: records.OrganisationSettings, budget: records.BudgetRule,
+    connection: Connection, settings: records.OrganisationSettings, budget: records.BudgetRule,
     scope_id: str, now_ms: int,
 ) -> BudgetBalance:  # fmt: skip
     """Return a budget with its balance; one that no call has opened yet begins with its totals."""
-    rows = reading.rows(
+    rows = connection.rows(
         f"{BALANCES.select()} WHERE budget_id = ? AND scope_id = ? AND period_start_ms <= ?"
         " ORDER BY period_start_ms DESC LIMIT 1",
         budget.budget_id, scope_id, now_ms,
@@ -138,6 +120,6 @@ def _account(
         start_ms, end_ms = balance.period_start_ms, balance.ends_ms
         until_ms = end_ms if end_ms is None else min(end_ms, now_ms + DAY_MS)
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
-        cost, tokens = used(reading.rows, *scope, start_ms, until_ms, budget.scope_id)
+        cost, tokens = used(connection.rows, *scope, start_ms, until_ms, budget.scope_id)
         balance.opening = balance.committed = cost if budget.unit == "usd" else tokens
     return BudgetBalance(budget, balance)

@@ -19,7 +19,7 @@ _GROUPED: Final = "GROUP BY hour_ms ORDER BY hour_ms"
 
 
 def used_lately(
-    reading: Connection, now_ms: int, organisation_id: str, kind: ScopeKind, scope_id: str
+    connection: Connection, now_ms: int, organisation_id: str, kind: ScopeKind, scope_id: str
 ) -> list[usage.UsedLately]:
     """Return the usage of a scope in each hour of the last day, oldest first.
 
@@ -31,7 +31,7 @@ def used_lately(
     since_ms = now_ms - _LATELY_MS
     since_ms -= since_ms % usage.HOUR_MS
     if kind in ("organisation", "model"):
-        rows = reading.rows(
+        rows = connection.rows(
             f"SELECT {_SUMS} FROM usage WHERE organisation_id = ? AND scope_kind = 'organisation'"
             f" AND size_ms = {usage.QUARTER_MS} AND start_ms >= ? AND start_ms <= ?"
             f"{'' if kind == 'organisation' else ' AND model = ?'} {_GROUPED}",
@@ -39,7 +39,7 @@ def used_lately(
         )  # fmt: skip
     else:
         place = place_of(kind, scope_id)
-        rows = reading.rows(
+        rows = connection.rows(
             f"{TIMES} SELECT {_SUMS}{OF_ONE} {_GROUPED}",
             organisation_id, *place, since_ms, now_ms + 1,
         )  # fmt: skip

@@ -48,38 +48,39 @@ class _Steps:
 
 
 def spend_by(
-    reading: Connection, organisation_id: str, group_by: str, edges_ms: Sequence[int], limit: int
+    connection: Connection, organisation_id: str, group_by: str, edges_ms: Sequence[int], limit: int
 ) -> SpendOverTime:
     """Return spend over time, divided by the dearest scopes of one kind and all others.
 
     Args:
-        reading: where to read.
+        connection: where to read.
         organisation_id: the tenant.
         group_by: one of ``GROUPS``, or a tag.
         edges_ms: where steps begin, and the last one ends; whole quarter hours.
         limit: how many scopes.
     """
     steps = _Steps(edges_ms)
-    with reading.snapshot():
-        total = steps.series(None, _cells(reading, organisation_id, steps))
+    with connection.snapshot():
+        total = steps.series(None, _cells(connection, organisation_id, steps))
         kind, column = _place(group_by)
         column = column or "scope_id"
-        dearest = reading.rows(
+        dearest = connection.rows(
             f"SELECT {column} AS grp, sum(cost_nanousd) AS cost {_IN_TIME}"
             " GROUP BY grp HAVING sum(cost_nanousd) > 0 ORDER BY cost DESC, grp LIMIT ?",
             organisation_id, kind, steps.since_ms, steps.until_ms, limit + 1,
         )  # fmt: skip
         names = [name for name, _ in dearest if name][:limit]
-        series = _series(reading, organisation_id, group_by, steps, names)
+        series = _series(connection, organisation_id, group_by, steps, names)
     left = rest(total, series)
     return SpendOverTime(series=[*series, left] if left.cost_nanousd else series, total=total)
 
 
 def spend_of(
-    reading: Connection, organisation_id: str, group_by: str, scope_id: str, edges_ms: Sequence[int]
-) -> SpendOverTime:
+    connection: Connection, organisation_id: str, group_by: str, scope_id: str,
+    edges_ms: Sequence[int],
+) -> SpendOverTime:  # fmt: skip
     """Return what one scope has cost over time."""
-    (series,) = _series(reading, organisation_id, group_by, _Steps(edges_ms), [scope_id])
+    (series,) = _series(connection, organisation_id, group_by, _Steps(edges_ms), [scope_id])
     return SpendOverTime(series=[series], total=series)
 
 
@@ -91,8 +92,8 @@ def _place(group_by: str) -> tuple[str, str]:
     return ("organisation", "model") if group_by == "model" else (group_by, "")
 
 
-def _cells(reading: Connection, organisation_id: str, steps: _Steps) -> list[Any]:
-    return reading.rows(
+def _cells(connection: Connection, organisation_id: str, steps: _Steps) -> list[Any]:
+    return connection.rows(
         "SELECT start_ms, sum(cost_nanousd), sum(CASE type WHEN 'llm' THEN events ELSE 0 END),"
         f" sum(doubt_nanousd) {_IN_TIME} GROUP BY start_ms",
         organisation_id, "organisation", steps.since_ms, steps.until_ms,
@@ -100,38 +101,38 @@ def _cells(reading: Connection, organisation_id: str, steps: _Steps) -> list[Any
 
 
 def _series(
-    reading: Connection, organisation_id: str, group_by: str, steps: _Steps, names: Sequence[str]
+    connection: Connection, organisation_id: str, group_by: str, steps: _Steps, names: Sequence[str]
 ) -> list[SpendSeries]:
     cells: dict[str, list[Any]] = defaultdict(list)
     for start in range(0, len(names), _NAMES_MAX):
         some = names[start : start + _NAMES_MAX]
-        for name, *cell in _cells_of(reading, organisation_id, group_by, steps, some):
+        for name, *cell in _cells_of(connection, organisation_id, group_by, steps, some):
             cells[name].append(cell)
     return [steps.series(name, cells[name]) for name in names]
 
 
 def _cells_of(
-    reading: Connection, organisation_id: str, group_by: str, steps: _Steps, names: Sequence[str]
+    connection: Connection, organisation_id: str, group_by: str, steps: _Steps, names: Sequence[str]
 ) -> list[Any]:
     """Return the quarter hours of some scopes."""
     sums = "start_ms, sum(cost_nanousd), sum(llm_calls), sum(doubt_nanousd)"
     kind, column = _place(group_by)
     if column:
-        return reading.rows(
+        return connection.rows(
             f"SELECT {column} AS grp, {sums} {_IN_TIME}"
             f" AND {column} IN ({', '.join('?' * len(names))}) GROUP BY grp, start_ms",
             organisation_id, kind, steps.since_ms, steps.until_ms, *names,
         )  # fmt: skip
     # Rows of a time hold all scopes, so those of a few are looked up one by one, from the
     # organisation's first use in the range on.
-    ((first_ms,),) = reading.rows(
+    ((first_ms,),) = connection.rows(
         f"SELECT min(start_ms) {_IN_TIME}",
         organisation_id, "organisation", steps.since_ms, steps.until_ms,
     )  # fmt: skip
     if first_ms is None:
         return []
     named = f"named(name) AS (VALUES {', '.join(['(?)'] * len(names))})"
-    return reading.rows(
+    return connection.rows(
         "WITH RECURSIVE times(at_ms) AS (SELECT CAST(? AS BIGINT) UNION ALL"
         f" SELECT at_ms + {QUARTER_MS} FROM times WHERE at_ms + {QUARTER_MS} < ?), {named}"
         f" SELECT u.scope_id, {sums} FROM times CROSS JOIN named ON true CROSS JOIN usage u"
@@ -141,12 +142,12 @@ def _cells_of(
     )  # fmt: skip
 
 
-def tag_names(reading: Connection, organisation_id: str, limit: int) -> list[str]:
+def tag_names(connection: Connection, organisation_id: str, limit: int) -> list[str]:
     """Return the names of tags that were used, in their order."""
     found: list[str] = []
     kind: str | None = TAG
     while len(found) < limit:
-        (kind,) = reading.rows(  # the next one, by the index: there are far more rows than tags
+        (kind,) = connection.rows(  # the next one, by the index: there are far more rows than tags
             "SELECT min(scope_kind) FROM usage WHERE organisation_id = ? AND scope_kind > ?"
             " AND scope_kind < 'tag;'",
             organisation_id, kind,

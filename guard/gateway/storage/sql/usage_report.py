@@ -68,7 +68,7 @@ _WITHIN: Final = (
 
 
 def usage(
-    reading: Connection,
+    connection: Connection,
     organisation_id: str,
     group_by: str,
     since_ms: int,
@@ -79,14 +79,14 @@ def usage(
 
     Runs and chains have no quarter hours, so those of a time are read from its events.
     """
-    with reading.snapshot():  # all queries see the same rows and the same events
-        zone = _zone(reading, organisation_id) if group_by == "day" else UTC
+    with connection.snapshot():  # all queries see the same rows and the same events
+        zone = _zone(connection, organisation_id) if group_by == "day" else UTC
         if zone != UTC:
-            rows = _days(reading, organisation_id, zone, since_ms, until_ms, limit)
+            rows = _days(connection, organisation_id, zone, since_ms, until_ms, limit)
         elif group_by in _BY_TIME:
-            rows = _divided(reading, organisation_id, group_by, since_ms, until_ms, limit)
+            rows = _divided(connection, organisation_id, group_by, since_ms, until_ms, limit)
         else:
-            rows = _scopes(reading, organisation_id, group_by, since_ms, until_ms, limit)
+            rows = _scopes(connection, organisation_id, group_by, since_ms, until_ms, limit)
     return [usage_row(_shown(group_by, group), numbers) for group, *numbers in rows]
 
 
@@ -139,17 +139,18 @@ def _source(
     return f"({' UNION ALL '.join(parts)}) parts", arguments
 
 
-def _zone(reading: Connection, organisation_id: str) -> str:
-    rows = reading.rows(f"{ORGANISATIONS.select()} WHERE organisation_id = ?", organisation_id)
+def _zone(connection: Connection, organisation_id: str) -> str:
+    rows = connection.rows(f"{ORGANISATIONS.select()} WHERE organisation_id = ?", organisation_id)
     return ORGANISATIONS.read(rows[0]).settings.zone if rows else UTC
 
 
 def _days(
-    reading: Connection, organisation_id: str, zone: str, since_ms: int, until_ms: int, limit: int
-) -> list[Any]:
+    connection: Connection, organisation_id: str, zone: str, since_ms: int, until_ms: int,
+    limit: int,
+) -> list[Any]:  # fmt: skip
     """Return the dearest days of a zone, which are sums of quarter hours."""
     found: dict[str, list[int]] = {}
-    quarters = _divided(reading, organisation_id, "quarter", since_ms, until_ms, 2**31)
+    quarters = _divided(connection, organisation_id, "quarter", since_ms, until_ms, 2**31)
     for at_ms, *numbers in quarters:
         day = dt.datetime.fromtimestamp(at_ms / 1000, zone_of(zone)).strftime(_TIMES["day"])
         found[day] = [*map(operator.add, found.get(day, [0] * len(numbers)), numbers)]
@@ -158,7 +159,7 @@ def _days(
 
 
 def _divided(
-    reading: Connection, organisation_id: str, group_by: str, since_ms: int, until_ms: int,
+    connection: Connection, organisation_id: str, group_by: str, since_ms: int, until_ms: int,
     limit: int,
 ) -> list[Any]:  # fmt: skip
     if since_ms >= until_ms:
@@ -171,7 +172,7 @@ def _divided(
         source, arguments = _source(
             organisation_id, "organisation", columns, _PARTS, since_ms, until_ms
         )
-    return reading.rows(
+    return connection.rows(
         f"SELECT {_BY_TIME[group_by]} AS grp, {SUMS} FROM {source}"
         f" GROUP BY grp ORDER BY {_COST + 2} DESC, grp NULLS FIRST LIMIT ?",
         *arguments, limit,
@@ -179,8 +180,9 @@ def _divided(
 
 
 def _scopes(
-    reading: Connection, organisation_id: str, kind: str, since_ms: int, until_ms: int, limit: int
-) -> list[Any]:
+    connection: Connection, organisation_id: str, kind: str, since_ms: int, until_ms: int,
+    limit: int,
+) -> list[Any]:  # fmt: skip
     """Return the dearest scopes of a kind; what belongs to none of them is a group as well."""
     if since_ms >= until_ms:
         return []
@@ -202,7 +204,7 @@ def _scopes(
         )
     # One walk for both: the groups, and what they come to together.
     nobody_is = "NULL" if kind in BY_EVENT else "NOT NULL"
-    rows = reading.rows(
+    rows = connection.rows(
         f"WITH by_scope AS (SELECT scope_id AS grp, {_SUMS_AS} FROM {source} GROUP BY grp)"
         " SELECT * FROM (SELECT 0 AS is_sum, g.* FROM by_scope g WHERE grp IS NOT NULL"
         " AND events > 0 ORDER BY cost_nanousd DESC, events DESC, grp LIMIT ?) dearest UNION ALL"
@@ -213,8 +215,8 @@ def _scopes(
     (rest,) = (tuple(row[2:]) for row in rows if row[0])
     if kind not in BY_EVENT:
         if not is_all(since_ms, until_ms):
-            since_ms = max(since_ms, kept_since_ms(reading, organisation_id, kind))
-        total = _divided(reading, organisation_id, "total", since_ms, until_ms, 1)
+            since_ms = max(since_ms, kept_since_ms(connection, organisation_id, kind))
+        total = _divided(connection, organisation_id, "total", since_ms, until_ms, 1)
         of_all = total[0][1:] if total else rest
         rest = tuple(each - own for each, own in zip(of_all, rest, strict=True))
     if rest[0]:
@@ -223,10 +225,10 @@ def _scopes(
     return found[:limit]
 
 
-def kept_since_ms(reading: Connection, organisation_id: str, kind: str) -> int:
+def kept_since_ms(connection: Connection, organisation_id: str, kind: str) -> int:
     """Return when the oldest quarter hour began that retention has left of the rows of a kind."""
     # Every event has a key, so the rows of keys reach as far back as those of any other kind.
-    rows = reading.rows(
+    rows = connection.rows(
         "SELECT coalesce(min(start_ms), 0) FROM usage WHERE organisation_id = ?"
         f" AND scope_kind = ? AND size_ms = {QUARTER_MS}",
         organisation_id, "workflow" if kind == "workflow" else "key",

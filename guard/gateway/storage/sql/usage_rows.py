@@ -22,7 +22,7 @@ _Place = tuple[str, str, int, int, int]
 
 
 def usage_rows(
-    reading: Connection, organisation_id: str, *, group_by: str, by_model: bool = False,
+    connection: Connection, organisation_id: str, *, group_by: str, by_model: bool = False,
     since_ms: int = 0, until_ms: int = 2**53, after: str = "", after_model: str = "",
     limit: int = 1000,
 ) -> list[records.UsageRow]:  # fmt: skip
@@ -32,7 +32,7 @@ def usage_rows(
     what the organisation has used.
 
     Args:
-        reading: where to read.
+        connection: where to read.
         organisation_id: the tenant.
         group_by: a kind of scope, ``model``, ``provider``, or ``tag:`` and a tag's name.
         by_model: whether there is a row for each model that a scope has used. What was used before
@@ -50,20 +50,20 @@ def usage_rows(
     own = "organisation" if kind in _OF_ORGANISATION else kind
     name = _name_of(group_by)
     model = "u.model" if by_model else "''"
-    with reading.snapshot():
+    with connection.snapshot():
         if is_all(since_ms, until_ms) and not by_model:
             place: _Place = organisation_id, own, 0, 0, 1
         else:
-            since_ms = max(since_ms, kept_since_ms(reading, organisation_id, kind))
+            since_ms = max(since_ms, kept_since_ms(connection, organisation_id, kind))
             start_ms, end_ms = since_ms - since_ms % QUARTER_MS, -(-until_ms // QUARTER_MS)
             place = organisation_id, own, QUARTER_MS, start_ms, end_ms * QUARTER_MS
-        rows = reading.rows(
+        rows = connection.rows(
             f"SELECT {name}, {model}, {SUMS} FROM {_ROWS} AND {name} <> ''"
             f" AND ({name} > ? OR {name} = ? AND {model} > ?) GROUP BY 1, 2 ORDER BY 1, 2 LIMIT ?",
             *place, after, after, after_model, limit,
         )  # fmt: skip
         if not after:
-            rows = [*_of_none(reading, place, name, model), *rows]
+            rows = [*_of_none(connection, place, name, model), *rows]
     return [usage_row(named or None, numbers, of or None) for named, of, *numbers in rows]
 
 
@@ -73,12 +73,12 @@ def _name_of(group_by: str) -> str:
     return f"coalesce(k.{OF_KEYS[group_by]}, '')" if group_by in OF_KEYS else "u.scope_id"
 
 
-def _of_none(reading: Connection, place: _Place, name: str, model: str) -> list[Any]:
+def _of_none(connection: Connection, place: _Place, name: str, model: str) -> list[Any]:
     """Return the rows of what belongs to no scope of a kind: all, less what the named ones have."""
     own = f"SELECT {model}, {SUMS} FROM {_ROWS}"
     left = {of: numbers for of, *numbers in
-            reading.rows(f"{own} GROUP BY 1", place[0], "organisation", *place[2:])}  # fmt: skip
-    named = reading.rows(f"{own} AND {name} <> '' GROUP BY 1", *place)
+            connection.rows(f"{own} GROUP BY 1", place[0], "organisation", *place[2:])}  # fmt: skip
+    named = connection.rows(f"{own} AND {name} <> '' GROUP BY 1", *place)
     for of, *numbers in named:
         before = left.get(of, [0] * len(numbers))
         left[of] = list(map(operator.sub, before, numbers))

@@ -30,7 +30,7 @@ _LEASED: Final = (
 _METERED_HELD: Final = "SELECT metered FROM reservations WHERE state = 'open' AND metered <> ''"
 
 
-def verify_ledger(reading: Connection) -> LedgerReport:
+def verify_ledger(connection: Connection) -> LedgerReport:
     """Check, on one snapshot, that the balances agree with their entries.
 
     For every balance: ``committed`` is the opening plus the costs of its events, ``reserved`` is
@@ -41,14 +41,14 @@ def verify_ledger(reading: Connection) -> LedgerReport:
     """
 
     def count(what: str) -> int:
-        return int(reading.rows(f"SELECT count(*) FROM {what}")[0][0])
+        return int(connection.rows(f"SELECT count(*) FROM {what}")[0][0])
 
-    with reading.snapshot():
-        problems = _balance_problems(reading)
+    with connection.snapshot():
+        problems = _balance_problems(connection)
         leaks = count("reservations WHERE (state != 'open' AND held != 0) OR held < 0")
         if leaks:
             problems.append(f"{leaks} closed reservations still reserve something")
-        if _lent(reading) != _held_calls(reading):
+        if _lent(connection) != _held_calls(connection):
             problems.append("what rate caps have lent is not what open leases hold of them")
         events = count("events")
         twice = events - count("(SELECT DISTINCT organisation_id, event_id FROM events) once")
@@ -62,18 +62,19 @@ def verify_ledger(reading: Connection) -> LedgerReport:
         )
 
 
-def _balance_problems(reading: Connection) -> list[str]:
+def _balance_problems(connection: Connection) -> list[str]:
     charged, held, leased = (
-        {int(balance_id): int(total) for balance_id, total in reading.rows(sql)}
+        {int(balance_id): int(total) for balance_id, total in connection.rows(sql)}
         for sql in (_CHARGED, _HELD, _LEASED)
     )
-    for balance_id, amount in _metered_holds(reading):
+    for balance_id, amount in _metered_holds(connection):
         held[balance_id] = held.get(balance_id, 0) + amount
     problems: list[str] = []
-    for balance_id, opening, committed, reserved, overspend, authorized_max, leases in reading.rows(
+    balances = connection.rows(
         "SELECT balance_id, opening, committed, reserved, overspend, authorized_max, leases"
         " FROM balances"
-    ):
+    )
+    for balance_id, opening, committed, reserved, overspend, authorized_max, leases in balances:
         if leases != leased.get(balance_id, 0):
             problems.append(f"balance {balance_id}: leases is not the count of open leases")
         if committed != opening + charged.get(balance_id, 0):
@@ -90,23 +91,23 @@ def _balance_problems(reading: Connection) -> list[str]:
 _decode_holds: Final = msgspec.json.Decoder(tuple[MeteredHold, ...]).decode
 
 
-def _metered_holds(reading: Connection) -> Iterator[tuple[int, int]]:
+def _metered_holds(connection: Connection) -> Iterator[tuple[int, int]]:
     """Yield the holds of open reservations on tokens and calls, by balance."""
-    for (text,) in reading.rows(_METERED_HELD):
+    for (text,) in connection.rows(_METERED_HELD):
         for hold in _decode_holds(text):
             for balance_id in hold.balance_ids:
                 yield balance_id, hold.held
 
 
-def _lent(reading: Connection) -> dict[tuple[str, str], tuple[int, int]]:
+def _lent(connection: Connection) -> dict[tuple[str, str], tuple[int, int]]:
     """Return the calls that rate caps have lent, and to how many leases."""
     sql = "SELECT organisation_id, bucket, lent, loans FROM rate_windows WHERE lent <> 0"
-    return {(own, bucket): (lent, loans) for own, bucket, lent, loans in reading.rows(sql)}
+    return {(own, bucket): (lent, loans) for own, bucket, lent, loans in connection.rows(sql)}
 
 
-def _held_calls(reading: Connection) -> dict[tuple[str, str], tuple[int, int]]:
+def _held_calls(connection: Connection) -> dict[tuple[str, str], tuple[int, int]]:
     found: dict[tuple[str, str], tuple[int, int]] = {}
-    for own, buckets, calls in reading.rows(
+    for own, buckets, calls in connection.rows(
         "SELECT organisation_id, buckets, calls FROM reservations"
         " WHERE state = 'open' AND calls > 0"
     ):
@@ -117,17 +118,17 @@ def _held_calls(reading: Connection) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def verify_audit(
-    reading: Connection, noted: tuple[int, str] | None = None
+    connection: Connection, noted: tuple[int, str] | None = None
 ) -> tuple[int, int | None]:
     """Check the hash chain of the audit log, on one snapshot of entries and anchor."""
-    with reading.snapshot():
-        anchor = _audit_anchor(reading)
-        rows = reading.stream(f"{AUDIT.select()} ORDER BY seq")
+    with connection.snapshot():
+        anchor = _audit_anchor(connection)
+        rows = connection.stream(f"{AUDIT.select()} ORDER BY seq")
         return audit.verify((AuditRow(*row) for row in rows), anchor, noted)
 
 
-def _audit_anchor(reading: Connection) -> tuple[int, str] | None:
-    rows = reading.rows("SELECT value FROM facts WHERE name = 'audit_anchor'")
+def _audit_anchor(connection: Connection) -> tuple[int, str] | None:
+    rows = connection.rows("SELECT value FROM facts WHERE name = 'audit_anchor'")
     if not rows:
         return None
     try:

@@ -13,6 +13,7 @@ from typing import Final
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.statistics import StoreStatistics
+from guard.gateway.ledger import leases
 from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.sql.engine import LOOKUP_WAIT_S, SqlEngine
 from guard.gateway.storage.sql.read_pool import ReadPool
@@ -114,7 +115,9 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         self._lock.take_file()
         self._connection = schema.connect(str(self.path), durable=self._durable)
         schema.migrate(self._connection)
-        return SqliteUnitOfWork(self._connection, self.clock_ms, self._monotonic_ms)
+        # Not by a clock that a test moves: to that clock, time passes without a gateway.
+        resume = leases.resume if self.clock_ms is wall_clock_ms else None
+        return SqliteUnitOfWork(self._connection, self.clock_ms, self._monotonic_ms, resume)
 
     def _read_connection(self) -> SqliteReadConnection:
         return SqliteReadConnection(self.path)
@@ -159,7 +162,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         writer = self._writer
         if writer is None or self._log_bytes() < CHECKPOINT_BYTES:
             return
-        log_bytes = await self._read(self._checkpoints, lambda reading: reading.checkpoint())
+        log_bytes = await self._read(self._checkpoints, lambda connection: connection.checkpoint())
         if log_bytes > LOG_BYTES_MAX:
             # The log starts afresh only when a copy has reached its end. Under constant load the
             # writer adds to it meanwhile, so this once the writer waits for the copy.

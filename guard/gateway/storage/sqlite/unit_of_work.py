@@ -13,7 +13,7 @@ from guard.gateway.domain.ledger import Reservation
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 from guard.gateway.unit.record import RowChange
 from guard.gateway.unit.state import Touches
-from guard.gateway.unit.unit_of_work import UnitOfWork
+from guard.gateway.unit.unit_of_work import AWAY_MS, UnitOfWork
 
 
 class SqliteUnitOfWork(UnitOfWork):
@@ -33,8 +33,12 @@ class SqliteUnitOfWork(UnitOfWork):
         connection: SqliteWriteConnection,
         clock_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
+        resume: Callable[[UnitOfWork], object] | None = None,
     ) -> None:
         super().__init__(connection)
+        self._resume = resume
+        # When a unit was last committed: the sweep commits some each second.
+        self._committed_ms = monotonic_ms()
         # Whoever waits for another program waits in the group writer, which knows where it may.
         connection.execute("PRAGMA busy_timeout = 0")
         self.load_organisations()
@@ -64,14 +68,19 @@ class SqliteUnitOfWork(UnitOfWork):
                 raise StoreBusyError("another program is writing to the database") from exc
             raise
         self._undo_from = 0
-        self.now_ms = self._clock.read(self._clock_ms(), self._monotonic_ms())
+        monotonic_ms = self._monotonic_ms()
+        self.now_ms = self._clock.read(self._clock_ms(), monotonic_ms)
+        # Stopped, or with a full disk: nobody could renew anything, so nothing may have expired.
+        if self._resume is not None and monotonic_ms - self._committed_ms > AWAY_MS:
+            self._resume(self)
         lookup_keys = [s.lookup_key for s in touches if s.lookup_key is not None]
-        self.answers.take(self.answers.ask(lookup_keys))
+        self.answers.take(self.answers.send_lookup(lookup_keys))
 
     def commit(self) -> list[PostCommitEvent]:
         """Write back everything that changed, commit, and return the post-commit events."""
         self.flush()
         self.connection.execute("COMMIT")
+        self._committed_ms = self._monotonic_ms()
         return self.committed()
 
     def rollback(self) -> None:

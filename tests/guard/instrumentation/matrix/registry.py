@@ -61,8 +61,7 @@ class Case:
                 asyncio.run(self.run(url))
             else:
                 self.run(url)
-            if self.mode in UNFINISHED:
-                garbage.collect()
+            garbage.collect()
 
 
 CASES: list[Case] = []

@@ -14,7 +14,7 @@ SCOPES_MAX: Final = 30
 """Scopes of one page whose usage is looked up."""
 
 
-async def outlooks(
+async def budget_forecasts(
     storage: Storage, organisation_id: str, balances: Iterable[BalanceView], now_ms: int
 ) -> dict[int, Forecast]:
     """Return forecasts by balance, for those with enough usage."""
@@ -26,7 +26,6 @@ async def outlooks(
             if len(lately) >= SCOPES_MAX:
                 continue
             lately[scope] = await storage.used_lately(organisation_id, *scope)
-        outlook = forecast(balance, lately[scope], now_ms)
-        if outlook is not None:
-            found[balance.balance_id] = outlook
+        if (heads_for := forecast(balance, lately[scope], now_ms)) is not None:
+            found[balance.balance_id] = heads_for
     return found

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spamdetect.engine import Engine
-from spamdetect.engine.parts import LONG, parts, with_parts
+from spamdetect.engine.long_texts import LONG, parts, with_parts
 
 ORDINARY = (
     "Thanks for the minutes of the last meeting. I have read them on the train and have only two "

@@ -1,0 +1,148 @@
+"""Codes and logins of people who sign in with ``guard login``, in a unit of work over SQL.
+
+No organisation is locked for them: a row is changed only if it still is what was read, so that of
+two requests for one of them, at any replicas, the second finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from guard.core import wire
+from guard.gateway.domain.errors import ConflictError
+from guard.gateway.domain.logins import GroupRule, Login, LoginCode
+from guard.gateway.unit.control_tables import UnitPart
+from guard.gateway.unit.record import Table
+
+T = TypeVar("T", LoginCode, Login)
+
+GROUPS: Final = "sign_on_groups"
+"""The fact that has the table of groups."""
+_CODES: Final = Table("login_codes")
+_LOGINS: Final = Table("logins")
+_ACCOUNTS: Final = Table("login_accounts")
+_KEPT_MS: Final = 3_600_000
+"""How long codes and access tokens are known that have ended, so that their end can be told."""
+_DROPPED_MAX: Final = 500
+
+
+class LoginTables(UnitPart):
+    """Codes, logins, accounts of people, and the table of groups."""
+
+    def rules(self) -> list[GroupRule]:
+        """Return the table of groups."""
+        row = self._unit.row("SELECT value FROM facts WHERE name = ?", GROUPS)
+        return [] if row is None else wire.decode(row[0], list[GroupRule])
+
+    def save_rules(self, rules: Sequence[GroupRule]) -> None:
+        """Write the table of groups."""
+        self._unit.save_fact(GROUPS, wire.encode(rules).decode())
+
+    # -- codes ---------------------------------------------------------------------------------
+
+    def add_code(self, code: LoginCode, asked_from: str) -> None:
+        """Insert a code, asked for from a network."""
+        row = (code.device_hash, code.user_code, asked_from, code.ends_ms, _text(code))
+        self._require(self._unit.write(_CODES.insert(ignore=True), row).rowcount)
+
+    def code(self, device_hash: bytes) -> LoginCode | None:
+        """Return a code by the hash of its program's secret."""
+        row = self._unit.row("SELECT record FROM login_codes WHERE device_hash = ?", device_hash)
+        return None if row is None else wire.decode(row[0], LoginCode)
+
+    def change_code(self, before: LoginCode, after: LoginCode) -> None:
+        """Write a code.
+
+        Raises:
+            ConflictError: another request has changed it meanwhile.
+        """
+        change = _CODES.update(("record",), by=("device_hash", "record"))
+        row = (_text(after), before.device_hash, _text(before))
+        self._require(self._unit.write(change, row).rowcount)
+
+    def drop_code(self, code: LoginCode) -> None:
+        """Delete a code.
+
+        Raises:
+            ConflictError: another request has changed it meanwhile.
+        """
+        change = _CODES.delete(("device_hash", "record"))
+        self._require(self._unit.write(change, (code.device_hash, _text(code))).rowcount)
+
+    # -- accounts and logins -------------------------------------------------------------------
+
+    def account(self, issuer: str, subject: str, organisation_id: str, team: str) -> str | None:
+        """Return the key that is a person's account in a team."""
+        row = self._unit.row(
+            "SELECT key_id FROM login_accounts WHERE issuer = ? AND subject = ?"
+            " AND organisation_id = ? AND team = ?", issuer, subject, organisation_id, team,
+        )  # fmt: skip
+        return None if row is None else str(row[0])
+
+    def add_account(
+        self, issuer: str, subject: str, organisation_id: str, team: str, key_id: str
+    ) -> None:
+        """Note which key is a person's account in a team.
+
+        Raises:
+            ConflictError: another request has noted one meanwhile.
+        """
+        row = (issuer, subject, organisation_id, team, key_id)
+        self._require(self._unit.write(_ACCOUNTS.insert(ignore=True), row).rowcount)
+
+    def drop_account(self, organisation_id: str, key_id: str) -> bool:
+        """Forget whose account a key is; return whether it was one."""
+        change = _ACCOUNTS.delete(("organisation_id", "key_id"))
+        return self._unit.write(change, (organisation_id, key_id)).rowcount > 0
+
+    def add(self, login: Login) -> None:
+        """Insert a login."""
+        self._unit.write(_LOGINS.insert(), (login.login_id, login.ends_ms, _text(login)))
+
+    def login(self, login_id: str) -> Login | None:
+        """Return a login."""
+        row = self._unit.row("SELECT record FROM logins WHERE login_id = ?", login_id)
+        return None if row is None else wire.decode(row[0], Login)
+
+    def change(self, before: Login, after: Login) -> None:
+        """Write a login.
+
+        Raises:
+            ConflictError: another request has changed it meanwhile.
+        """
+        change = _LOGINS.update(("login_ends_ms", "record"), by=("login_id", "record"))
+        row = (after.ends_ms, _text(after), before.login_id, _text(before))
+        self._require(self._unit.write(change, row).rowcount)
+
+    def drop(self, login_id: str) -> None:
+        """Delete a login and end its access tokens."""
+        self._unit.write(_LOGINS.delete(), (login_id,))
+        self._unit.write(
+            "UPDATE secrets SET ends_ms = min(ends_ms, ?) WHERE login_id = ?",
+            (self._unit.now_ms, login_id),
+        )
+
+    def prune(self) -> None:
+        """Delete some of what has ended."""
+        now_ms = self._unit.now_ms
+        for table, column, ended_ms in (
+            (_CODES, "code_ends_ms", now_ms - _KEPT_MS), (_LOGINS, "login_ends_ms", now_ms),
+        ):  # fmt: skip
+            rows = self._unit.rows(
+                f"SELECT {table.key[0]} FROM {table.name} WHERE {column} < ? LIMIT ?",
+                ended_ms, _DROPPED_MAX,
+            )  # fmt: skip
+            if rows:
+                self._unit.write_many(table.delete(), rows)
+        self._unit.write(
+            "DELETE FROM secrets WHERE login_id IS NOT NULL AND ends_ms < ?", (now_ms - _KEPT_MS,)
+        )
+
+    def _require(self, changed: int) -> None:
+        if changed != 1:
+            raise ConflictError("this was changed meanwhile")
+
+
+def _text(record: LoginCode | Login) -> str:
+    return wire.encode(record).decode()
