@@ -315,12 +315,26 @@ class FrameSession:
     def is_killed(self) -> bool:
         """Return whether the workflow is killed, whose connection is to be closed then."""
         try:
-            self._observer.check_session()
+            self.check_kill()
         except WorkflowKilledInterrupt:
             return True
-        except BaseException:  # noqa: BLE001  # such as a pause: what runs may end
-            return False
         return False
+
+    def check_kill(self) -> None:
+        """Raise a kill instead of the client's error about a connection that is closed.
+
+        A kill shuts down the socket that is read. If a message has arrived at that moment, the read
+        returns it, and the next use of the connection is the first to notice.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow is killed.
+        """
+        try:
+            self._observer.check_session()
+        except WorkflowKilledInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  # such as a pause: what runs may end
+            return
 
     def closed(self) -> None:
         """Note that it was closed here; who still reads sees all that has arrived before."""

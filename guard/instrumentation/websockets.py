@@ -23,13 +23,13 @@ def patch(module: ModuleType) -> None:
     closed = importlib.import_module("websockets.exceptions").ConnectionClosed
     if module.__name__ == "websockets.sync.client":
         patching.replace(client, "handshake", _handshake)
-        patching.replace(connection, "send", _send)
+        patching.replace(connection, "send", lambda send: _send(send, closed))
         patching.replace(connection, "recv", lambda recv: _recv(recv, closed))
         patching.replace(connection, "recv_streaming", _stream)
         patching.replace(connection, "close", _close)
     else:
         patching.replace(client, "handshake", _handshake_async)
-        patching.replace(connection, "send", _send_async)
+        patching.replace(connection, "send", lambda send: _send_async(send, closed))
         patching.replace(connection, "recv", lambda recv: _recv_async(recv, closed))
         patching.replace(connection, "recv_streaming", _stream_async)
         patching.replace(connection, "close", _close_async)
@@ -88,11 +88,14 @@ def _handshake_async(original: Any) -> Any:
     return handshake
 
 
-def _send(original: Any) -> Any:
+def _send(original: Any, closed: type[Exception]) -> Any:
     @functools.wraps(original)
     def send(self: Any, message: Any, *args: Any, **options: Any) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
-        if session is None or not _is_open(self):
+        if session is None:
+            return original(self, message, *args, **options)
+        if not _is_open(self):
+            session.check_kill()
             return original(self, message, *args, **options)
         try:
             parts = list(message) if _is_fragmented(message) else None
@@ -104,16 +107,23 @@ def _send(original: Any) -> Any:
             raise
         if not _is_open(self):
             frame.drop()
-        return original(self, _again(frame, message, parts), *args, **options)
+        try:
+            return original(self, _again(frame, message, parts), *args, **options)
+        except closed:
+            session.check_kill()
+            raise
 
     return send
 
 
-def _send_async(original: Any) -> Any:
+def _send_async(original: Any, closed: type[Exception]) -> Any:
     @functools.wraps(original)
     async def send(self: Any, message: Any, *args: Any, **options: Any) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
-        if session is None or not _is_open(self):
+        if session is None:
+            return await original(self, message, *args, **options)
+        if not _is_open(self):
+            session.check_kill()
             return await original(self, message, *args, **options)
         try:
             parts = None
@@ -129,7 +139,11 @@ def _send_async(original: Any) -> Any:
             raise
         if not _is_open(self):
             frame.drop()
-        return await original(self, _again(frame, message, parts), *args, **options)
+        try:
+            return await original(self, _again(frame, message, parts), *args, **options)
+        except closed:
+            session.check_kill()
+            raise
 
     return send
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -163,6 +164,54 @@ def test_a_kill_ends_an_open_session(runtime: Any, tenant: Any, realtime: str) -
     assert [type(exc) for exc in raised] == [WorkflowKilledInterrupt]
     runtime.flush()
     assert tenant.llm_events("w"), "what the session used is charged"
+
+
+def _use_after_the_kill(url: str, killed: Callable[[], None]) -> None:
+    with connect(url, open_timeout=WAIT_S) as session:
+        session.recv()
+        killed()
+        session.close_socket()
+        session.send(ASK)
+
+
+def _use_after_the_kill_async(url: str, killed: Callable[[], None]) -> None:
+    async def talk() -> None:
+        async with connect_async(url, open_timeout=WAIT_S) as session:
+            await session.recv()
+            killed()
+            session.transport.abort()
+            await session.wait_closed()
+            await session.send(ASK)
+
+    asyncio.run(talk())
+
+
+def _lose_while_sending(url: str, killed: Callable[[], None]) -> None:
+    with connect(url, open_timeout=WAIT_S) as session:
+        session.recv()
+        send_text = session.protocol.send_text
+
+        def lose(*args: Any) -> None:
+            killed()
+            session.socket.shutdown(socket.SHUT_RDWR)
+            send_text(*args)
+
+        session.protocol.send_text = lose  # type: ignore[method-assign]
+        session.send(ASK)
+
+
+@pytest.mark.parametrize(
+    "use", [_use_after_the_kill, _use_after_the_kill_async, _lose_while_sending]
+)
+def test_a_kill_that_has_closed_the_connection_is_what_its_next_use_raises(
+    runtime: Any, tenant: Any, realtime: str, use: Callable[[str, Callable[[], None]], None]
+) -> None:
+    def killed() -> None:
+        tenant.admin.kill("w")
+        until(lambda: runtime.enforcement.control.kills.find("w", None, 0) is not None)
+
+    with pytest.raises(WorkflowKilledInterrupt), guard.workflow("w"):
+        use(realtime, killed)
 
 
 def test_other_websockets_are_left_alone(observed: Observed, realtime: str) -> None:
