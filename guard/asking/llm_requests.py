@@ -39,7 +39,12 @@ from guard.core.leases import (
 )
 from guard.core.prompts import prompt_of
 from guard.core.rates import lacks_sound, rows_of
-from guard.core.request_bound import RequestBound, said_unknown
+from guard.core.request_bound import (
+    LAST_ANSWER_TOKENS,
+    RequestBound,
+    said_unknown,
+    with_last_answer,
+)
 from guard.instrumentation.request_gate import PutLimit, takes_no_limit
 from guard.scope.scope import Scope
 from guard.session.event_pipeline import EventPipeline
@@ -48,6 +53,8 @@ from guard.settings import Settings
 
 logger = logging.getLogger("guard.requests")
 
+_LEAST_TOLD: Final = 256
+"""An answer that would have fewer tokens than this is not told that it is the last."""
 _UNPRICED_MAX: Final = 100
 
 
@@ -176,7 +183,7 @@ class LlmRequests:
             self._check_ceiling(scope, bound)
             self._check_unknown(scope, bound)
             grant = self._gate.ask(self._question(scope, bound))
-            return self._under_ceiling(scope, bound, self._limited(scope, grant, limit))
+            return self._under_ceiling(scope, bound, self._limited(scope, bound, grant, limit))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
             self._reports.error(error, "gate", scope)
@@ -190,22 +197,26 @@ class LlmRequests:
             self._check_ceiling(scope, bound)
             self._check_unknown(scope, bound)
             grant = await self._gate.ask_async(self._question(scope, bound))
-            return self._under_ceiling(scope, bound, self._limited(scope, grant, limit))
+            return self._under_ceiling(scope, bound, self._limited(scope, bound, grant, limit))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
             await self._reports.error_async(error, "gate", scope)
             return self._without_cover(scope, bound, error)
 
-    def _limited(self, scope: Scope, grant: Grant, limit: PutLimit) -> Grant:
-        """Limit a request's output to what its money pays for, where that is less than it asks for.
+    def _limited(self, scope: Scope, bound: RequestBound, grant: Grant, limit: PutLimit) -> Grant:
+        """Limit a request's output to what its money pays for, and make its last request say so.
 
         Raises:
             GuardBudgetError: no limit can be put into the request; the grant is given back.
         """
-        if grant.reply is not None and grant.reply.winding_down:
-            self._wind_downs.begun(scope, is_last=True)
         most = None if grant.reply is None else grant.reply.max_output_tokens
-        if most is None or limit(most):
+        is_last = grant.reply is not None and grant.reply.winding_down
+        if is_last:
+            self._wind_downs.begun(scope, is_last=True)
+            told = _told(bound, grant, most)
+            if told is not None and limit(told, True):
+                return grant
+        if most is None or limit(most, False):
             return grant
         self._gate.release(grant)
         raise GuardBudgetError(
@@ -404,6 +415,25 @@ def lane_of(scope: Scope, bound: RequestBound) -> LaneKey:
     """Return the lane of a request."""
     model = bound.model or wire.UNKNOWN_MODEL
     return scope.workflow_id, scope.agent, scope.chain_id, scope.user, model
+
+
+def _told(bound: RequestBound, grant: Grant, most: int | None) -> int | None:
+    """Return the output limit of a last answer whose request says so; None where it stays silent.
+
+    What that adds to the prompt is taken from the answer, so that the hold pays for both.
+
+    Args:
+        bound: the bound of the request.
+        grant: what is set aside for it.
+        most: the output tokens that this pays for; None for as many as it asks for.
+    """
+    reply, output = grant.reply, bound.output_tokens if most is None else most
+    if reply is None or reply.rates is None or output is None:
+        return None
+    told = output - LAST_ANSWER_TOKENS
+    worst = worst_case(reply.rates, with_last_answer(structs.replace(bound, output_tokens=told)))
+    is_paid = worst is not None and worst[0] <= granted_nanousd(grant)
+    return told if is_paid and told >= _LEAST_TOLD else None
 
 
 def _least(bound: RequestBound) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from guard.core.rates import ANY_TERMS, Terms
 from guard.core.visible import one_line
@@ -61,6 +62,18 @@ class RequestBound(Struct, frozen=True, gc=False):
     unjudged: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
+
+
+LAST_ANSWER_TOKENS: Final = 96
+"""The most that asking for a last answer adds to a prompt (``guard.core.bounds.last_answer``)."""
+
+
+def with_last_answer(bound: RequestBound) -> RequestBound:
+    """Return the bound of a request that is made to ask for a last answer."""
+    if bound.input_tokens is None:
+        return bound
+    text = bound.text_tokens and bound.text_tokens + LAST_ANSWER_TOKENS
+    return replace(bound, input_tokens=bound.input_tokens + LAST_ANSWER_TOKENS, text_tokens=text)
 
 
 def unread(why: str) -> str:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from guard.core.events import InstrumentedCall
 from guard.core.model_names import named_in
-from guard.core.request_bound import RequestBound
+from guard.core.request_bound import RequestBound, with_last_answer
 from guard.core.usage import (
     Call,
     Endpoint,
@@ -378,17 +378,22 @@ class ObservedCall:
             self.bound = bound = structs.replace(bound, least_output=None)
         return bound
 
-    def _limit(self, output_tokens: int) -> bool:
+    def _limit(self, output_tokens: int, is_last: bool) -> bool:
         """Limit the answers to what their money pays for; return whether that was possible.
 
         Args:
             output_tokens: those of all answers together, with ``beside_output``.
+            is_last: whether the model is told that this is its last answer, without tools.
         """
-        bound, replace = self.bound, self._replace
+        bound, replace, body = self.bound, self._replace, self._body()
         assert bound is not None
+        if is_last:
+            from guard.core.bounds import as_last_answer  # loaded when the request was bounded
+
+            body, bound = as_last_answer(self.endpoint.format, body), with_last_answer(bound)
         each = (output_tokens - bound.beside_output) // bound.answers
         put = self._reports.limits.put(
-            self.endpoint.format, self.host, self._path, bound.model, self._body(), each
+            self.endpoint.format, self.host, self._path, bound.model, body, each
         )
         if put is None or replace is None or not replace(put.body):
             return False

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from guard.core.usage import Usage
 
 
-PutLimit = Callable[[int], bool]
-"""Limits a request's output to so many tokens; returns whether that was possible."""
+PutLimit = Callable[[int, bool], bool]
+"""Limits a request's output to so many tokens, and makes it ask for a last answer where the second
+argument is true; returns whether that was possible."""
 
 
-def takes_no_limit(output_tokens: int) -> bool:
+def takes_no_limit(output_tokens: int, is_last: bool) -> bool:
     """The :data:`PutLimit` of a request into which no limit can be put."""
     return False
 

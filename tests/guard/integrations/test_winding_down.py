@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+import anthropic
 import httpx
 import langgraph.prebuilt
 import openai
@@ -17,16 +18,18 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 import guard
+from guard.core.bounds.last_answer import SENTENCE
 from guard.core.usage import Usage
 from guard.hooks import WindDown, on_wind_down
 from tests.guard.instrumentation.standin.reply import Reply, encoded
-from tests.guard.integrations.test_hard_stop import INPUT, LIMIT, OUTPUT, TURNS, Insatiable
+from tests.guard.integrations.test_hard_stop import COST, INPUT, LIMIT, OUTPUT, TURNS, Insatiable
 from tests.support import garbage
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.filterwarnings("ignore")]
 
 SUMMARY = "It is all in order."
+S = TypeVar("S", bound=Insatiable)
 
 
 class Summing(Insatiable):
@@ -35,22 +38,52 @@ class Summing(Insatiable):
     def _reply(self, method: str, path: str, query: bytes, body: bytes) -> Reply:
         if "Sum up" not in str(json.loads(body)["messages"][-1]["content"]):
             return super()._reply(method, path, query, body)
-        usage = {"prompt_tokens": INPUT, "completion_tokens": OUTPUT,
-                 "total_tokens": INPUT + OUTPUT}  # fmt: skip
-        message = {"role": "assistant", "content": SUMMARY}
-        return Reply(Usage(input_tokens=INPUT, output_tokens=OUTPUT), encoded({
-            "id": f"chatcmpl-s{next(self._numbers)}", "object": "chat.completion", "created": 1,
-            "model": "gpt-x", "usage": usage,
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        }))  # fmt: skip
+        return _summary(f"chatcmpl-s{next(self._numbers)}")
+
+
+class Obedient(Insatiable):
+    """It asks for its tool as long as it may, and answers once it is told to."""
+
+    def _reply(self, method: str, path: str, query: bytes, body: bytes) -> Reply:
+        asked = json.loads(body)
+        if asked.get("tool_choice") not in ("none", {"type": "none"}):
+            return super()._reply(method, path, query, body)
+        assert SENTENCE.encode() in body
+        used = Usage(input_tokens=INPUT, output_tokens=OUTPUT)
+        if path.endswith("/v1/messages"):
+            return Reply(used, encoded({
+                "id": "msg_l", "type": "message", "role": "assistant", "model": "claude-x",
+                "content": [{"type": "text", "text": SUMMARY}], "stop_reason": "end_turn",
+                "stop_sequence": None,
+                "usage": {"input_tokens": INPUT, "output_tokens": OUTPUT},
+            }))  # fmt: skip
+        return _summary("chatcmpl-l")
+
+
+def _summary(identity: str) -> Reply:
+    usage = {"prompt_tokens": INPUT, "completion_tokens": OUTPUT,
+             "total_tokens": INPUT + OUTPUT}  # fmt: skip
+    message = {"role": "assistant", "content": SUMMARY}
+    return Reply(Usage(input_tokens=INPUT, output_tokens=OUTPUT), encoded({
+        "id": identity, "object": "chat.completion", "created": 1, "model": "gpt-x",
+        "usage": usage, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+    }))  # fmt: skip
+
+
+@pytest.fixture
+def obedient(tenant: Any) -> Iterator[Obedient]:
+    yield from _running(Obedient(), tenant, 4 * LIMIT)
 
 
 @pytest.fixture
 def vendor(tenant: Any) -> Iterator[Summing]:
-    running = Summing()
+    yield from _running(Summing(), tenant, LIMIT)
+
+
+def _running(running: S, tenant: Any, limit: int) -> Iterator[S]:
     tenant.admin.set_price("*", input_per_mtok=10**9, output_per_mtok=4 * 10**9)
     tenant.admin.set_budget(
-        scope_kind="workflow", scope_id="research", limit_nanousd=LIMIT, wind_down_percent=30
+        scope_kind="workflow", scope_id="research", limit_nanousd=limit, wind_down_percent=30
     )
     tenant.admin.update_settings(unbounded_output="learned")
     yield running
@@ -123,3 +156,66 @@ async def test_an_agent_ends_with_a_summary(vendor: Summing, told: list[WindDown
                     answer = result.final_output
     assert answer == SUMMARY
     assert [each.is_last for each in told] in ([], [False])
+
+
+@pytest.fixture
+def last_request(runtime: guard.GuardRuntime, start: Any) -> None:
+    """The process takes a last request, as under ``guard run --keep``."""
+    runtime.shutdown()
+    start(last_request=True)
+
+
+@pytest.mark.usefixtures("last_request")
+def test_an_agent_that_does_not_look_ends_with_a_text(
+    obedient: Obedient, told: list[WindDown]
+) -> None:
+    tool: Any = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    messages: list[Any] = [{"role": "user", "content": "Look."}]
+    with (
+        guard.workflow("research"),
+        openai.OpenAI(base_url=f"{obedient.url}/v1", api_key="k") as client,
+    ):
+        for _ in range(TURNS):
+            said: Any = client.chat.completions.create(
+                model="gpt-x", max_tokens=1000, messages=messages, tools=[tool]
+            )
+            message = said.choices[0].message
+            if not message.tool_calls:
+                break
+            messages.append(message)
+            messages.append(
+                {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "nothing"}
+            )
+    assert (message.content, len(messages) > 6) == (SUMMARY, True)
+    _ended_with_its_last_request(told)
+
+
+@pytest.mark.usefixtures("last_request")
+@pytest.mark.asyncio
+async def test_an_async_agent_that_does_not_look_ends_with_a_text(
+    obedient: Obedient, told: list[WindDown]
+) -> None:
+    tool: Any = {"name": "look", "input_schema": {"type": "object"}}
+    messages: list[Any] = [{"role": "user", "content": "Look."}]
+    async with (
+        guard.workflow("research"),
+        anthropic.AsyncAnthropic(base_url=obedient.url, api_key="k") as client,
+    ):
+        for _ in range(TURNS):
+            said: Any = await client.messages.create(
+                model="claude-x", max_tokens=1000, messages=messages, tools=[tool]
+            )
+            if said.stop_reason != "tool_use":
+                break
+            result = {"type": "tool_result", "tool_use_id": said.content[0].id, "content": "none"}
+            messages += [
+                {"role": "assistant", "content": said.content},
+                {"role": "user", "content": [result]},
+            ]
+    assert (said.content[0].text, len(messages) > 6) == (SUMMARY, True)
+    _ended_with_its_last_request(told)
+
+
+def _ended_with_its_last_request(told: list[WindDown]) -> None:
+    until(lambda: [each.is_last for each in told] == [True])
+    assert 3 * COST <= guard.spend("research").spent_nanousd <= 4 * LIMIT
