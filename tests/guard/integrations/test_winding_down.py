@@ -186,6 +186,8 @@ def test_an_agent_that_does_not_look_ends_with_a_text(
             messages.append(
                 {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "nothing"}
             )
+        else:
+            pytest.fail("nothing has told it to end")
     assert (message.content, len(messages) > 6) == (SUMMARY, True)
     _ended_with_its_last_request(told)
 
@@ -212,6 +214,8 @@ async def test_an_async_agent_that_does_not_look_ends_with_a_text(
                 {"role": "assistant", "content": said.content},
                 {"role": "user", "content": [result]},
             ]
+        else:
+            pytest.fail("nothing has told it to end")
     assert (said.content[0].text, len(messages) > 6) == (SUMMARY, True)
     _ended_with_its_last_request(told)
 
