@@ -7,7 +7,6 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import aiohttp
@@ -315,13 +314,6 @@ def _tornado_pieces(url: str, number: int) -> None:
 
 
 # -- the claim ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def with_http2(request: pytest.FixtureRequest) -> None:
-    """Skip what needs h2, which the lock has not: guard's loop would import it in part."""
-    if "HTTP/2" in request.node.name and find_spec("h2") is None:
-        pytest.skip("h2 is not installed")
 
 
 @pytest.fixture
