@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import attrs
 
@@ -11,9 +10,7 @@ from guard.core import wire
 from guard.core.buffer import Record
 from guard.core.events import event_of, settled
 from guard.core.ids import IdFactory
-
-LOSS_PRIORITY: Final = 3
-"""Above the buffer's priorities: a loss report is the last event to be dropped."""
+from guard.delivery.spool import Row
 
 
 @attrs.frozen
@@ -28,7 +25,7 @@ class Batch:
 
     events: list[bytes] = attrs.field(repr=False)
     records: list[Record] = attrs.field(factory=list, repr=False)
-    rows: list[int] = attrs.field(factory=list, repr=False)
+    rows: list[Row] = attrs.field(factory=list, repr=False)
 
     @property
     def losses(self) -> int:

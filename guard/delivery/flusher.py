@@ -337,7 +337,11 @@ class Flusher:
 
     async def _store_in_flight(self) -> None:
         """Store the undelivered batches in the spool, if there is one."""
-        while self._in_flight and await self._spooler.store(self._in_flight[-1].records):
+        while self._in_flight:
+            left = await self._spooler.store(self._in_flight[-1].records)
+            if left:
+                self._in_flight[-1] = Batch([], records=left)
+                return
             self._in_flight.pop()
 
     async def _send_spooled(self) -> int:
@@ -513,11 +517,10 @@ class Flusher:
         """
         if not self._spooler.has_disk:
             return False
-        left = self._take_all()
-        if self._spooler.store_last(left):
-            self._buffer.put_back(left)
-            return False
-        return True
+        left = self._spooler.store_last(self._take_all())
+        self._spooler.note_losses()
+        self._buffer.put_back(left)
+        return not left
 
     def _take_all(self) -> list[Record]:
         """Take everything out of the buffer, and a copy of what is in flight; from any thread.
@@ -547,9 +550,17 @@ class Flusher:
         left = self._take_all()
         lost_before = self._health.lost
         unstored = self._spooler.store_last(left)
-        in_doubt = min(unstored, sum(record.serial in self._in_doubt for record in left))
+        in_doubt = sum(record.serial in self._in_doubt for record in unstored)
         self._health.sent += in_doubt
-        self._health.lose(unstored - in_doubt)
+        lost = len(unstored) - in_doubt
+        if self._spooler.has_disk:
+            self._losses.lose(lost, "neither the gateway nor the disk has taken them")
+        else:
+            self._health.lose(lost)
+        # The report under way, and one of what was lost since.
+        self._spooler.note_losses()
+        self._losses.reported()
+        self._spooler.note_losses()
         self._spooler.close()
         return self._health.lost - lost_before, in_doubt
 

@@ -3,7 +3,8 @@
 One SQLite file in WAL mode, in its own directory, shared by any number of processes. A row goes
 from ``append`` over ``claim`` to ``settle`` or ``release``. A process that delivers claims rows for
 a limited time; if it dies, the claim ends and another process takes the rows. An event keeps its
-``event_id``, so one that was delivered but could not be deleted is still charged only once.
+``event_id``, so one that was delivered but could not be deleted is still charged only once. On a
+full disk events are read without a claim, and deleted once there is room.
 
 Every method may raise :class:`SpoolError` (disk full, locked for too long, permissions). A damaged
 file is set aside, and a new one is created. All methods block: call them in worker threads.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import sqlite3
@@ -26,6 +28,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from guard.core import wire
 from guard.core.buffer import Priority
+from guard.delivery import loss_notes
 from guard.delivery.journal import OpenRequest, left_behind
 from guard.delivery.spool_files import holder_of, lives, prepare_directory, require_plain_file
 
@@ -85,10 +88,17 @@ class Spooled(NamedTuple):
     body: bytes
 
 
+class Row(NamedTuple):
+    """Where an event is; the number alone may be given to another event once the row is deleted."""
+
+    number: int
+    event_id: str
+
+
 class Claimed(NamedTuple):
     """One event that this process is to deliver."""
 
-    row: int
+    row: Row
     body: bytes
 
 
@@ -188,6 +198,8 @@ class Spool:
         self.pending = 0
         # Likewise. Only rises: no failure or cancellation of a write can hide what it has dropped.
         self.dropped = 0
+        # Rows that were delivered, and could not be deleted yet. Used under the lock.
+        self._delivered = set[Row]()
         _spools.add(self)
 
     def take_over(self, *, also_living: bool = False, of_all: bool = False) -> int:
@@ -209,8 +221,9 @@ class Spool:
             # The next step of the loop removes the journal. If the process dies before that, the
             # journal is taken over again, and its events, with the same ids, are ignored or charged
             # once. If `append` raises, the journal stays.
-            if events:
-                self.append(events, self._owner if of_all else left.owner)
+            owner = self._owner if of_all else left.owner
+            if events and self.append(events, owner) < len(events):
+                raise SpoolError("the disk is full")
             taken += len(left.requests)
         if of_all:
             self._with_file(self._own_all)
@@ -220,112 +233,151 @@ class Spool:
         # REPLACE: the same event may be there for both owners.
         connection.execute("UPDATE OR REPLACE events SET owner = ?", (self._owner,))
 
-    def append(self, events: Sequence[Spooled], owner: bytes | None = None) -> None:
+    def append(self, events: Sequence[Spooled], owner: bytes | None = None) -> int:
         """Write events; once written they survive a SIGKILL.
 
         A full spool drops the least important and oldest events for them; if they do not fit all
-        the same, it keeps what it has.
+        the same, it keeps what it has. On a full disk nothing is dropped, and as many are written
+        as there is room for.
 
         Args:
-            events: to be written.
+            events: to be written, the most important ones first.
             owner: the owner of the events; this spool's own when None.
+
+        Returns:
+            How many are on disk, from the first on.
         """
 
-        def write(connection: sqlite3.Connection) -> None:
-            rows = [(owner or self._owner, *event) for event in events]
-            size = sum(len(event.body) + _ROW_BYTES for event in events)
-            # How many events to drop; more in each round.
-            room = 0
-            while True:
-                dropped = own = 0
+        def write(connection: sqlite3.Connection) -> int:
+            stored, most = 0, len(events)
+            while stored < len(events):
                 try:
-                    # IMMEDIATE takes the write lock now: a transaction that starts by reading could
-                    # fail later without waiting.
-                    connection.execute("BEGIN IMMEDIATE")
-                    # In the same transaction: nothing is dropped for a write that fails.
-                    if room:
-                        dropped, own = self._evict(connection, room)
-                    # IGNORE: an event that an earlier write has stored, whose caller was cancelled
-                    # and kept it, stays one row.
-                    new = connection.executemany(
-                        "INSERT OR IGNORE INTO events (owner, event_id, priority, body)"
-                        " VALUES (?, ?, ?, ?)",
-                        rows,
-                    ).rowcount
-                    connection.execute("COMMIT")
+                    self._insert(connection, events[stored : stored + most], owner)
+                    stored += min(most, len(events) - stored)
                 except sqlite3.OperationalError as exc:
-                    _roll_back(connection)
-                    full = exc.sqlite_errorcode == sqlite3.SQLITE_FULL
-                    if not full or not self._at_cap(connection, size):
-                        raise  # the disk itself is full, or another process writes for too long
-                    # The file has reached its own limit: drop some events and try again. Rounds end
-                    # when the rows fit, or nothing unclaimed is left to drop.
-                    if dropped < room:
+                    most //= 2
+                    if not _without_room(exc) or not (most or stored):
                         raise
-                    room += self._next_room(connection, len(rows))
-                else:
-                    new = new if owner in (None, self._owner) else 0
-                    self.pending = max(0, self.pending + new - own)
-                    self.dropped += dropped
-                    return
+                    if not most:
+                        break
+            return stored
 
-        self._with_file(write)
+        return self._with_file(write)
+
+    def _insert(
+        self, connection: sqlite3.Connection, events: Sequence[Spooled], owner: bytes | None
+    ) -> None:
+        rows = [(owner or self._owner, *event) for event in events]
+        size = sum(len(event.body) + _ROW_BYTES for event in events)
+        # How many events to drop; more in each round.
+        room = dropped = own = new = 0
+
+        def insert() -> None:
+            nonlocal dropped, own, new
+            # In the same transaction: nothing is dropped for a write that fails.
+            dropped, own = self._evict(connection, room) if room else (0, 0)
+            # IGNORE: an event that an earlier write has stored, whose caller was cancelled and
+            # kept it, stays one row.
+            new = connection.executemany(
+                "INSERT OR IGNORE INTO events (owner, event_id, priority, body)"
+                " VALUES (?, ?, ?, ?)",
+                rows,
+            ).rowcount
+
+        while True:
+            try:
+                _transact(connection, insert)
+            except sqlite3.OperationalError as exc:
+                full = exc.sqlite_errorcode == sqlite3.SQLITE_FULL
+                if not full or not self._at_cap(connection, size):
+                    raise  # the disk itself is full, or another process writes for too long
+                # The file has reached its own limit: drop some events and try again. Rounds end
+                # when the rows fit, or nothing unclaimed is left to drop.
+                if dropped < room:
+                    raise SpoolError(f"the spool is full: {exc}") from None
+                room += self._next_room(connection, len(rows))
+            else:
+                new = new if owner in (None, self._owner) else 0
+                self.pending = max(0, self.pending + new - own)
+                self.dropped += dropped
+                return
 
     def claim(self, most: int) -> list[Claimed]:
         """Take up to ``most`` events, oldest first, that no living process has claimed."""
 
         def take(connection: sqlite3.Connection) -> list[Claimed]:
-            now_ms = time.time_ns() // 1_000_000
             # One transaction for the search and the claim: no other process claims the same rows.
-            # If this process dies after the commit, its claims are released below by the next.
-            connection.execute("BEGIN IMMEDIATE")
-            owners = self._owners(connection)
-            holders = {
-                holder
-                for owner in owners
-                for (holder,) in connection.execute(
-                    "SELECT DISTINCT claimed_by FROM events WHERE owner = ?"
-                    " AND claimed_until_ms > 0",
-                    (owner,),
-                )
-            }
-            # 1. Release the claims of dead processes at once, before they expire.
-            dead = [(holder,) for holder in holders if not lives(holder)]
-            connection.executemany(
-                "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?",
-                dead,
-            )
-            # 2. Take rows without a valid claim. A claim that expires too far in the future was
-            #    made before the clock was set back: it is not valid.
-            rows: list[tuple[int, bytes]] = []
-            for owner in owners:
-                rows += connection.execute(
-                    "SELECT id, body FROM events WHERE owner = ?"
-                    " AND (claimed_until_ms < ? OR claimed_until_ms > ?) ORDER BY id LIMIT ?",
-                    (owner, now_ms, now_ms + 2 * self._lease_ms, most - len(rows)),
-                )
-            connection.executemany(
-                "UPDATE events SET claimed_until_ms = ?, claimed_by = ? WHERE id = ?",
-                [(now_ms + self._lease_ms, self._holder, row) for row, _ in rows],
-            )
-            connection.execute("COMMIT")
-            return [Claimed(row, body) for row, body in rows]
+            # If this process dies after the commit, its claims are released by the next.
+            try:
+                found = _transact(connection, lambda: self._claimed(connection, most))
+                self._delivered.clear()
+                return found
+            except sqlite3.OperationalError as exc:
+                if not _without_room(exc):
+                    raise
+                # A claim cannot be written. Without one another process may send the same events,
+                # which are charged once.
+                return self._unclaimed(connection, most, self._owners(connection))
 
         return self._with_file(take)
 
-    def settle(self, rows: Sequence[int]) -> None:
-        """Delete events that were delivered or finally refused.
+    def _claimed(self, connection: sqlite3.Connection, most: int) -> list[Claimed]:
+        self._strike(connection)
+        owners = self._owners(connection)
+        holders = {
+            holder
+            for owner in owners
+            for (holder,) in connection.execute(
+                "SELECT DISTINCT claimed_by FROM events WHERE owner = ? AND claimed_until_ms > 0",
+                (owner,),
+            )
+        }
+        # 1. Release the claims of dead processes at once, before they expire.
+        dead = [(holder,) for holder in holders if not lives(holder)]
+        connection.executemany(
+            "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?", dead
+        )
+        # 2. Take rows without a valid claim.
+        found = self._unclaimed(connection, most, owners)
+        until_ms = time.time_ns() // 1_000_000 + self._lease_ms
+        connection.executemany(
+            "UPDATE events SET claimed_until_ms = ?, claimed_by = ? WHERE id = ?",
+            [(until_ms, self._holder, each.row.number) for each in found],
+        )
+        return found
+
+    def _unclaimed(
+        self, connection: sqlite3.Connection, most: int, owners: Sequence[bytes]
+    ) -> list[Claimed]:
+        # A claim that expires too far in the future was made before the clock was set back: it is
+        # not valid.
+        now_ms = time.time_ns() // 1_000_000
+        found: list[Claimed] = []
+        for owner in owners:
+            rows = connection.execute(
+                "SELECT id, event_id, body FROM events WHERE owner = ?"
+                " AND (claimed_until_ms < ? OR claimed_until_ms > ?) ORDER BY id",
+                (owner, now_ms, now_ms + 2 * self._lease_ms),
+            )
+            undelivered = (
+                Claimed(row, body)
+                for number, event_id, body in rows
+                if (row := Row(number, event_id)) not in self._delivered
+            )
+            found += itertools.islice(undelivered, most - len(found))
+        return found
+
+    def settle(self, rows: Sequence[Row]) -> None:
+        """Delete events that were delivered or finally refused; later, if there is no room for it.
 
         If the process dies before this, they are sent again, and charged once by their ids.
         """
 
         def strike(connection: sqlite3.Connection) -> None:
-            connection.execute("BEGIN IMMEDIATE")
-            gone = connection.executemany(
-                "DELETE FROM events WHERE id = ?", [(row,) for row in rows]
-            ).rowcount
-            connection.execute("COMMIT")
-            self.pending = max(0, self.pending - gone)
+            self.pending = max(0, self.pending - len(set(rows) - self._delivered))
+            self._delivered.update(rows)
+            _transact(connection, lambda: self._strike(connection))
+            self._delivered.clear()
             # Give the pages back once the backlog is gone, not after each batch. At most 10 000
             # pages, so that the lock is held for a limited time.
             if not self.pending:
@@ -333,16 +385,21 @@ class Spool:
 
         self._with_file(strike)
 
-    def release(self, rows: Sequence[int]) -> None:
+    def _strike(self, connection: sqlite3.Connection) -> None:
+        connection.executemany("DELETE FROM events WHERE id = ? AND event_id = ?", self._delivered)
+
+    def release(self, rows: Sequence[Row]) -> None:
         """Release claimed events that could not be delivered, for any process to claim."""
 
         def free(connection: sqlite3.Connection) -> None:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(
-                "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE id = ?",
-                [(row,) for row in rows],
+            _transact(
+                connection,
+                lambda: connection.executemany(
+                    "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL"
+                    " WHERE id = ? AND event_id = ?",
+                    rows,
+                ),
             )
-            connection.execute("COMMIT")
 
         self._with_file(free)
 
@@ -353,7 +410,13 @@ class Spool:
     def _count(self, connection: sqlite3.Connection) -> int:
         count = "SELECT count(*) FROM events WHERE owner = ?"
         owners = self._owners(connection)
-        self.pending = sum(connection.execute(count, (each,)).fetchone()[0] for each in owners)
+        found = sum(connection.execute(count, (each,)).fetchone()[0] for each in owners)
+        # Another process may have deleted what this one has delivered.
+        there = "SELECT 1 FROM events WHERE id = ? AND event_id = ?"
+        self._delivered = {
+            row for row in self._delivered if connection.execute(there, row).fetchone()
+        }
+        self.pending = found - len(self._delivered)
         return self.pending
 
     def _owners(self, connection: sqlite3.Connection) -> list[bytes]:
@@ -367,6 +430,37 @@ class Spool:
             (self._owner, self._owner),
         )
         return [*(owner for (owner,) in others), self._owner]
+
+    def note_loss(self, event_id: str, events: int) -> None:
+        """Note that events were lost, for the next process to report; needs no room on the disk.
+
+        Args:
+            event_id: the id of the report.
+            events: how many were lost.
+
+        Raises:
+            SpoolError: the directory cannot be written to.
+        """
+        try:
+            prepare_directory(self._directory)
+            loss_notes.write(self._directory, self._owner, event_id, events)
+        except OSError as exc:
+            raise SpoolError(f"{type(exc).__name__}: {exc}") from None
+
+    def noted(self) -> list[Claimed]:
+        """Return the losses that processes of this owner have noted, as events to deliver.
+
+        Several processes may deliver one: it is counted once, by its id.
+        """
+        return [
+            Claimed(Row(0, event_id), body)
+            for event_id, body in loss_notes.found(self._directory, self._owner)
+        ]
+
+    def strike_notes(self, rows: Sequence[Row]) -> None:
+        """Remove notes of losses that were reported."""
+        for row in rows:
+            loss_notes.remove(self._directory, row.event_id)
 
     def hurry(self) -> None:
         """Wait only briefly for other processes and threads from here on: the process is ending."""
@@ -384,6 +478,10 @@ class Spool:
         """
         if self._lock.acquire(timeout=self._busy_ms / 1000):
             try:
+                connection = self._connection
+                if connection is not None and self._delivered:
+                    with contextlib.suppress(sqlite3.Error):  # they are sent again, charged once
+                        _transact(connection, lambda: self._strike(connection))
                 self._drop_connection()
             finally:
                 self._lock.release()
@@ -554,6 +652,31 @@ class Spool:
 def _damaged(exc: sqlite3.DatabaseError) -> bool:
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _without_room(exc: sqlite3.OperationalError) -> bool:
+    """Return whether the file cannot be written now, but perhaps read: a full or failing disk."""
+    code = exc.sqlite_errorcode & 0xFF
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
+
+
+def _transact(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
+    """Do ``work`` in a transaction; without room once more, with the log emptied into the file."""
+    for is_last in (False, True):
+        try:
+            # IMMEDIATE takes the write lock now: a transaction that starts by reading could fail
+            # later without waiting.
+            connection.execute("BEGIN IMMEDIATE")
+            done = work()
+            connection.execute("COMMIT")
+            return done
+        except sqlite3.OperationalError as exc:
+            _roll_back(connection)
+            if is_last or not _without_room(exc):
+                raise
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("PRAGMA wal_checkpoint").fetchall()
+    raise AssertionError("unreachable")
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

@@ -91,7 +91,7 @@ class Leftovers:
         spool = Spool(place, owner, bytes_max=settings.spool_max_bytes)
         try:
             spool.take_over(also_living=also_living, of_all=of_all)
-            if spool.count():
+            if spool.noted() or spool.count():
                 import asyncio
 
                 asyncio.run(_deliver(settings, spool))

@@ -40,6 +40,9 @@ def _for_closing_s(timeout_s: float) -> float:
     return min(_CLOSE_MAX_S, _CLOSE_SHARE * timeout_s)
 
 
+_OPEN_AGAIN_S: Final = 5.0
+"""How long a journal that could not be opened is not tried again: the disk may be full."""
+
 _inherited: list[Outbox] = []
 """The parent's events in a forked child, which must neither deliver them nor count them as lost."""
 
@@ -81,6 +84,8 @@ class EventPipeline:
         # Why the last delivery failed, for an account that ends before its loop: `end` sets it on
         # the loop, `conclude` reads it afterwards.
         self._failure: BaseException | None = None
+        # When to try again to open it, by `time.monotonic()`: not before each request.
+        self._open_again_s = 0.0
         # The journal's state: `open`, `none` without a spool, `failed` when it cannot be written.
         self.journal_state = "none"
 
@@ -126,8 +131,7 @@ class EventPipeline:
             model: the model that was asked for.
         """
         directory = self._settings.spool_dir
-        # One that could not be opened is not tried again: this is asked before each request.
-        if self._journal is None and directory is not None and self.journal_state != "failed":
+        if self._journal is None and directory is not None:
             self._open_journal(directory)
         journal = self._journal
         if journal is None:
@@ -137,13 +141,19 @@ class EventPipeline:
         return journal.begin(reservation_id, amount, model, now_ms, serial)
 
     def _open_journal(self, directory: Path) -> None:
+        if time.monotonic() < self._open_again_s:
+            return
         owner = owner_of(self._settings.api_url, self._settings.owner_key)
         with self._opening:
-            if self._journal is None and self.journal_state != "failed":
-                try:
-                    self._journal = Journal(directory, owner, self.ids)
-                    self.journal_state = "open"
-                except OSError as exc:
+            # Another thread has opened it, or has just tried.
+            if self._journal is not None or time.monotonic() < self._open_again_s:
+                return
+            try:
+                self._journal = Journal(directory, owner, self.ids)
+                self.journal_state = "open"
+            except OSError as exc:
+                self._open_again_s = time.monotonic() + _OPEN_AGAIN_S
+                if self.journal_state != "failed":
                     self.journal_state = "failed"
                     logger.warning("open requests cannot be written down: %s", exc.strerror)
 

@@ -126,6 +126,15 @@ def test_a_full_disk_is_named(site: Site, name: str) -> None:
     assert problem["error_code"] == ("GD-R002" if name == "gate" else "GD-B002")
 
 
+def test_a_full_disk_is_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """The log may be on the same disk."""
+    refused(site.events)
+    caplog.clear()
+    for _ in range(5):
+        assert site.events().status_code == 503
+    assert "the store failed" not in caplog.text
+
+
 @pytest.mark.parametrize(("name", "route"), [("gate", "/gate"), ("events", "/api/v1/events")])
 def test_what_a_full_disk_refuses_is_counted(site: Site, name: str, route: str) -> None:
     def counted() -> int:

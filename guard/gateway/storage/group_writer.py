@@ -473,6 +473,7 @@ class GroupWriter(Generic[UnitT]):
         error = store_error(exc)
         if not isinstance(error, UnstorableError):  # the request is at fault, the store works
             self.healthy = False
+        if not self.is_full:  # said once: the log may be on the same disk
+            logger.error("the store failed: %s", summary(exc))
         self.is_full = self.is_full or isinstance(error, StoreFullError)
-        logger.error("the store failed: %s", summary(exc))
         return error

@@ -196,10 +196,15 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Spawn]:
-    """Start a program in a process group of its own; what is left of it is killed at the end."""
+    """Start a program in a process group of its own; what is left of it is killed at the end.
+
+    Its input is empty, or with ``talks`` a pipe.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def starter(program: str, *arguments: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    def starter(
+        program: str, *arguments: str, env: Mapping[str, str], talks: bool = False
+    ) -> subprocess.Popen[str]:
         script = tmp_path / f"program{len(started)}.py"
         script.write_text(program)
         process = subprocess.Popen(
@@ -212,7 +217,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
                 *arguments,
             ],
             env=environment(env),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -24,6 +24,7 @@ from guard.core.ids import IdFactory
 from guard.delivery import journal
 from guard.delivery.journal import Journal, left_behind, live_journals
 from guard.delivery.spool import Spool, owner_of
+from guard.session import event_pipeline
 from tests.guard.conftest import Tenant, settled
 from tests.support.cutting_vendor import cutting_vendor
 from tests.support.programs import environment
@@ -385,6 +386,25 @@ class TestOfARuntime:
         runtime.flush()
         assert len(tenant.llm_events()) == 3
         assert tenant.spent_nanousd("w") > 0
+
+    def test_is_opened_once_there_is_room(
+        self, small_disk: Path, start: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill(small_disk)
+        runtime = start(spool_dir=small_disk / "spool")
+        with cutting_vendor("no answer", "disconnect") as vendor, guard.workflow("w"):
+
+            def asked() -> str:
+                with pytest.raises(httpx.HTTPError):
+                    httpx.post(f"{vendor.url}/v1/chat/completions", json={"model": "o3"})
+                return runtime.status().journal
+
+            monkeypatch.setattr(event_pipeline, "_OPEN_AGAIN_S", 3600.0)
+            assert asked() == "failed"
+            (small_disk / "rest").unlink()
+            assert asked() == "failed", "not before each request"
+            runtime.events._open_again_s = 0.0
+            assert asked() == "open"
 
     def test_an_event_that_arrives_twice_is_charged_once(
         self, directory: Path, start: Any, tenant: Tenant
