@@ -558,6 +558,7 @@ class Flusher:
         else:
             self._health.lose(lost)
         # The report under way, and one of what was lost since.
+        self._losses.count_drops()
         self._spooler.note_losses()
         self._losses.reported()
         self._spooler.note_losses()
