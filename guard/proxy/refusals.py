@@ -34,6 +34,9 @@ REFUSED: Final = 400
 UNDECIDED: Final = 503
 UNKNOWN: Final = 401
 
+_OWN: Final = ("key ", "run ", "organisation ")
+"""How the scopes begin of limits that a run sets, or that are everybody's."""
+
 _ACTED_ON: Final = re.compile(
     r"prompt is too long|context[ _]length|context window|maximum context|too many tokens"
     r"|input is too long|quota",
@@ -155,7 +158,8 @@ def _sentence(error: BaseException, code: str) -> str:
     if isinstance(error, WorkflowKilledInterrupt):
         return "an operator has stopped this" + (f": {reason}" if reason else "")
     if isinstance(error, WorkflowPausedException):
-        return "an operator has paused this; go on when it is resumed"
+        why = f": {reason}" if reason else ""
+        return f"an operator has paused this{why}; go on when it is resumed"
     if isinstance(error, GuardBudgetError):
         return _budget(error)
     tool_name = getattr(error, "tool_name", None)
@@ -184,6 +188,9 @@ def _budget(error: GuardBudgetError) -> str:
             f"the limit{of} is reached, and so is what was kept of it for a last answer; ask for a "
             "higher one, or start again with a higher --limit"
         )
+    scope = str(known.get("scope", "")) if known else str(getattr(budget, "scope", ""))
+    if scope and not scope.startswith(_OWN):  # its reader could not know whose limit it is
+        return f"the limit{of} on {scope} is reached; ask for a higher one"
     return f"the limit{of} is reached; ask for a higher one, or start again with a higher --limit"
 
 

@@ -113,8 +113,8 @@ class CallerAccount(KeyAccount):
 
     @property
     def outside(self) -> str:
-        """The workflow of everything outside of one."""
-        return self.workflow or self.settings.workflow or DEFAULT_WORKFLOW
+        """The workflow of everything outside of one: by its name a team can be stopped."""
+        return self.workflow or self.settings.workflow or self.team or DEFAULT_WORKFLOW
 
     @property
     def rejection(self) -> GuardAuthenticationError | None:

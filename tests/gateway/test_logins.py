@@ -458,6 +458,40 @@ def test_groups_decide(site: LoginSite) -> None:
         admin.delete_sign_on_group("other")
 
 
+def test_a_rotated_account_ends_its_logins(site: LoginSite, person: str) -> None:
+    """Who has stolen a refresh token would otherwise be given the next secret."""
+    tokens, other = site.sign_in(person), site.sign_in(new_person(site))
+    own = account(site, person)["key_id"]
+    site.gateway.admin.rotate_key(own)
+    assert not site.works(tokens)
+    assert error(site.refresh(tokens)) == "invalid_grant"
+    assert site.works(site.refresh(other).json()), "nobody else's"
+    assert site.works(site.sign_in(person))
+    assert account(site, person)["key_id"] == own
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_file_of_rules_leaves_peoples_models(
+    site: LoginSite, person: str, is_named: bool
+) -> None:
+    admin = site.gateway.admin
+    admin.put_sign_on_group("dev", team="search", models=["claude-*"])
+    try:
+        site.sign_in(person)
+        own = f"sign-on {account(site, person)['key_id']}"
+        [policy] = [each for each in admin.policies() if each["name"] == own]
+        admin.set_policy("by hand", tools_block=["rm"])
+        named = {name: policy[name] for name in ("name", "scope_kind", "scope_id", "document")}
+        body = {"policies": [named] if is_named else [], "prune": True}
+        for changed in (1, 0):
+            plan = admin.request("POST", "/apply", body)
+            assert plan["changed"] == changed, plan
+        left = {each["name"] for each in admin.policies()}
+        assert (own in left, "by hand" in left) == (True, False)
+    finally:
+        admin.put_sign_on_group("dev", team="search")
+
+
 @pytest.mark.parametrize("groups", [["other"], [], ["boss"], None])
 def test_who_leaves_a_group_is_out_within_an_hour(
     site: LoginSite, person: str, groups: list[str] | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,44 @@ def test_each_team_by_itself_and_each_tag_of_a_call(tenant: Any) -> None:
     _spend(tenant, 50, tags={"team": "ads"})
     tenant.refused(402, "GD-B004", workflow_id="w", tags={"team": "ads"})
     tenant.allowed(workflow_id="w", tags={"team": "search"})
+
+
+def test_a_keys_team_is_a_tag_that_no_call_can_change(make_tenant: Any) -> None:
+    tenant = make_tenant(team="search")
+    below = tenant.admin.create_key("other", team="ads")
+    tenant.admin.set_budget(scope_kind="tag", scope_id="team=search", limit_nanousd=1000)
+    tenant.admin.set_budget(scope_kind="tag", scope_id="team=*", window="day", limit_nanousd=5000)
+    tenant.admin.set_budget(scope_kind="tag", scope_id="env=*", limit_nanousd=10**9)
+    _spend(tenant, 400)
+    _spend(tenant, 500, tags={"team": "ads", "env": "prod"})
+    reply = tenant.allowed(workflow_id="w", tags={"env": "prod"})
+    _spend(tenant, 100, reservation_id=reply["reservation_id"])
+    found = {
+        (each["scope_id"], each["window"]): each["committed"] for each in tenant.admin.ledger()
+    }
+    assert found == {("team=search", "total"): 1000, ("team=search", "day"): 1000,
+                     ("env=prod", "total"): 600}  # fmt: skip
+    for tags in ({}, {"team": "ads"}):
+        assert "team=search" in tenant.refused(402, "GD-B004", workflow_id="w", tags=tags)["detail"]
+    headers = {"X-API-Key": below}
+    body = {"call_id": "b", "kind": "call", "function": "f", "workflow_id": "w",
+            "tags": {"team": "search"}}  # fmt: skip
+    assert tenant.http.post("/gate", json=body, headers=headers).status_code == 200
+
+
+def test_a_team_is_known_once_a_key_or_a_group_has_it(make_tenant: Any) -> None:
+    tenant = make_tenant(team="search")
+    for name in ("search", "ads"):
+        known = name == "search"
+        with contextlib.nullcontext() if known else pytest.raises(AdminError, match="no tag"):
+            tenant.admin.set_budget(1, scope_kind="tag", scope_id=f"team={name}")
+    tenant.admin.set_budget(1, scope_kind="tag", scope_id="team=*")
+    tenant.admin.set_budget(1, scope_kind="tag", scope_id="team=late", anyway=True)
+    assert tenant.admin.unmatched() == {("tag", "team=late")}
+    group = f"late-{tenant.organisation_id}"
+    tenant.admin.put_sign_on_group(group, team="late")
+    assert tenant.admin.unmatched() == set()
+    tenant.admin.delete_sign_on_group(group)
 
 
 def test_an_event_without_tags_has_those_of_its_call(tenant: Any) -> None:

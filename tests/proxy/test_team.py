@@ -222,6 +222,25 @@ def test_a_limit_and_a_kill_stop_their_own_caller_alone(
             assert b"an operator has stopped this: enough" in b"".join(chunks)
 
 
+def test_what_names_no_workflow_is_its_teams(
+    gateway: Gateway, vendor: StandIn, proxys: dict[str, str]
+) -> None:
+    admin = Caller.of(gateway).admin
+    kinds: list[dict[str, str]] = [
+        {"team": "search"}, {"team": "ads"}, {"team": "search", "workflow_id": "own"}, {},
+    ]  # fmt: skip
+    made = [admin.create_key_full("caller", **each) for each in kinds]
+    callers = [Caller(admin, each["api_key"], each["key"]["key_id"]) for each in made]
+    with serving("--upstream", f"openai={vendor.url}", **proxys) as (url, _):
+        assert [each.post(url).status_code for each in callers] == [200] * 4
+        names = {"search", "ads", "own", "default"}
+        until(lambda: {row["group"] for row in admin.usage("workflow")} == names)
+        admin.directive("pause", "search", reason="wrong prompt")
+        until(lambda: callers[0].post(url).status_code == 400)
+        assert "paused this: wrong prompt;" in callers[0].post(url).text
+        assert [each.post(url).status_code for each in callers[1:]] == [200] * 3
+
+
 def test_money_is_exact_behind_two_proxies(gateway: Gateway, proxys: dict[str, str]) -> None:
     limit = 10_000_000
     caller = Caller.of(gateway)

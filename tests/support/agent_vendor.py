@@ -83,6 +83,7 @@ class Bill:
     model: str
     fresh: int
     cached: int
+    asked: Asked
     output: int = 0
     is_whole: bool = False
 
@@ -106,6 +107,8 @@ class AgentVendor:
         script: says what a request with tools is answered.
         refusing: answers instead, if it is not None.
         cached: share of a prompt that is billed as read from the cache.
+        accepts: the keys that pay; None: each does.
+        paid_with: the keys of those to models, in their order.
         seen: every request that came.
         asked: those to models.
         bills: of those that were answered.
@@ -117,6 +120,8 @@ class AgentVendor:
         self.script: Script = lambda asked: Turn()
         self.refusing: Refusing | None = None
         self.cached = 0.0
+        self.accepts: frozenset[str] | None = None
+        self.paid_with: list[str] = []
         self.seen: list[Seen] = []
         self.asked: list[Asked] = []
         self.bills: list[Bill] = []
@@ -161,11 +166,16 @@ class AgentVendor:
             tuple(document),
         ))  # fmt: skip
         shape = next((name for pattern, name in _SHAPES if pattern.search(path)), None)
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        key = headers.get("x-api-key") or given
         if "upgrade" in headers:
             await _answer(send, 426, b"a WebSocket is not served")
         elif shape is None or scope["method"] != "POST":
             await _answer(send, *_other(scope["method"], path))
+        elif self.accepts is not None and key not in self.accepts:
+            await _answer(send, 401, b'{"error": {"message": "no such key"}}')
         else:
+            self.paid_with.append(key)
             await self._model(shape, path, scope["query_string"], document, receive, send)
 
     async def _model(
@@ -188,7 +198,7 @@ class AgentVendor:
         if asked.most is not None:
             thought = max(0, min(turn.thought, asked.most - len(turn.text.split())))
             turn = attrs.evolve(turn, thought=thought)
-        bill = Bill(asked.model, prompt - cached, cached)
+        bill = Bill(asked.model, prompt - cached, cached, asked)
         self.bills.append(bill)
         number = next(self._numbers)
         if not (body.get("stream") or path.endswith(":streamGenerateContent")):
@@ -251,7 +261,8 @@ def _asked(shape: str, path: str, body: dict[str, Any]) -> Asked:
     text = json.dumps(messages)
     kinds = '"tool_result"', '"function_call_output"', '"functionResponse"', '"role": "tool"'
     config = body.get("generationConfig") or {}
-    most = body.get("max_tokens") or body.get("max_output_tokens") or config.get("maxOutputTokens")
+    limits = (body.get(f"max_{name}tokens") for name in ("", "completion_", "output_"))
+    most = next(filter(None, limits), config.get("maxOutputTokens"))
     return Asked(shape, model, frozenset(names), turns, sum(map(text.count, kinds)), most, body)
 
 

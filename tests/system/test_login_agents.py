@@ -64,7 +64,7 @@ class Desk:
         printed = block[1].replace("https://proxy.example.com:8788", self.proxy)
         (self.home / name).write_text(printed)
 
-    def run(self, agent: CodingAgent, work: Path) -> str:
+    def run(self, agent: CodingAgent, work: Path, prompt: str = "Say hello.") -> str:
         """Let an agent answer one prompt, and return its screen."""
         work.mkdir(exist_ok=True)
         given = agent.environment(self.home, "unused").items()
@@ -72,7 +72,7 @@ class Desk:
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
         env["CODEX_HOME"] = str(self.home / ".codex")
         done = subprocess.run(
-            agent.command("Say hello."), env=env, cwd=work, stdin=subprocess.DEVNULL,
+            agent.command(prompt), env=env, cwd=work, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=WAIT_S, check=False,
         )  # fmt: skip
         return done.stdout + done.stderr

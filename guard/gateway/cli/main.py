@@ -178,7 +178,9 @@ def _secret(secret: dict[str, Any]) -> str:
     default=None,
     help="With --role proxy: for the callers of all organisations.",
 )
-@click.option("--team", default="", help="Whose work the key is for; reports sum it.")
+@click.option("--team", default="",
+              help="Whose work the key is for; reports sum it, and budgets have it as the tag "
+              "team=TEAM.")  # fmt: skip
 @click.option("--person", default="", help="Who has the key; reports sum it.")
 @click.option("--purpose", default="", help="What the key is for; lists show it.")
 @click.option("--may-name", metavar="KIND,...", default="", callback=_may_name, help=_MAY_NAME)

@@ -26,6 +26,9 @@ from guard.gateway.unit.state import (
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 _RUN_KEPT_MS: Final = 30 * DAY_MS
+_TEAM: Final = "team"
+"""The tag that a key's team is for budgets."""
+_TEAMS_MAX: Final = 10_000
 _METERED: Final[tuple[records.BudgetUnit, ...]] = ("tokens", "calls")
 
 
@@ -77,7 +80,7 @@ def tags_over(
     run_id: str | None,
     reservation: Reservation | None = None,
 ) -> tuple[str, ...]:
-    """Return the tags and the run of a call or an event for :data:`ScopeKeys`.
+    """Return the tags and the run of a call or an event for :data:`ScopeKeys`; a team is a tag.
 
     None if no budget is of a tag or a run.
 
@@ -95,13 +98,16 @@ def tags_over(
     if not org.is_tagged:
         return ()
     run = () if run_id is None else (run_scope(key_id, run_id),)
+    # A key's team is fixed, so no call is another team's because it says so.
+    team = _team_of(unit, org, key_id)
     if tags or reservation is None:
-        return *sorted([f"{name}={value}" for name, value in tags.items()]), *run
+        own = {**tags, _TEAM: team} if team else tags
+        return *sorted([f"{name}={value}" for name, value in own.items()]), *run
     held = {
         *reservation.balance_ids,
         *(i for each in reservation.metered for i in each.balance_ids),
     }
-    found = set()
+    found = {f"{_TEAM}={team}"} if team else set()
     for balance in map(unit.balance, held):
         rule = unit.catalogue.budget(balance.budget_id)
         if rule is not None and rule.scope_kind == "tag":
@@ -155,6 +161,17 @@ def _budgets_over(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> 
     index = index_of(unit.catalogue.budgets_for(org.organisation_id, _names(keys)))
     _add_several(index, budgets)
     return index
+
+
+def _team_of(unit: UnitOfWork, org: OrganisationState, key_id: str) -> str:
+    """Return the team of a key; empty without one."""
+    team = org.teams.get(key_id)
+    if team is None:
+        key = unit.directory.key(key_id)
+        if len(org.teams) >= _TEAMS_MAX:
+            org.teams.clear()
+        team = org.teams[key_id] = "" if key is None else key.team
+    return team
 
 
 def _read_budgets(unit: UnitOfWork, org: OrganisationState) -> BudgetIndex:

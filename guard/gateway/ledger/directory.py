@@ -204,6 +204,7 @@ def rotate_key(
         ends_ms = min(ends_ms, old.expires_at_ms)
     key = msgspec.structs.replace(old, prefix=prefix, signed=hmac_secret is not None)
     unit.directory.end_secrets(old.key_id, ends_ms)
+    unit.logins.drop_of(old.key_id)  # or who has stolen one would be given the next secret
     unit.directory.add_secret(key, key_hash, hmac_secret)
     details = {"prefix": prefix, "overlap_ms": overlap_ms}
     audit.record(unit, actor, "key.rotate", old.key_id, details, old.organisation_id)

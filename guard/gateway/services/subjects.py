@@ -26,6 +26,8 @@ _EXIST_BEFORE: Final = ("key", "tag", "model")
 """Kinds that a rule is refused for as long as guard knows no such thing. Workflows, agents, chains
 and users come into being with their first call, and rules for them are often older."""
 
+TEAM: Final = "team="
+"""How the tag begins that a key's team is for budgets; the rest is the team."""
 _PREFIX: Final = 12
 _NAMES_MAX: Final = 5000
 _WILD: Final = re.compile(r"[*?]")
@@ -120,11 +122,22 @@ class Subjects:
                 asked[each] = ("model" if kind == "price" else kind), name
         seen = await self._storage.seen(own, list(asked.values())) if asked else set()
         found = [each for each, place in asked.items() if place not in seen]
+        if any(each.scope_kind == "tag" and each.scope_id.startswith(TEAM) for each in found):
+            teams = await self._teams(own)
+            found = [each for each in found if not _is_team(each, teams)]
         keys = [each for each in subjects if each.scope_kind == "key" and each.scope_id != "*"]
         if keys:
             ids = {key.key_id for key in await self._keys(own)}
             found += [each for each in keys if not _is_key(each.scope_id, ids)]
         return found
+
+    async def _teams(self, own: str) -> set[str]:
+        """Return the teams of keys, and of the groups of people who may sign in."""
+        rules = [
+            each for each in await self._storage.sign_on_rules() if each.organisation_id == own
+        ]
+        keys = await self._keys(own)
+        return {each for each in (*(r.team for r in rules), *(k.team for k in keys)) if each}
 
     async def _keys(self, own: str) -> list[Key]:
         """Return the keys that calls have: those of an organisation's programs and proxies."""
@@ -184,6 +197,12 @@ def _is_priced(model: str, own: Collection[str]) -> bool:
         or any(each != "*" and globs.matches(each, model) for each in own)
         or (model == model.lower() and published(None, model, 0) is not None)
     )
+
+
+def _is_team(subject: RuleSubject, teams: Collection[str]) -> bool:
+    """Return whether a tag, or a glob over tags, is of one of the teams."""
+    is_tag = subject.scope_kind == "tag"
+    return is_tag and any(globs.matches(subject.scope_id, TEAM + each) for each in teams)
 
 
 def _is_key(wanted: str, ids: Collection[str]) -> bool:

@@ -123,6 +123,11 @@ class LoginTables(UnitPart):
             (self._unit.now_ms, login_id),
         )
 
+    def drop_of(self, key_id: str) -> None:
+        """Delete the logins of an account; their access tokens are secrets of its key."""
+        # Ids of keys have no character that means something in JSON or in a pattern.
+        self._unit.write("DELETE FROM logins WHERE record LIKE ?", (f'%"key_id":"{key_id}"%',))
+
     def prune(self) -> None:
         """Delete some of what has ended."""
         now_ms = self._unit.now_ms

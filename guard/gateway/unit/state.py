@@ -225,6 +225,7 @@ class OrganisationState(Struct):
         metered: the budgets of tokens and calls, by what they count.
         is_metered: whether there are any of tokens or calls, in memory or not.
         is_tagged: whether there are any of tags or runs.
+        teams: of keys that such budgets were asked about; a key's team never changes.
         accounts: the cached accounts, each with the time until which they are valid.
         compacted_seq: the number up to which old control messages were dropped.
     """
@@ -238,6 +239,7 @@ class OrganisationState(Struct):
     metered: dict[Meter, BudgetIndex] = {}
     is_metered: bool = False
     is_tagged: bool = False
+    teams: dict[str, str] = {}
     accounts: dict[AccountKeys, tuple[float, list[BudgetBalance]]] = {}
     compacted_seq: int = 0
 

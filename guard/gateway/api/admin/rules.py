@@ -14,6 +14,7 @@ from guard.gateway.domain.preview import EXAMPLES_MAX, Difference, compare, repl
 from guard.gateway.domain.rulesets import Change, RuleSet, first_named_twice, plan
 from guard.gateway.domain.windows import checked_window
 from guard.gateway.ledger import asks, catalogue
+from guard.gateway.ledger.logins import policy_name
 from guard.gateway.services.subjects import RuleSubject, Scoped, subject_of
 from guard.gateway.unit.state import within
 
@@ -168,7 +169,7 @@ async def apply(call: AdminCall, body: bodies.ApplyBody) -> bodies.Plan:
     # 1. Planned beside the writer. Files take turns: two at once would leave rules of both.
     async with call.services.turns.setdefault(own, asyncio.Lock()):
         current = RuleSet(
-            await call.storage.budgets(own), await call.storage.policies(own),
+            await call.storage.budgets(own), _written(await call.storage.policies(own), rules),
             await call.storage.prices(own),
         )  # fmt: skip
         steps = await asyncio.to_thread(plan, current, rules, prune=body.prune)
@@ -191,3 +192,9 @@ async def apply(call: AdminCall, body: bodies.ApplyBody) -> bodies.Plan:
         change.unmatched = subject in unmatched
     changed = sum(change.change != "unchanged" for change in changes)
     return bodies.Plan(dry_run=body.dry_run, changed=changed, changes=changes)
+
+
+def _written(found: list[records.Policy], rules: RuleSet) -> list[records.Policy]:
+    """Leave out the policies of people's groups that a file does not name: it cannot know them."""
+    named = {each.name for each in rules.policies}
+    return [each for each in found if each.name != policy_name(each.scope_id) or each.name in named]
