@@ -25,6 +25,8 @@ DEAR: Final = "dear:"
 UNJUDGED: Final = "unjudged:"
 TRUSTED: Final = "trusted:"
 """Prefix of requests that were not sent: it is not known what their path costs."""
+BY: Final = " by "
+"""Comes before the native client that has sent a request, at the end of its name."""
 
 SCOPES_KEPT: Final = 256
 NAMES_KEPT: Final = 4096

@@ -484,13 +484,13 @@ class Instrumentation:
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
 
-    def unmetered(self, host: str, path: str, why: str) -> None:
-        """Report an LLM request that can be neither held nor metered.
+    def unmetered(self, host: str, path: str, why: str, by: str = "") -> None:
+        """Report an LLM request that can be neither held nor metered; see ``Observer``.
 
         Raises:
             Refusal: such requests are refused here.
         """
-        self.unseen.note(host, path, why)
+        self.unseen.note(host, path, why, by)
         self._report_unseen(host, why)
         if self.refuse_unseen is not None:
             self.refuse_unseen(

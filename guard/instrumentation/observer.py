@@ -37,8 +37,13 @@ class Observer(Protocol):
     def begin_session(self, host: str, path: str, query: str) -> FrameSession | None:
         """Check a WebSocket and start observing it; None when it does not lead to an LLM."""
 
-    def unmetered(self, host: str, path: str, why: str) -> None:
+    def unmetered(self, host: str, path: str, why: str, by: str = "") -> None:
         """Report an LLM request that can be neither held nor metered.
+
+        Args:
+            host, path: those of its URL.
+            why: the reason.
+            by: the native client that sends it, if it is one.
 
         Raises:
             Refusal: such requests are refused here.

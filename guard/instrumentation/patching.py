@@ -45,6 +45,13 @@ _HOOKS: Final[dict[str, str]] = {
     "botocore.httpsession": "guard.instrumentation.botocore",
     "websockets.asyncio.client": "guard.instrumentation.websockets",
     "websockets.sync.client": "guard.instrumentation.websockets",
+    "grpc._channel": "guard.instrumentation.grpc",
+    "grpc.aio._channel": "guard.instrumentation.grpc",
+    "pycurl": "guard.instrumentation.libcurl",
+    "curl_cffi.curl": "guard.instrumentation.libcurl",
+    "curl_cffi.aio": "guard.instrumentation.libcurl",
+    "primp": "guard.instrumentation.rust_clients",
+    "rnet": "guard.instrumentation.rust_clients",
     **dict.fromkeys(tool_table.PACKAGES, "guard.integrations.tool_seams"),
 }
 """Maps a client's or framework's module to the module here whose ``patch(module)`` hooks it."""

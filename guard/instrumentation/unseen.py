@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from guard.core.tool_rules import DEAR, FRAMEWORK, REFUSED, TOOL, TRUSTED, UNJUDGED
+from guard.core.tool_rules import BY, DEAR, FRAMEWORK, REFUSED, TOOL, TRUSTED, UNJUDGED
 from guard.core.visible import one_line
 
 logger = logging.getLogger("guard.instrumentation")
@@ -38,14 +38,16 @@ class UnseenRequests:
         self._lock = threading.Lock()
         self.changed: Callable[[dict[str, int]], None] | None = None
 
-    def note(self, host: str, path: str, why: str) -> None:
+    def note(self, host: str, path: str, why: str, by: str = "") -> None:
         """Count a request, and log its kind once.
 
         Args:
             host, path: those of its URL.
             why: the reason that it cannot be metered.
+            by: the native client that sends it, if it is one.
         """
-        self._count(f"{host}{path}", "a request to %s is not metered: %s", why)
+        name = f"{host}{path}{BY}{by}" if by else f"{host}{path}"
+        self._count(name, "a request to %s is not metered: %s", why)
 
     def note_refused(self, host: str, path: str) -> None:
         """Count a request to an unknown path of a vendor's, which was not sent.

@@ -89,9 +89,10 @@ class RunReport:
         processes = reports.guarded(self.directory)[0]
         # A program that a signal has ended may not have got as far as its first request, which is
         # no sign that guard cannot see it.
-        is_seen = processes > 0 or self.unseen.proxied > 0
-        is_unseen = self.limits.seen_only and not is_seen and self.code <= _SIGNALLED
+        is_reached = processes > 0 or self.unseen.proxied > 0
+        is_unseen = self.limits.seen_only and not is_reached and self.code <= _SIGNALLED
         spend = self.account.spend_in_full()
+        is_seen = is_reached and (spend.requests > 0 or not self.unseen.is_native)
         limits = self.account.limits_now(self.limits)
         observed = self.account.observed() if self.dry_run else []
         exit_code = self.code
@@ -128,7 +129,7 @@ class RunReport:
             click.echo(f"\n{json.dumps(facts)}")  # whatever the program's last line lacks
             return exit_code
         if not is_seen:
-            say(words.NOTHING_SEEN, fg="yellow")
+            say(words.NOT_METERED if is_reached else words.NOTHING_SEEN, fg="yellow")
         say(f"{self.workflow}: {spent(spend, limits)}")
         self._say_special(spend)
         if self.dry_run:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from guard.core.tool_rules import DEAR, FRAMEWORK, REFUSED, TOOL, TRUSTED, UNJUDGED
+from guard.core.tool_rules import BY, DEAR, FRAMEWORK, REFUSED, TOOL, TRUSTED, UNJUDGED
 from guard.core.visible import one_line
 from guard.local_gateway import LocalGateway, read_json
 from guard.running import reports
@@ -73,6 +73,11 @@ class RunUnseen:
     def proxied(self) -> int:
         """How many LLM requests have come through the proxy."""
         return reports.proxied(self._directory)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether a guarded process has asked a model by a client that no hook can meter."""
+        return any(BY in name for name in reports.unseen(self._directory))
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -93,6 +93,11 @@ NOTHING_SEEN: Final = (
     "request to guard's proxy"
 )
 
+NOT_METERED: Final = (
+    "only clients that guard cannot meter have asked a model, so nothing was guarded: use one that "
+    "sends by httpx, requests or aiohttp"
+)
+
 
 def unseen_under_limit() -> Words:
     """Return the texts for a run with a limit in which guard has seen nothing."""

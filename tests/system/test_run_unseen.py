@@ -41,6 +41,29 @@ for number in range(2):
     print(urllib.request.urlopen(request).status, flush=True)
 """
 
+NATIVE = {
+    "pycurl": """
+import sys, pycurl
+curl = pycurl.Curl()
+curl.setopt(pycurl.URL, sys.argv[1] + "/v1/chat/completions")
+curl.setopt(pycurl.POSTFIELDS, sys.argv[2])
+curl.setopt(pycurl.WRITEFUNCTION, len)
+curl.perform()
+print(curl.getinfo(pycurl.RESPONSE_CODE), flush=True)
+""",
+    "rnet": """
+import asyncio, sys, rnet
+async def main():
+    answer = await rnet.post(sys.argv[1] + "/v1/chat/completions", body=sys.argv[2])
+    print(answer.status, flush=True)
+asyncio.run(main())
+""",
+}
+HTTPX = """
+import httpx
+httpx.post(sys.argv[1] + "/v1/chat/completions", content=sys.argv[2])
+"""
+
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 on_linux = pytest.mark.skipif(not IS_LINUX, reason="it reads /proc")
 
@@ -165,6 +188,32 @@ def test_urllib_is_named_and_refused_under_a_limit(
     assert "cannot be held: it is sent by http.client or urllib" in done.stderr
     done = guard("run", "--limit", "$2", "--allow-unseen", "--", str(script), vendor, BODY)
     assert (done.stdout, done.returncode) == ("200\n200\n", 0)
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_a_native_client_is_named_and_refused_under_a_limit(
+    guard: Runs, vendor: str, tmp_path: Path, client: str
+) -> None:
+    pytest.importorskip(client)
+    script, program = tmp_path / "agent.py", [str(tmp_path / "agent.py"), vendor, BODY]
+    script.write_text(NATIVE[client])
+    named = f"127.0.0.1/v1/chat/completions by {client}"
+    for options in ([], ["--limit", "$2", "--allow-unseen"], ["--limit", "$2", "--dry-run"]):
+        done = guard("run", *options, "--json", "--", *program)
+        facts = facts_of(done)
+        assert (done.stdout.splitlines()[0], done.returncode) == ("200", 0), done.stderr
+        assert facts["unmetered_requests"] == {named: 1}
+        assert (facts["seen"], facts["guarded_processes"]) == (False, 1)
+    done = guard("run", "--limit", "$2", "--", *program)
+    assert (done.stdout, done.returncode) == ("", 77)
+    assert f"cannot be held: it is sent by {client}" in done.stderr
+    assert f"not counted: 1 request to {named}" in done.stderr
+    assert "only clients that guard cannot meter" in done.stderr
+    # Beside one that is metered.
+    script.write_text(NATIVE[client] + HTTPX)
+    facts = facts_of(guard("run", "--json", "--", *program))
+    assert (facts["seen"], facts["requests"]) == (True, 1)
+    assert facts["unmetered_requests"] == {named: 1}
 
 
 TALKS = """
