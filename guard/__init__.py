@@ -206,12 +206,21 @@ if not TYPE_CHECKING:  # a type checker takes a module with __getattr__ to have 
     def __getattr__(name: str) -> Any:
         from importlib import import_module
 
-        if name in _MODULES:
-            return import_module(f"guard.{name}")
-        home = _HOMES.get(name)
+        home = f"guard.{name}" if name in _MODULES else _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module 'guard' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(home), name)
+        try:
+            module = import_module(home)
+        except ImportError as exc:
+            if "subinterpreters" not in str(exc):
+                raise
+            from guard.breaker.exceptions import GuardConfigError
+
+            text = "guard cannot run in this sub-interpreter: call it in the main interpreter"
+            raise GuardConfigError(text) from exc
+        if name in _MODULES:
+            return module
+        value = globals()[name] = getattr(module, name)
         return value
 
 
