@@ -86,8 +86,8 @@ def _origin(value: str) -> None:
 
 
 def _role(value: str) -> None:
-    if value not in ("viewer", "operator", "owner"):
-        raise ValueError("viewer, operator or owner")
+    if value not in ("member", "viewer", "operator", "owner"):
+        raise ValueError("member, viewer, operator or owner")
 
 
 def _level(value: str) -> None:
@@ -255,8 +255,9 @@ class GatewaySettings:
         "A file with the key for `guard login` in it, such as a mounted secret.", None
     )
     sign_on_role: str | None = _setting(
-        "The role of persons who come by single sign-on and are no operators yet: viewer, operator "
-        "or owner, of sign_on_organisation. Without it only operators get in.", None, _role,
+        "The role of persons who come by single sign-on and are no operators yet: member, viewer, "
+        "operator or owner, of sign_on_organisation. Without it only operators get in, and members "
+        "of groups that may sign in.", None, _role,
     )  # fmt: skip
     sign_on_organisation: str | None = _setting(
         "The name or id of the organisation that such persons join, with sign_on_role.", None,

@@ -98,13 +98,16 @@ def test_a_group_lets_people_into_the_dashboard_in_its_role(site: LoginSite) -> 
     admin = site.gateway.admin
     claims = {"email": "eve@example.com", "email_verified": True}
     site.says("eve", **claims, groups=["ops", "dev"])
-    assert signed_on(site, "eve").status_code == 403, "no row of theirs has a role"
+    refused = signed_on(site, "eve")
+    assert (refused.status_code, "yours is member" in refused.text) == (403, True)
     admin.put_sign_on_group("ops", role="viewer", place=1)
     admin.put_sign_on_group("boss", role="owner", place=1)
     assert "eve@example.com, viewer" in signed_on(site, "eve").text
     site.says("eve", **claims, groups=["ops", "boss"])
     assert 'data-role="owner"' in signed_on(site, "eve").text, "the role follows the groups"
     site.says("eve", **claims, groups=["dev"])
+    assert "yours is member" in signed_on(site, "eve").text
+    site.says("eve", **claims, groups=["elsewhere"])
     refused = signed_on(site, "eve")
     assert (refused.status_code, "no group of eve@example.com" in refused.text) == (403, True)
     site.says("eve", **claims, groups=["ops"])

@@ -22,7 +22,14 @@ from tests.support.store_dump import dump
 
 PASSWORD: Final = "a password for tests"
 ROLES: Final = ("viewer", "operator", "owner")
-FOR_ALL: Final = {"/device", "/sign-in", "/sign-out", "/audit/verify", "/answer"}
+FOR_ALL: Final = {
+    "/device",
+    "/sign-in",
+    "/sign-out",
+    "/audit/verify",
+    "/answer",
+    "/own/logins",
+}
 """Forms that change nothing of anybody else's, and a signed link's, which needs no session."""
 
 FOR_OWNERS: Final = {

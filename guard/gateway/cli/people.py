@@ -9,7 +9,7 @@ from guard.gateway.cli.choices import OneOf
 from guard.gateway.cli.output import note, safe, show, where, with_client
 from guard.gateway.cli.password import ask
 
-_ROLE = OneOf(["owner", "operator", "viewer"])
+_ROLE = OneOf(["owner", "operator", "viewer", "member"])
 
 
 # -- organisations -----------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def sign_on_list(client: AdminClient) -> None:
 @sign_on.command("set")
 @click.argument("group")
 @click.option("--team", default="", help="Whose work it is; reports sum it.")
-@click.option("--role", type=OneOf(["owner", "operator", "viewer"]),
-              help="As what they sign in to the dashboard; without it, they may not.")  # fmt: skip
+@click.option("--role", type=OneOf(["owner", "operator", "viewer", "member"]),
+              help="As what they sign in to the dashboard; else as a member.")  # fmt: skip
 @click.option("--model", "models", multiple=True, metavar="GLOB",
               help="A model that they may use; without any, all. Repeats.")  # fmt: skip
 @click.option("--place", type=Whole(1, 1000),

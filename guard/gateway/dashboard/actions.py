@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.api.admin import table
 from guard.gateway.dashboard import forms, security
-from guard.gateway.dashboard.site import PageGroup, RequestContext, only
+from guard.gateway.dashboard.site import PageGroup, RequestContext, divided, only
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.setting_table import SETTINGS
 
@@ -112,18 +112,13 @@ class Actions(PageGroup):
 
     async def keys(self, context: RequestContext) -> Response:
         """List keys and offer to make one."""
-        keys = await table.list_keys(context.call())
-        now_ms = self._site.parts.clock_ms()
-        live = [
-            key
-            for key in keys
-            if key.revoked_at_ms is None
-            and (key.expires_at_ms is None or key.expires_at_ms > now_ms)
-        ]
-        ended = [key for key in keys if key not in live]
+        live, ended = divided(await table.list_keys(context.call()), self._site.parts.clock_ms())
         return await self._site.render(
-            context, "keys.html", keys=live[::-1], ended=ended[::-1][:20], made=None
-        )
+            context, "keys.html", keys=live[::-1], ended=ended[::-1][:20],
+            revoke_of=lambda key: lambda prefix: context.link(
+                "/keys/change", action="revoke", key=key.key_id, secret=prefix
+            ),
+        )  # fmt: skip
 
     async def create_key(self, context: RequestContext) -> Response:
         """Make a key and show it once."""

@@ -11,6 +11,7 @@ from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
 from guard.gateway.dashboard.call_pages import CallPages
 from guard.gateway.dashboard.event_stream import Live
 from guard.gateway.dashboard.exports import Exports
+from guard.gateway.dashboard.own import OwnPage
 from guard.gateway.dashboard.pages import Pages
 from guard.gateway.dashboard.people import People
 from guard.gateway.dashboard.prices import PricesAndSettings
@@ -27,6 +28,7 @@ def dashboard_routes(site: Site) -> list[BaseRoute]:
         *site.assets.routes(),
         *SignIn(site).routes(),
         *Live(site).routes(),
+        *OwnPage(site).routes(),
         *Pages(site).routes(),
         *CallPages(site).routes(),
         *SpendPages(site).routes(),

@@ -22,12 +22,12 @@ class Live(PageGroup):
     """Serves ``/live``.
 
     The messages carry no data: the script fetches the page again, so that everything shown is
-    rendered, escaped and authorised in one place.
+    rendered, escaped and authorised in one place. So members may listen as well.
     """
 
     def routes(self) -> list[BaseRoute]:
         """Return the route of the stream."""
-        return [Route("/live", self._site.page(self._open), methods=["GET"])]
+        return [Route("/live", self._site.page(self._open, "member"), methods=["GET"])]
 
     async def _open(self, context: RequestContext) -> Response:
         if self._site.parts.change_watcher.is_full(context.org()):

@@ -14,7 +14,7 @@ from guard.gateway.dashboard.budget_forecasts import budget_forecasts
 from guard.gateway.dashboard.event_filter import TYPES, event_filter
 from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.refusal_groups import grouped
-from guard.gateway.dashboard.site import PageGroup, RequestContext
+from guard.gateway.dashboard.site import OWN, PageGroup, RequestContext
 from guard.gateway.dashboard.spend import viewers_zone
 from guard.gateway.dashboard.time_ranges import RANGES, Range
 from guard.gateway.domain.errors import NotFoundError
@@ -58,7 +58,6 @@ class Pages(PageGroup):
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         views = {
-            "/": self.overview,
             "/workflows": self.workflows,
             "/workflow": self.workflow,
             "/users": self.users,
@@ -66,12 +65,17 @@ class Pages(PageGroup):
             "/approvals": self.approvals,
             "/audit": self.audit,
         }
-        return [Route(path, self._site.page(view), methods=["GET"]) for path, view in views.items()]
+        return [
+            Route("/", self._site.page(self.overview, "member"), methods=["GET"]),
+            *(Route(path, self._site.page(view), methods=["GET"]) for path, view in views.items()),
+        ]
 
     # -- overview ------------------------------------------------------------------------------
 
     async def overview(self, context: RequestContext) -> Response:
-        """Show spend over time and against budgets, and running workflows."""
+        """Show spend over time and against budgets, and running workflows; members go on."""
+        if not context.may("viewer"):
+            return self._site.redirect(OWN)
         now_ms, own = self._site.parts.clock_ms(), context.org()
         chosen = RANGES.get(context.query("range"), RANGES["24h"])
         chart = await self._spend(context, chosen, now_ms, None)

@@ -18,7 +18,7 @@ from guard.gateway.dashboard.security import ForbiddenError
 from guard.gateway.dashboard.site import SIGN_IN, RequestContext, Site, new_sign_in_token
 from guard.gateway.domain.errors import NotFoundError, StoreError
 from guard.gateway.domain.operators import FIRST_OPERATOR, Person, UnknownPersonError
-from guard.gateway.services.logins import joining_by_groups
+from guard.gateway.services.logins import joining_of
 from guard.gateway.services.openid import (
     CALLBACK_PATH,
     FLOW_S,
@@ -58,7 +58,7 @@ class SignIn:
             Route(OPENID, self._begin_openid, methods=["GET"]),
             Route(CALLBACK_PATH, self._end_openid, methods=["GET"]),
             *self._device.routes(),
-            Route("/sign-out", self._site.action(self._sign_out, "viewer"), methods=["POST"]),
+            Route("/sign-out", self._site.action(self._sign_out, "member"), methods=["POST"]),
         ]
 
     async def _show(self, request: Request) -> Response:
@@ -156,7 +156,7 @@ class SignIn:
 
     async def _signed_on(self, request: Request, person: Person) -> str:
         """Return the token of a new session of somebody whom the provider has identified."""
-        joining = await joining_by_groups(self._site.parts.storage, person) or self._site.joining
+        joining = await joining_of(self._site.parts.storage, person, self._site.joining)
         address = self._addresses.of(request)
         return await self._operators.signed_on(person, "openid", address, joining)
 

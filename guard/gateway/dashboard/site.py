@@ -33,7 +33,7 @@ from guard.gateway.domain.operators import (
     as_role,
     require_role,
 )
-from guard.gateway.domain.records import Organisation
+from guard.gateway.domain.records import Key, Organisation
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.logins import LoginService
@@ -51,6 +51,8 @@ BADGE_MAX: Final = 100
 PIECES: Final = 200
 """Pieces of a page, each a text or a value, that are rendered in one step: about a millisecond."""
 SIGN_IN: Final = "/sign-in"
+OWN: Final = "/own"
+"""The page of whoever is signed in, and the only one of a member."""
 
 NOTICES: Final = {
     "kill": "Killed. Running calls are being stopped.",
@@ -85,6 +87,7 @@ NOTICES: Final = {
     "session-ended": "The session has ended.",
     "organisation-created": "The organisation was created. Make its first key next.",
     "organisation-removed": "The organisation was removed, with its keys and operators.",
+    "logins-ended": "Signed out everywhere. Sign in again where you need a key.",
     "audit-ok": "The audit log is complete: every entry's hash is right.",
 }
 """Texts of notices after an action; the URL carries only the name, so a link cannot plant text."""
@@ -97,7 +100,7 @@ NAVIGATION: Final = (
 )  # fmt: skip
 SECTIONS: Final = {
     "/workflow": "/workflows", "/latency": "/spend", "/users": "/spend", "/user": "/spend",
-    "/agent": "/spend", "/model": "/spend", "/tag": "/spend",
+    "/agent": "/spend", "/model": "/spend", "/tag": "/spend", "/own/logins": OWN,
 }  # fmt: skip
 """Pages that the navigation does not name, and the one that leads to them."""
 
@@ -198,15 +201,20 @@ class Site:
             self._jinja.filters[name] = lambda at_ms, *zone, of=moment: of(
                 at_ms, parts.clock_ms(), *zone
             )
-        self._jinja.globals.update(asset=self.assets.address, navigation=NAVIGATION)
+        self._jinja.globals.update(asset=self.assets.address)
 
     # -- guards --------------------------------------------------------------------------------
 
-    def page(self, view: View) -> Endpoint:
-        """Return the endpoint of a page that needs a session."""
+    def page(self, view: View, needed: OperatorRole = "viewer") -> Endpoint:
+        """Return the endpoint of a page that needs a session.
+
+        Args:
+            view: shows it.
+            needed: the least role that may see it.
+        """
 
         async def endpoint(request: Request) -> Response:
-            return await self._guarded(request, view, Form({}))
+            return await self._guarded(request, view, Form({}), needed)
 
         return endpoint
 
@@ -235,7 +243,7 @@ class Site:
         return endpoint
 
     async def _guarded(
-        self, request: Request, view: View, form: Form, needed: OperatorRole = "viewer"
+        self, request: Request, view: View, form: Form, needed: OperatorRole
     ) -> Response:
         context = None
         try:
@@ -310,7 +318,12 @@ class Site:
     async def render(self, context: RequestContext, template: str, **values: Any) -> Response:
         """Return a page for an operator."""
         status = values.pop("status", 200)
-        waiting = await self.parts.storage.approvals(context.org(), "pending", BADGE_MAX)
+        is_member = not context.may("viewer")
+        waiting = (
+            []
+            if is_member
+            else await self.parts.storage.approvals(context.org(), "pending", BADGE_MAX)
+        )
         healthy, trouble = self.health()
         values |= {
             "context": context,
@@ -320,6 +333,7 @@ class Site:
             "here": context.request.url.path,
             "section": SECTIONS.get(context.request.url.path, context.request.url.path),
             "return_to": _address(context.request),
+            "navigation": ((OWN, "Your page"),) if is_member else NAVIGATION,
             "waiting": len(waiting),
             "notice": NOTICES.get(context.query("notice"), ""),
             "healthy": healthy,
@@ -370,9 +384,11 @@ class Site:
     ) -> Response:
         """Return the page of an error: what happened, and what to do."""
         status, title, detail = _explained(exc)
+        is_member = context is not None and not context.may("viewer")
         return self.html(
             request, "problem.html", status, status=status, title=title, detail=detail,
-            home="/" if context is None else context.link("/"),
+            home="/" if context is None else context.link(OWN if is_member else "/"),
+            home_is="your page" if is_member else "the overview",
         )  # fmt: skip
 
     def health(self) -> tuple[bool, str]:
@@ -394,7 +410,7 @@ class PageGroup:
         self._storage = site.parts.storage
 
 
-def only(what: str, found: Iterable[T], **named: str) -> T:
+def only(what: str, found: Iterable[T], **named: str | bool) -> T:
     """Return the one whose fields have these values.
 
     Raises:
@@ -404,6 +420,15 @@ def only(what: str, found: Iterable[T], **named: str) -> T:
         if all(getattr(each, name) == value for name, value in named.items()):
             return each
     raise NotFoundError(f"no such {what}")
+
+
+def divided(keys: Iterable[Key], now_ms: int) -> tuple[list[Key], list[Key]]:
+    """Return the keys that are in use, and those that were revoked or have ended."""
+    found: tuple[list[Key], list[Key]] = [], []
+    for key in keys:
+        is_over = key.expires_at_ms is not None and key.expires_at_ms <= now_ms
+        found[is_over or key.revoked_at_ms is not None].append(key)
+    return found
 
 
 def _address(request: Request) -> str:

@@ -44,7 +44,8 @@ class GroupRule(Struct, kw_only=True, frozen=True):
         group: as the provider calls it, or ``*`` for everybody.
         organisation_id: which they work in.
         team: that pays for their work.
-        role: as what they may sign in to the dashboard; ``None``: not by this group.
+        role: as what they may sign in to the dashboard; ``None``: as a member, unless the settings
+            say more of everybody.
         models: globs of the models that they may use; empty for all.
     """
 

@@ -6,17 +6,18 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
-OperatorRole = Literal["owner", "operator", "viewer"]
+OperatorRole = Literal["owner", "operator", "viewer", "member"]
 """What a person may do.
 
-A viewer changes nothing. An operator stops and approves calls, and sets budgets, policies, prices
-and settings. An owner also manages organisations, operators, sessions and keys.
+A member sees what is their own, and nothing else. A viewer sees everything, and changes nothing.
+An operator stops and approves calls, and sets budgets, policies, prices and settings. An owner also
+manages organisations, operators, sessions and keys.
 """
 
 FIRST_OPERATOR: Final = "admin"
 """The owner whom the first run, or `guard gateway password`, gives a password."""
 
-_RANKS: Final = {"viewer": 0, "operator": 1, "owner": 2}
+_RANKS: Final = {"member": 0, "viewer": 1, "operator": 2, "owner": 3}
 
 
 class UnknownPersonError(Exception):

@@ -139,7 +139,8 @@ class Key(KeyAttributes, kw_only=True):
     """An API key, which lasts; its secrets change. One of no organisation is for the whole gateway.
 
     ``secrets`` in lists of keys has those that are valid, the newest first; ``prefix`` is how the
-    first of them begins.
+    first of them begins. Lists also say when a key was last used, and whether it is the account of
+    a person who gets its secrets by signing in.
     """
 
     key_id: str
@@ -153,6 +154,8 @@ class Key(KeyAttributes, kw_only=True):
     expires_at_ms: int | None = None
     revoked_at_ms: int | None = None
     secrets: list[Secret] = []
+    used_at_ms: int | None = None
+    signs_in: bool = False
 
 
 class BudgetTerms(Struct, kw_only=True):

@@ -216,6 +216,29 @@ def end_login(unit: UnitOfWork, login: Login, why: str) -> None:
     unit.announce(PostCommitEvent("catalogue", login.organisation_id))
 
 
+def end_logins(
+    unit: UnitOfWork, actor: Actor, organisation_id: str, operator_id: str, key_id: str
+) -> None:
+    """End every login of an account, on all machines, for the person whose account it is.
+
+    Args:
+        unit, actor, organisation_id: as everywhere.
+        operator_id: of the person, as they have signed in to the dashboard.
+        key_id: of the account.
+
+    Raises:
+        NotFoundError: it is not theirs.
+    """
+    found = unit.logins.of_account(operator_id, organisation_id, key_id)
+    if found is None:
+        raise NotFoundError("no such account of yours")
+    for login in found:
+        unit.logins.drop(login.login_id)
+    details = {"logins": len(found)}
+    audit.record(unit, actor, "login.end_all", key_id, details, organisation_id)
+    unit.announce(PostCommitEvent("catalogue", organisation_id))
+
+
 def forget_account(unit: UnitOfWork, actor: Actor, organisation_id: str, key_id: str) -> None:
     """Forget whose account a revoked key was: the person may sign in again, as a new account.
 

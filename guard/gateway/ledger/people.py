@@ -39,11 +39,14 @@ def put_operator(
         role: the new role; ``None``: unchanged, and that of ``wanted`` for a new operator.
 
     Raises:
-        ConflictError: an operator of this name sees another organisation.
+        ConflictError: an operator of this name sees another organisation, or a member would see
+            all of them.
     """
     known = unit.directory.operator(wanted.name)
     if known is not None and wanted.organisation_id not in (None, known.organisation_id):
         raise ConflictError("this name cannot be given: choose another")
+    if role == "member" and (known or wanted).organisation_id is None:
+        raise ConflictError("a member belongs to one organisation: add them in that one")
     if known is None:
         saved = msgspec.structs.replace(
             wanted,

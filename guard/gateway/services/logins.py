@@ -275,12 +275,19 @@ class LoginService:
         return rule
 
 
-async def joining_by_groups(storage: Storage, person: Person) -> Joining | None:
-    """Return as what a person may sign in to the dashboard by their groups, if at all."""
+async def joining_of(storage: Storage, person: Person, of_all: Joining | None) -> Joining | None:
+    """Return as what a person may sign in to the dashboard, if at all.
+
+    Args:
+        storage: has the table of groups.
+        person: who has signed in at the provider.
+        of_all: what the settings say of everybody; it stands before a row that names no role.
+    """
     rule = rule_of(await storage.sign_on_rules(), person.groups)
-    if rule is None or rule.role is None:
-        return None
-    return Joining(role=rule.role, organisation=rule.organisation_id, by_groups=True)
+    if rule is None or (rule.role is None and of_all is not None):
+        return of_all
+    own = rule.organisation_id
+    return Joining(role=rule.role or "member", organisation=own, by_groups=True)
 
 
 async def _repeated(work: Callable[[], Awaitable[T]]) -> T:

@@ -105,6 +105,21 @@ class LoginTables(UnitPart):
         row = self._unit.row("SELECT record FROM logins WHERE login_id = ?", login_id)
         return None if row is None else wire.decode(row[0], Login)
 
+    def of_account(self, operator_id: str, organisation_id: str, key_id: str) -> list[Login] | None:
+        """Return the logins of an account; ``None`` if it is not the operator's own."""
+        own = self._unit.row(
+            "SELECT 1 FROM login_accounts a JOIN sign_ons s ON s.issuer = a.issuer"
+            " AND s.subject = a.subject WHERE s.operator_id = ? AND a.organisation_id = ?"
+            " AND a.key_id = ?", operator_id, organisation_id, key_id,
+        )  # fmt: skip
+        if own is None:
+            return None
+        rows = self._unit.rows(
+            "SELECT record FROM logins WHERE json_extract(record, '$.key_id') = ?"
+            " ORDER BY login_id", key_id,
+        )  # fmt: skip
+        return [wire.decode(record, Login) for (record,) in rows]
+
     def change(self, before: Login, after: Login) -> None:
         """Write a login.
 
@@ -140,8 +155,12 @@ class LoginTables(UnitPart):
             )  # fmt: skip
             if rows:
                 self._unit.write_many(table.delete(), rows)
+        # The one that was used last tells when its account was.
         self._unit.write(
-            "DELETE FROM secrets WHERE login_id IS NOT NULL AND ends_ms < ?", (now_ms - _KEPT_MS,)
+            "DELETE FROM secrets WHERE login_id IS NOT NULL AND ends_ms < ? AND (used_ms IS NULL"
+            " OR EXISTS (SELECT 1 FROM secrets s WHERE s.key_id = secrets.key_id"
+            " AND s.used_ms > secrets.used_ms))",
+            (now_ms - _KEPT_MS,),
         )
 
     def _require(self, changed: int) -> None:

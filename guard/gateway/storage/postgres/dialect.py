@@ -32,6 +32,7 @@ _PAIRS: Final = (
     ("GROUP BY +organisation_id, +", "GROUP BY organisation_id, "),
     # JSON that is stored as text, and lists of arguments.
     ("json_extract(data, '$.tool_name')", "(data::json ->> 'tool_name')"),
+    ("json_extract(record, '$.key_id')", "(record::json ->> 'key_id')"),
     ("json_each(?1) j", "jsonb_array_elements_text((?1)::jsonb) AS j(value)"),
     ("json_each(e.balance_ids) j", "jsonb_array_elements_text(e.balance_ids::jsonb) AS j(value)"),
     ("json_each(r.balance_ids) j", "jsonb_array_elements_text(r.balance_ids::jsonb) AS j(value)"),

@@ -50,10 +50,10 @@ def balance_view_from_row(row: tuple[Any, ...]) -> records.BalanceView:
     """Build a balance from its row of ``SELECT_BALANCE_VIEWS``."""
     balance = BALANCES.read(row)
     account = BudgetBalance(BUDGETS.read(row[BALANCES.width :]), balance)
-    return _balance_view(account, row[-1])
+    return balance_view(account, row[-1])
 
 
-def _balance_view(account: BudgetBalance, uncertain: int) -> records.BalanceView:
+def balance_view(account: BudgetBalance, uncertain: int) -> records.BalanceView:
     """Return a balance as the admin API shows it."""
     rule, balance = account.rule, account.balance
     is_money = rule.unit == "usd"

@@ -128,6 +128,19 @@ class SqlQueries(ReadingStore):
         """Return the keys of proxies for all organisations."""
         return await self._keys("organisation_id IS NULL AND role = 'proxy'")
 
+    async def keys_of(self, organisation_id: str, operator: Operator) -> list[records.Key]:
+        """Return the keys of who signs in to the dashboard: their accounts, and keys in their name.
+
+        A key that is somebody's account is nobody else's, whatever they are called.
+        """
+        return await self._keys(
+            "organisation_id = ? AND role = 'sdk' AND (key_id IN (SELECT a.key_id FROM"
+            " login_accounts a JOIN sign_ons s ON s.issuer = a.issuer AND s.subject = a.subject"
+            " WHERE s.operator_id = ?) OR (person = ? AND key_id NOT IN"
+            " (SELECT key_id FROM login_accounts)))",
+            organisation_id, operator.operator_id, operator.name,
+        )  # fmt: skip
+
     async def _keys(self, where: str, *arguments: Any) -> list[records.Key]:
         rows = await self._rows(f"{KEYS.select()} WHERE {where} ORDER BY key_id", *arguments)
         keys = {key.key_id: key for key in map(KEYS.read, rows)}
@@ -137,11 +150,21 @@ class SqlQueries(ReadingStore):
             " ORDER BY made_ms DESC, ends_ms IS NOT NULL, ends_ms DESC",
             *arguments,
         )
+        accounts = await self._rows(
+            "SELECT key_id FROM login_accounts WHERE key_id IN"
+            f" (SELECT key_id FROM keys WHERE {where})",
+            *arguments,
+        )
+        for (key_id,) in accounts:
+            if key_id in keys:
+                keys[key_id].signs_in = True
         now_ms = self.clock_ms()
         for key_id, prefix, hmac_secret, made_ms, ends_ms, used_ms in secrets:
             key = keys.get(key_id)
             if key is None:  # made between the two reads
                 continue
+            if used_ms is not None:
+                key.used_at_ms = max(used_ms, key.used_at_ms or 0)
             is_valid = key.revoked_at_ms is None and (ends_ms is None or ends_ms > now_ms)
             if not key.prefix or (is_valid and not key.secrets):
                 key.prefix, key.signed = prefix, hmac_secret is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from guard.core import wire
@@ -17,7 +19,7 @@ from guard.gateway.ledger.accounts import (
     opens_with_usage,
 )
 from guard.gateway.ledger.wind_down import run_of
-from guard.gateway.storage.sql.admin_rows import SELECT_RUNS
+from guard.gateway.storage.sql.admin_rows import SELECT_RUNS, balance_view
 from guard.gateway.unit.connection import Connection
 from guard.gateway.unit.rows import BALANCES, BUDGETS, ORGANISATIONS
 from guard.gateway.unit.state import ScopeKeys
@@ -75,6 +77,37 @@ def spend(
         )
         reply.budgets.append(spent)
     return reply
+
+
+def balances_over(
+    connection: Connection, now_ms: int, organisation_id: str, key_ids: Sequence[str]
+) -> list[records.BalanceView]:
+    """Return the budgets over any call of some keys, with what has counted in their periods.
+
+    Those of workflows, users, tags or models are over some calls only, and left out.
+
+    Args:
+        connection: where to read.
+        now_ms: the time.
+        organisation_id: the tenant.
+        key_ids: of the keys.
+    """
+    rows = connection.rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
+    budgets = [*map(BUDGETS.read, rows)]
+    own = connection.rows(f"{ORGANISATIONS.select()} WHERE organisation_id = ?", organisation_id)
+    settings = ORGANISATIONS.read(own[0]).settings
+    indexes = [*metered_index(budgets).values(), index_of(b for b in budgets if b.unit == "usd")]
+    over = {
+        (budget.budget_id, scope_id): budget
+        for key_id in key_ids
+        for index in indexes
+        for budget, scope_id in applying(index, (None, None, None, None, key_id, (), ()))
+    }
+    found = []
+    for (_, scope_id), budget in over.items():
+        account = _account(connection, settings, budget, scope_id, now_ms)
+        found.append(balance_view(account, doubt_of(connection, account)))
+    return sorted(found, key=lambda each: -(each.committed + each.reserved) / max(each.limit, 1))
 
 
 def _winds_down(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from guard.gateway.domain.spend_series import SpendOverTime, SpendSeries, rest
@@ -84,6 +84,30 @@ def spend_of(
     return SpendOverTime(series=[series], total=series)
 
 
+def spend_of_each(
+    connection: Connection, organisation_id: str, group_by: str, scope_ids: Sequence[str],
+    edges_ms: Sequence[int], limit: int,
+) -> SpendOverTime:  # fmt: skip
+    """Return what some scopes have cost over time, together and divided by the dearest of them.
+
+    Args:
+        connection: where to read.
+        organisation_id: the tenant.
+        group_by: their kind, one of ``GROUPS``, or a tag.
+        scope_ids: of the scopes.
+        edges_ms: where steps begin, and the last one ends; whole quarter hours.
+        limit: how many are named; the others are one series.
+    """
+    steps, cells = _Steps(edges_ms), defaultdict[str, list[Any]](list)
+    for name, *cell in _cells_of_all(connection, organisation_id, group_by, steps, scope_ids):
+        cells[name].append(cell)
+    total = steps.series(None, [cell for each in cells.values() for cell in each])
+    found = [steps.series(name, own) for name, own in sorted(cells.items())]
+    dearest = sorted(found, key=lambda each: -each.cost_nanousd)[:limit]
+    left = rest(total, dearest)
+    return SpendOverTime(series=[*dearest, left] if left.cost_nanousd else dearest, total=total)
+
+
 def _place(group_by: str) -> tuple[str, str]:
     """Return the kind of the rows of a group, and what divides them if it is not their scope."""
     if group_by in OF_KEYS:
@@ -104,11 +128,18 @@ def _series(
     connection: Connection, organisation_id: str, group_by: str, steps: _Steps, names: Sequence[str]
 ) -> list[SpendSeries]:
     cells: dict[str, list[Any]] = defaultdict(list)
+    for name, *cell in _cells_of_all(connection, organisation_id, group_by, steps, names):
+        cells[name].append(cell)
+    return [steps.series(name, cells[name]) for name in names]
+
+
+def _cells_of_all(
+    connection: Connection, organisation_id: str, group_by: str, steps: _Steps, names: Sequence[str]
+) -> Iterator[Any]:
+    """Yield the quarter hours of any number of scopes."""
     for start in range(0, len(names), _NAMES_MAX):
         some = names[start : start + _NAMES_MAX]
-        for name, *cell in _cells_of(connection, organisation_id, group_by, steps, some):
-            cells[name].append(cell)
-    return [steps.series(name, cells[name]) for name in names]
+        yield from _cells_of(connection, organisation_id, group_by, steps, some)
 
 
 def _cells_of(
