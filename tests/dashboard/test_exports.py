@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 
 from guard.core.visible import visible
-from guard.gateway.dashboard import exports, tables
+from guard.gateway.dashboard import exports, spend, tables
 from guard.gateway.services.turns import Turns
 
 NAMES: Final = ("spend", "usage", "users", "workflows", "events", "budgets", "audit")
@@ -205,7 +205,7 @@ async def test_files_take_turns_step_by_step_and_wait_for_no_slow_reader() -> No
 def test_a_file_of_usage_has_all_rows_of_the_pages_time(
     visitor: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports, "USAGE_BATCH", 3)
+    monkeypatch.setattr(spend, "USAGE_BATCH", 3)
     for number in range(10):
         event = {"type": "llm", "user": f"u{number % 5}", "tags": {"project": "=1+1"}}
         tenant.send("w", {**event, "data": {"model": f"m{number % 2}", "input_tokens": 1}})

@@ -255,6 +255,7 @@ def test_the_budgets_of_the_page_are_those_over_any_of_their_calls(site: Members
     sets: list[tuple[str, str, str, int]] = [
         ("key", "*", "day", 400), ("key", own, "month", 900), ("workflow", "work", "day", 77_700),
         ("user", person, "day", 88_800), ("organisation", "", "month", 99_900),
+        ("tag", "team=search", "month", 55_500),
     ]  # fmt: skip
     made = [
         admin.set_budget(cents, scope_kind=kind, scope_id=name, window=window)
@@ -266,7 +267,7 @@ def test_the_budgets_of_the_page_are_those_over_any_of_their_calls(site: Members
             for spent in (0, 1):
                 text = http.get("/own").text
                 found = re.findall(r"of \$([0-9.,]+)</span> <span class=\"balance-share\"", text)
-                assert sorted(found) == ["4.00", "9.00", "999.00"], (spent, text)
+                assert sorted(found) == ["4.00", "555.00", "9.00", "999.00"], (spent, text)
                 for limit in ("4.00", "9.00"):
                     line = f'<strong>${spent}.00</strong> <span class="dim">of ${limit}</span>'
                     assert line in text, (spent, text)

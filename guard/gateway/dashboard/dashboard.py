@@ -20,6 +20,7 @@ from guard.gateway.dashboard.search import Search
 from guard.gateway.dashboard.sign_in import SignIn
 from guard.gateway.dashboard.site import Site
 from guard.gateway.dashboard.spend import SpendPages
+from guard.gateway.dashboard.teams import Teams
 
 
 def dashboard_routes(site: Site) -> list[BaseRoute]:
@@ -39,6 +40,7 @@ def dashboard_routes(site: Site) -> list[BaseRoute]:
         *BudgetsAndPolicies(site).routes(),
         *PricesAndSettings(site).routes(),
         *People(site).routes(),
+        *Teams(site).routes(),
         *Alerts(site).routes(),
         *Answering(site, site.parts.questions).routes(),
     ]

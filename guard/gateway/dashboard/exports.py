@@ -19,8 +19,8 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.dashboard import security, tables
 from guard.gateway.dashboard.event_filter import event_filter
 from guard.gateway.dashboard.site import PageGroup, RequestContext, View
-from guard.gateway.dashboard.spend import asked
-from guard.gateway.domain.records import BalanceView, BudgetRule, StoredEvent, UsageRow
+from guard.gateway.dashboard.spend import asked, usage_pages
+from guard.gateway.domain.records import BalanceView, BudgetRule, StoredEvent
 from guard.gateway.domain.usage import WorkflowSort
 from guard.gateway.domain.windows import zone_of
 from guard.gateway.services.turns import Turns
@@ -28,9 +28,6 @@ from guard.gateway.storage.port import NEWEST
 
 BATCH: Final = 100
 """Rows of one step."""
-
-USAGE_BATCH: Final = 10_000
-"""Rows that one query of usage reads."""
 
 BALANCES_MAX: Final = 200
 """As many as the page of budgets looks at."""
@@ -110,7 +107,7 @@ class Exports(PageGroup):
         return Export(columns, self._user_rows)
 
     async def _user_rows(self, context: RequestContext) -> Batches:
-        async for found in self._usage_pages(context.org(), group_by="user"):
+        async for found in usage_pages(self._storage, context.org(), group_by="user"):
             yield [_row(each, user=each.group) for each in found]
 
     def _usage(self, _: RequestContext) -> Export:
@@ -120,23 +117,13 @@ class Exports(PageGroup):
         wanted = asked(context, self._site.parts.clock_ms())
         edges_ms = wanted.shown.edges()
         names = await self._storage.key_names(context.org()) if wanted.group_by == "key" else {}
-        pages = self._usage_pages(
-            context.org(), group_by=wanted.group_by, since_ms=edges_ms[0], until_ms=edges_ms[-1],
-            by_model=context.query("rows") == "by-model",
+        pages = usage_pages(
+            self._storage, context.org(), group_by=wanted.group_by, since_ms=edges_ms[0],
+            until_ms=edges_ms[-1], by_model=context.query("rows") == "by-model",
         )  # fmt: skip
         async for found in pages:
             yield [_row(each, by=wanted.group_by, key_name=names.get(each.group or ""))
                    for each in found]  # fmt: skip
-
-    async def _usage_pages(
-        self, organisation_id: str, **query: Any
-    ) -> AsyncIterator[list[UsageRow]]:
-        while True:
-            found = await self._storage.usage_rows(organisation_id, **query, limit=USAGE_BATCH)
-            yield found
-            if len(found) < USAGE_BATCH or found[-1].group is None:
-                return
-            query |= {"after": found[-1].group, "after_model": found[-1].model or ""}
 
     def _workflows(self, _: RequestContext) -> Export:
         columns = ("workflow_id", "state", "reason", "first_seen_at_ms", "last_seen_at_ms", "calls",

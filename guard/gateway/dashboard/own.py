@@ -52,7 +52,7 @@ class OwnPage(PageGroup):
             shown=shown,
             presets=PRESETS,
             chart=stacked(spend, shown, "other keys", names=names),
-            balances=await storage.balances_over(own, [key.key_id for key in live]),
+            balances=await storage.balances_over(own, live),
             may_log_in=self._site.parts.logins is not None,
             base_url=self._site.base_url(context.request),
         )

@@ -95,12 +95,13 @@ NOTICES: Final = {
 NAVIGATION: Final = (
     ("/", "Overview"), ("/spend", "Spend"), ("/workflows", "Workflows"), ("/events", "Events"),
     ("/approvals", "Approvals"), ("/budgets", "Budgets"), ("/policies", "Policies"),
-    ("/alerts", "Alerts"), ("/keys", "Keys"), ("/people", "People"), ("/settings", "Settings"),
-    ("/audit", "Audit"),
+    ("/alerts", "Alerts"), ("/teams", "Teams"), ("/keys", "Keys"), ("/people", "People"),
+    ("/settings", "Settings"), ("/audit", "Audit"),
 )  # fmt: skip
 SECTIONS: Final = {
     "/workflow": "/workflows", "/latency": "/spend", "/users": "/spend", "/user": "/spend",
     "/agent": "/spend", "/model": "/spend", "/tag": "/spend", "/own/logins": OWN,
+    "/team": "/teams",
 }  # fmt: skip
 """Pages that the navigation does not name, and the one that leads to them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zoneinfo
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.time_ranges import COOKIE, PRESETS, TimeRange, time_range
+from guard.gateway.domain.records import UsageRow
 from guard.gateway.domain.spend_series import GROUPS, TAG, SpendOverTime
 from guard.gateway.domain.usage import is_kept_by_model
 from guard.gateway.domain.windows import UTC, zone_of
@@ -21,6 +23,9 @@ SHOWN_MAX: Final = 7
 """Scopes that have a colour of their own; all others share one."""
 
 TAGS_MAX: Final = 50
+USAGE_BATCH: Final = 10_000
+"""Rows that one query of usage reads."""
+
 _OTHERS: Final = {
     "model": "others", "workflow": "others, or in no workflow", "user": "others, or for no user",
     "agent": "others, or by no named agent", "key": "others", "team": "others, or of no team",
@@ -77,11 +82,23 @@ def scope_link(context: RequestContext, group_by: str, scope_id: str, **query: A
     """Return the address of the page of one workflow, user, model, agent or value of a tag."""
     if group_by == "workflow":
         return context.link("/workflow", id=scope_id)
-    if group_by in ("key", "team", "person"):
+    if group_by in ("key", "person"):
         return context.link("/keys")
     if group_by.startswith(TAG):
         return context.link("/tag", name=group_by.removeprefix(TAG), id=scope_id, **query)
     return context.link(f"/{group_by}", id=scope_id, **query)
+
+
+async def usage_pages(
+    storage: Storage, organisation_id: str, **query: Any
+) -> AsyncIterator[list[UsageRow]]:
+    """Yield all rows of usage of a query, page by page."""
+    while True:
+        found = await storage.usage_rows(organisation_id, **query, limit=USAGE_BATCH)
+        yield found
+        if len(found) < USAGE_BATCH or found[-1].group is None:
+            return
+        query |= {"after": found[-1].group, "after_model": found[-1].model or ""}
 
 
 def others(group_by: str) -> str:

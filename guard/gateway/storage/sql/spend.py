@@ -80,17 +80,18 @@ def spend(
 
 
 def balances_over(
-    connection: Connection, now_ms: int, organisation_id: str, key_ids: Sequence[str]
+    connection: Connection, now_ms: int, organisation_id: str, keys: Sequence[records.Key]
 ) -> list[records.BalanceView]:
     """Return the budgets over any call of some keys, with what has counted in their periods.
 
-    Those of workflows, users, tags or models are over some calls only, and left out.
+    Those of their teams are among them. Those of workflows, users, models or other tags are over
+    some calls only, and left out.
 
     Args:
         connection: where to read.
         now_ms: the time.
         organisation_id: the tenant.
-        key_ids: of the keys.
+        keys: whose.
     """
     rows = connection.rows(f"{BUDGETS.select()} WHERE organisation_id = ?", organisation_id)
     budgets = [*map(BUDGETS.read, rows)]
@@ -99,15 +100,21 @@ def balances_over(
     indexes = [*metered_index(budgets).values(), index_of(b for b in budgets if b.unit == "usd")]
     over = {
         (budget.budget_id, scope_id): budget
-        for key_id in key_ids
+        for key in keys
         for index in indexes
-        for budget, scope_id in applying(index, (None, None, None, None, key_id, (), ()))
+        for budget, scope_id in applying(
+            index, (None, None, None, None, key.key_id, _team(key), ())
+        )
     }
     found = []
     for (_, scope_id), budget in over.items():
         account = _account(connection, settings, budget, scope_id, now_ms)
         found.append(balance_view(account, doubt_of(connection, account)))
     return sorted(found, key=lambda each: -(each.committed + each.reserved) / max(each.limit, 1))
+
+
+def _team(key: records.Key) -> tuple[str, ...]:
+    return (f"team={key.team}",) if key.team else ()
 
 
 def _winds_down(
