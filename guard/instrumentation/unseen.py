@@ -10,6 +10,7 @@ from typing import Final
 
 from guard.core.tool_rules import BY, DEAR, FRAMEWORK, REFUSED, TOOL, TRUSTED, UNJUDGED
 from guard.core.visible import one_line
+from guard.telemetry import metrics
 
 logger = logging.getLogger("guard.instrumentation")
 
@@ -46,6 +47,7 @@ class UnseenRequests:
             why: the reason that it cannot be metered.
             by: the native client that sends it, if it is one.
         """
+        metrics.unmetered(host, by)
         name = f"{host}{path}{BY}{by}" if by else f"{host}{path}"
         self._count(name, "a request to %s is not metered: %s", why)
 

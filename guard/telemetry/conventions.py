@@ -47,6 +47,9 @@ AUDIO_TOKENS: Final = "guard.usage.audio_tokens"
 
 COST_COUNTER: Final = "guard.cost"
 DECISIONS: Final = "guard.decisions"
+UNMETERED: Final = "guard.unmetered"
+CLIENT: Final = "guard.client"
+"""The package of a native client (``grpc``, ``pycurl``) that no Python code can look into."""
 
 _PROVIDERS: Final = {
     "google": "gcp.gemini", "aws": "aws.bedrock", "azure": "azure.ai.openai", "xai": "x_ai",

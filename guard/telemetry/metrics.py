@@ -30,6 +30,9 @@ class _Instruments:
         self.decisions = meter.create_counter(
             conventions.DECISIONS, "{decision}", "Calls and LLM requests that guard has decided."
         )
+        self.unmetered = meter.create_counter(
+            conventions.UNMETERED, "{request}", "LLM requests that guard cannot meter."
+        )
 
 
 class _Made:
@@ -66,6 +69,20 @@ def decided(decision: str, operation: str, code: str | None = None) -> None:
     if found is not None:
         labels = {conventions.DECISION: decision, conventions.OPERATION: operation}
         found.decisions.add(1, labels if code is None else labels | {conventions.ERROR: code})
+
+
+@harmless
+def unmetered(host: str, client: str) -> None:
+    """Count an LLM request that can be neither held nor metered. Never raises.
+
+    Args:
+        host: the host of its URL.
+        client: the package of the native client that sends it; empty for any other client.
+    """
+    found = _instruments()
+    if found is not None:
+        labels = {conventions.SERVER: host}
+        found.unmetered.add(1, labels | {conventions.CLIENT: client} if client else labels)
 
 
 @harmless

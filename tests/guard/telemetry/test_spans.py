@@ -151,6 +151,13 @@ def test_metrics(gateway: Gateway, vendor: StandIn) -> None:
     assert conventions.USER not in duration["attributes"]
 
 
+def test_what_cannot_be_metered_is_counted(gateway: Gateway, vendor: StandIn) -> None:
+    points = run("unmetered", gateway, vendor).points(conventions.UNMETERED)
+    found = {each["attributes"].get(conventions.CLIENT): each["value"] for each in points}
+    assert found == {None: 1, "pycurl": 1}
+    assert {each["attributes"][conventions.SERVER] for each in points} == {"127.0.0.1"}
+
+
 def test_asynchronous_calls_and_generators(gateway: Gateway, vendor: StandIn) -> None:
     told = run("asynchronous", gateway, vendor)
     calls = [each for each in told.spans if each["name"] in ("answer", "words")]

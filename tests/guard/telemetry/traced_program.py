@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pycurl
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -95,6 +97,21 @@ def refused(url: str) -> None:
 def vendor_refuses(url: str) -> None:
     """A request that its vendor does not take."""
     ask(url)
+
+
+def unmetered(url: str) -> None:
+    """A request by a client that guard does not hook, and one by a native client."""
+    address = f"{url}/v1/chat/completions"
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+    connection.request("POST", "/v1/chat/completions", json.dumps(CHAT))
+    connection.getresponse().read()
+    connection.close()
+    curl = pycurl.Curl()
+    curl.setopt(pycurl.URL, address)
+    curl.setopt(pycurl.POSTFIELDS, json.dumps(CHAT))
+    curl.setopt(pycurl.WRITEFUNCTION, lambda data: None)
+    curl.perform()
+    curl.close()
 
 
 def sampled_out(url: str) -> None:
