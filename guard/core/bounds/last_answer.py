@@ -35,8 +35,8 @@ def as_last_answer(response_format: ResponseFormat, body: bytes) -> bytes:
         body: the body of the request.
 
     >>> from guard.core.usage.anthropic import AnthropicMessages
-    >>> as_last_answer(AnthropicMessages(), b'{"messages":[],"system":"Be brief."}')[:45]
-    b'{"messages":[],"system":"Be brief.\\n\\nguard: th'
+    >>> as_last_answer(AnthropicMessages(), b'{"messages":[]}')[:41]
+    b'{"system":"guard: this is the last answer'
     """
     request = mapping(parse(body)) if body[:1] == b"{" else {}
     for path, value in _changes(response_format, request):
