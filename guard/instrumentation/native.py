@@ -10,11 +10,9 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from guard.core.usage.realtime import find_socket
-from guard.core.usage.vendors import find_endpoint, provider_of
-from guard.instrumentation import own_proxy
+from guard.instrumentation import own_proxy, patching
 from guard.instrumentation.observed_call import call_being_sent
 from guard.instrumentation.observer import Observer
-from guard.instrumentation.patching import active
 
 _WHY: Final = "it is sent by {}, which guard cannot meter; httpx, requests and aiohttp are metered"
 
@@ -30,7 +28,7 @@ def name_request(client: str, method: str, url: Any) -> None:
     Raises:
         Refusal, GuardBlockedException: such requests are refused here.
     """
-    observer = active()
+    observer = patching.active()
     # A call that is being sent is held above: the client is another one's transport.
     if observer is None or call_being_sent() is not None:
         return
@@ -41,18 +39,10 @@ def name_request(client: str, method: str, url: Any) -> None:
         host, port, path = (parts.hostname or "").lower(), parts.port, unquote(parts.path)
     except ValueError:  # the client will say what is wrong with it
         return
-    if own_proxy.is_at(host, port):
-        return
-    if parts.scheme in ("ws", "wss"):
-        if find_socket(host, path, parts.query) is not None:
-            name_call(observer, client, host, path)
-        return
-    endpoint = find_endpoint(method.upper(), host, path)
-    if endpoint is None:
-        return
-    if endpoint.is_unknown:
-        observer.unknown_path(host, path)
-    elif endpoint.asks and (endpoint.certain or provider_of(host)):
+    if parts.scheme not in ("ws", "wss"):
+        why = _WHY.format(client)
+        patching.name_unhooked(method.upper(), host, port, path, why, by=client)
+    elif not own_proxy.is_at(host, port) and find_socket(host, path, parts.query) is not None:
         name_call(observer, client, host, path)
 
 

@@ -270,13 +270,16 @@ def rehook() -> bool:
     return gone
 
 
-def name_unhooked(method: str, host: str, port: int | str | None, path: str, why: str) -> None:
+def name_unhooked(
+    method: str, host: str, port: int | str | None, path: str, why: str, by: str = ""
+) -> None:
     """Report an LLM request that is about to be sent, and that no hook above has seen.
 
     Args:
         method: the HTTP method, in upper case.
         host, port, path: those of the URL.
         why: no hook has seen it, where none was taken out.
+        by: the native client that sends it, if it is one; nothing above it is hooked.
 
     Raises:
         Refusal, GuardBlockedException: such requests are refused here.
@@ -287,11 +290,11 @@ def name_unhooked(method: str, host: str, port: int | str | None, path: str, why
     endpoint = find_endpoint(method, host, path)
     if endpoint is None:
         return
-    is_out = endpoint.asks and rehook()
+    is_out = not by and endpoint.asks and rehook()
     if endpoint.is_unknown:
         observer.unknown_path(host, path)
     elif endpoint.asks and (is_out or endpoint.certain or provider_of(host)):
-        observer.unmetered(host, path, TAKEN_OUT if is_out else why)
+        observer.unmetered(host, path, TAKEN_OUT if is_out else why, by)
 
 
 def _tell_restored(seam: MethodHook) -> None:
