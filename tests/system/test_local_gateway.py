@@ -248,7 +248,8 @@ if os.fork():
 time.sleep(7)  # longer than a gateway stays without a user
 with guard.workflow""",
     )
-    process = agent(program=forking)
+    # From 3.12 on, CPython warns of a fork beside other threads.
+    process = agent(program=forking, PYTHONWARNINGS="ignore::DeprecationWarning")
     line_of(process)
     pid = pid_of(directory)
     assert line_of(process).startswith("http://127.0.0.1:")
