@@ -63,7 +63,7 @@ def test_catching_up_goes_no_further_than_the_machines_clock(idle_ms: int, jump_
 def test_what_was_missed_is_caught_up_with_in_the_documented_time(
     missed_s: int, takes_s: int
 ) -> None:
-    """A ninth of it; docs/gateway/ledger.md names a day's."""
+    """A ninth of it; docs/hard-stop.md names a day's."""
     clock = SteadyClock(0, START, 0)
     wall = START + 1000 * missed_s
     took_s = next(
@@ -73,7 +73,7 @@ def test_what_was_missed_is_caught_up_with_in_the_documented_time(
     )
     # The last two seconds of a difference are followed at once.
     assert (missed_s - 2) / (CATCH_UP - 1) <= took_s <= takes_s
-    said = " ".join((Path(__file__).parents[2] / "docs/gateway/ledger.md").read_text().split())
+    said = " ".join((Path(__file__).parents[2] / "docs/hard-stop.md").read_text().split())
     assert "a ninth of what was missed, 2 h 40 min for a day" in said
 
 
