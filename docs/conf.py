@@ -19,7 +19,7 @@ release = version = __version__
 
 extensions = [
     "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton",
-    "sphinx_design", "site_for_machines",
+    "sphinx_design", "site_for_machines", "site_of_commands",
 ]  # fmt: skip
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import site_of_commands
 from docutils import nodes
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def markdown_of(source: Path) -> str:
     )
     if source.as_posix().endswith(f"{_LIST_OF_RECORDS}.md"):
         text += records(source.parent)
+    if source.name == f"{site_of_commands.PAGE}.md":
+        text += site_of_commands.text()
     return _COMMENT.sub("", _TREE.sub("", text)).strip() + "\n"
 
 

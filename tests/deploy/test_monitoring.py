@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -13,17 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import click
 import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from guard.cli import cli
 from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import new_tenant
 from tests.gateway.test_metrics import documented, happen, page_of
 from tests.guard.instrumentation.standin.server import StandIn
+from tests.support.commands import flaw_of
 from tests.support.prometheus import METRICS_KEY, RULES, SCRAPES, metrics_of, prometheus
 from tests.support.run_proxy import run_proxy
 from tests.support.waiting import until
@@ -251,25 +249,6 @@ def commands() -> list[str]:
     """Return the commands of guard in the runbook's lines."""
     text = re.sub(r"^```.*?^```", "", RUNBOOK.read_text(), flags=re.DOTALL | re.MULTILINE)
     return [" ".join(found.split()) for found in re.findall(r"`(guard [^`]+)`", text)]
-
-
-def flaw_of(command: str) -> str | None:
-    """Return what of a command does not exist; None: all of it does.
-
-    The options of what it runs are looked up, with their values; nothing runs.
-    """
-    words = shlex.split(command)[1:]
-    at: click.Command = cli
-    while isinstance(at, click.Group) and words and not words[0].startswith("-"):
-        found = at.get_command(click.Context(at), words.pop(0))
-        if found is None:
-            return "no such command"
-        at = found
-    try:
-        at.make_context("guard", words, resilient_parsing=False)
-    except (click.UsageError, click.exceptions.NoArgsIsHelpError) as exc:
-        return exc.format_message()
-    return None
 
 
 def test_what_does_not_exist_is_seen() -> None:
