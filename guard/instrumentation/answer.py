@@ -71,8 +71,17 @@ class AnswerReports(Learned, Protocol[_Reported]):
             again: whether it may repeat what another response has reported.
         """
 
-    def hold_until_polled(self, call: _Reported, event: InstrumentedCall, at_most: Usage) -> None:
-        """Keep the hold of unfinished work until a poll names its response."""
+    def hold_until_polled(
+        self, call: _Reported, event: InstrumentedCall, at_most: Usage, *, goes_on: bool
+    ) -> None:
+        """Keep the hold of a request until a poll or its vendor says what its response cost.
+
+        Args:
+            call: the request.
+            event: its event.
+            at_most: the most that it can have used.
+            goes_on: whether the vendor works on without a reader.
+        """
 
 
 def record_answer(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) -> None:
@@ -113,7 +122,8 @@ def record_answer(call: Call, event: InstrumentedCall, reports: AnswerReports[Ca
     elif usage is None or usage.later or event.usage is not None:
         event.usage = usage_to_charge(call, usage, event.streamed, _has_begun(call.content))
         if event.usage is not None and event.usage.later:
-            reports.hold_until_polled(call, event, event.usage)
+            goes_on = usage is not None and usage.later
+            reports.hold_until_polled(call, event, event.usage, goes_on=goes_on)
     # 3. It repeats an answer that was recorded before: this request cost nothing.
     elif hold is not None:
         hold.give_back()

@@ -29,11 +29,13 @@ class EndedRequest(Protocol):
     ended_s: float
     ending: Ending
     status: int | None
-    credential: str | None
 
     @property
     def request(self) -> Call:
         """The request's path and body."""
+
+    def question(self, response_id: str | None) -> object | None:
+        """Return what its vendor can be asked about its cost; None where that cannot be asked."""
 
 
 def usage_to_charge(
@@ -81,8 +83,7 @@ def usage_to_charge(
         return _without_hold(ended, counted, model)
     # 4. Charged by the hold, unless the vendor says when it is asked what it did cost.
     usage = _held(ended, hold, charge, counted, model)
-    is_told = ended.credential is not None and ended.ending is not Ending.COMPLETE
-    if is_told and usage.response_id is not None and usage.cost_nanousd is not None:
+    if usage.cost_nanousd is not None and ended.question(usage.response_id) is not None:
         return replaced(usage, later=True)
     if charge is ChargeBy.BOUND and usage.cost_nanousd is None:
         hold.keep()  # no rates are known here: the gateway prices the event

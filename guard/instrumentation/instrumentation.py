@@ -42,7 +42,7 @@ from guard.instrumentation.request_gate import RequestGate
 from guard.instrumentation.request_spans import RequestSpan
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.instrumentation.unseen import BY_PATH, UNSEEN_EVENT, UnseenRequests
-from guard.instrumentation.vendors_word import VendorsWord, credential_for
+from guard.instrumentation.vendors_word import VendorsWord
 from guard.loop import held_forks
 from guard.scope.scope import Scope, account_in, current_scope
 
@@ -116,7 +116,7 @@ class Instrumentation:
         # Answers that wait to be parsed, and work that waits to be polled. Both hold money.
         self._unread = unread or UnreadAnswers()
         self.later = self._unread.later = BackgroundJobs(self._ended_later)
-        self._word = self._unread.word = VendorsWord(self.later)
+        self._word = self._unread.word = VendorsWord(self.later, self.untrusted)
         # Calls that are not over. Any thread adds and removes; each is one atomic operation. The
         # removal decides who ends a call: in a forked child, which has a set of its own, none of
         # the parent's calls is in it.
@@ -318,8 +318,7 @@ class Instrumentation:
         try:
             observed = endpoint.asks and bool(account.check_request(scope))
             call = ObservedCall(self, endpoint, scope, host, path, body, span)
-            if endpoint.is_vendors and endpoint.asks:
-                call.credential = credential_for(endpoint.format.provider, headers)
+            call.headers = headers
             self._admit(account, call, path, body, replace, headers, observed=observed)
             if span is not None and observed:
                 span.decision = "observed"
@@ -679,9 +678,10 @@ class Instrumentation:
         return True
 
     def hold_until_polled(
-        self, call: ObservedCall, event: InstrumentedCall, at_most: Usage
+        self, call: ObservedCall, event: InstrumentedCall, at_most: Usage, *, goes_on: bool
     ) -> None:
-        """Keep the hold of unfinished work until a poll names its response."""
+        """Keep the hold of a request until a poll or its vendor says what its response cost."""
+        question = call.question(at_most.response_id)
         at_most, hold = _as_taken(replaced(at_most, later=False)), call.hold
         assert hold is not None
         assert at_most.response_id is not None
@@ -693,8 +693,8 @@ class Instrumentation:
         work = Work(whole, call.scope, hold, at_most, call.started_s)
         key = _key_of(event.provider, at_most.response_id, call.scope)
         self.later.add(key, work)
-        if call.credential is not None and call.ending is not Ending.COMPLETE:
-            self._word.note(key, event.provider, at_most.response_id, call.credential, call.ended_s)
+        if question is not None:
+            self._word.note(key, question, call.ended_s, goes_on=goes_on)
 
     def _ended_later(self, event: InstrumentedCall, scope: Scope) -> None:
         # Remembered, so that a second poll of the same response is not recorded.

@@ -39,6 +39,7 @@ from guard.instrumentation.sending import (
 )
 from guard.instrumentation.stream_watch import StreamWatch, watch_of
 from guard.instrumentation.tool_watch import ToolWatch
+from guard.instrumentation.vendors_word import CostQuestion, question_about
 from guard.scope.scope import Scope
 
 WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "CONNECT", "OPTIONS", "TRACE"})
@@ -82,7 +83,7 @@ class CallReports(Learned, Protocol):
         """Return the usage to record; None if there is none or it was recorded before."""
 
     def hold_until_polled(
-        self, call: ObservedCall, event: InstrumentedCall, at_most: Usage
+        self, call: ObservedCall, event: InstrumentedCall, at_most: Usage, *, goes_on: bool
     ) -> None:
         """Keep the hold of unfinished work until a poll names its response."""
 
@@ -131,7 +132,7 @@ class ObservedCall:
         bound: what it can cost at most; None where requests are not gated.
         hold: the money set aside for it; None until a lease or the gateway has given it.
         limited: whether its output was limited to what its money pays for.
-        credential: what its vendor can be asked with for its cost; None where that is not needed.
+        headers: returns the request's headers.
         uncovered: whether the gateway must be asked first, by :meth:`ask` or :meth:`ask_async`.
         watch: counts the tokens of a stream that may outgrow its cover.
         tool_watch: checks the tools that the answer asks for; None where no rule applies.
@@ -140,8 +141,8 @@ class ObservedCall:
     # Slots: a program may hold thousands of open calls. `_charge_lost` copies them (`copy.copy`).
     __slots__ = (
         "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_is_read", "_path",
-        "_plain", "_replace", "_reports", "_span", "bound", "credential", "ended_s", "ending",
-        "endpoint", "filter", "hold", "host", "in_memory", "limited", "limited_body", "recording",
+        "_plain", "_replace", "_reports", "_span", "bound", "ended_s", "ending", "endpoint",
+        "filter", "headers", "hold", "host", "in_memory", "limited", "limited_body", "recording",
         "scope", "sent_s", "started_s", "status", "thread", "tool_watch", "tried", "uncovered",
         "watch", "watched",
     )  # fmt: skip
@@ -182,7 +183,7 @@ class ObservedCall:
         self.limited_body: LimitedBody | None = None
         self.bound: RequestBound | None = None
         self.hold: RequestCover | None = None
-        self.credential: str | None = None
+        self.headers: Callable[[], Mapping[str, Any]] = dict
         self.uncovered = False
         self.limited = False
         self.watch: StreamWatch | None = None
@@ -686,6 +687,12 @@ class ObservedCall:
     def request(self) -> Call:
         """The request, from which usage is read or estimated."""
         return Call(self._path, self._body, self._header)
+
+    def question(self, response_id: str | None) -> CostQuestion | None:
+        """Return what its vendor can be asked about its cost; None where that cannot be asked."""
+        if response_id is None or self.is_complete:
+            return None
+        return question_about(response_id, self.endpoint, self.host, self.request, self.headers)
 
     def _encoding(self) -> str:
         return self._header("content-encoding") or ""

@@ -1,6 +1,7 @@
-"""Reads what OpenRouter says afterwards of a generation, by its id. Pure.
+"""Reads what a vendor says afterwards of a response, by its id. Pure.
 
-Source: https://openrouter.ai/docs/api-reference/get-a-generation (2026-11).
+Sources: https://openrouter.ai/docs/api-reference/get-a-generation,
+https://developers.openai.com/api/docs/api-reference/responses/get (2026-11).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from guard.core.usage.message import mapping, nanousd, parse
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.reading import read_body
-from guard.core.usage.response_format import Call, Usage
+from guard.core.usage.response_format import Call, ResponseFormat, Usage
 
 
 def usage_of_generation(provider: str, body: bytes) -> Usage | None:
@@ -40,5 +41,16 @@ def usage_of_generation(provider: str, body: bytes) -> Usage | None:
     }
     about = {"id": said.get("id"), "model": said.get("model"), "usage": usage}
     content = json.dumps(about | {"choices": []}).encode()
-    found = read_body(ChatCompletions(provider), content, Call("", lambda: b"{}"))
-    return None if found is None or found.estimated else found
+    return usage_of_stored(ChatCompletions(provider), "", content)
+
+
+def usage_of_stored(reader: ResponseFormat, path: str, body: bytes) -> Usage | None:
+    """Return what a stored response has used; None while it goes on, or is not told.
+
+    Args:
+        reader: the format of its request.
+        path: that of its request.
+        body: the response.
+    """
+    found = read_body(reader, body, Call(path, lambda: b"{}"))
+    return None if found is None or found.estimated or found.later else found

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from guard.core.vendors.vendor import Vendor
+from guard.core.vendors.vendor import Bill, Vendor
 
-__all__ = ["VENDORS", "Vendor", "agents"]
+__all__ = ["VENDORS", "Bill", "Vendor", "agents"]
 
 
 def _listed(name: str) -> dict[str, Vendor]:

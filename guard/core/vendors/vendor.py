@@ -5,6 +5,26 @@ from __future__ import annotations
 from msgspec import Struct
 
 
+class Bill(Struct, frozen=True):
+    """Where a vendor says afterwards what a response has cost.
+
+    Attributes:
+        url: where to ask, with ``{id}`` of the response, and ``{host}`` and ``{path}`` of its
+            request.
+        headers: of the request, which the question repeats: they carry the caller's key.
+        paths: whole paths of the requests that it tells of; empty for all.
+        kept_unless: the member of a request's body by which, where it is false, nothing is kept
+            that could be asked for.
+        is_answer: whether it says the response itself, in the format of its request.
+    """
+
+    url: str
+    headers: str = "authorization"
+    paths: str = ""
+    kept_unless: str = ""
+    is_answer: bool = False
+
+
 class Vendor(Struct, frozen=True):
     """The facts of one vendor, as data.
 
@@ -28,7 +48,7 @@ class Vendor(Struct, frozen=True):
         stateless: whole paths of requests that neither read nor change anything stored at the
             vendor: only these pass where a proxy holds the vendor's key for several callers.
         credential: the header that carries the vendor's key, and how.
-        bill: the URL at which it says afterwards what a response has cost, with ``{}`` for its id.
+        bill: where it says afterwards what a response has cost; None where it does not.
         routers: names of models that stand for any model of its choice, with ``*`` for any text.
         chooses: whether it chooses the model where a request names none.
         takes_stream_options: False where its streams always report usage and it refuses
@@ -50,7 +70,7 @@ class Vendor(Struct, frozen=True):
         v1/messages/count_tokens
     """
     credential: str = "authorization: Bearer {}"
-    bill: str | None = None
+    bill: Bill | None = None
     routers: str = ""
     chooses: bool = False
     takes_stream_options: bool = True

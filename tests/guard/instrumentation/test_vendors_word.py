@@ -1,13 +1,13 @@
 """A stream that broke off costs what its vendor says afterwards; else its bound, as without asking.
 
-The vendor is a server on loopback that answers as OpenRouter does: a stream that goes on until its
-reader leaves, and the look-up of a generation by its id.
+The vendors are a server on loopback that answers as OpenRouter, OpenAI and Azure do: a stream that
+goes on until its reader leaves, and the look-up of a generation, or of a stored response, by its
+id.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import logging
 import socket
@@ -22,113 +22,94 @@ import requests
 from msgspec import structs
 
 import guard
+from guard.core.usage import Call, find_endpoint
 from guard.core.usage.generations import usage_of_generation
 from guard.core.vendors import VENDORS
 from guard.instrumentation import vendors_word
 from tests.guard.conftest import Tenant
+from tests.support.telling_vendor import (
+    AZURE,
+    CREATED,
+    KEY,
+    OPENAI,
+    OPENROUTER,
+    STORED,
+    TOLD,
+    Kind,
+    Vendor,
+)
 from tests.support.waiting import until
 
-KEY: Final = "Bearer sk-or-secret"
-ASK: Final = {"model": "gpt-5", "stream": True, "max_tokens": 1000,
-              "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
-BILL: Final = 5_500_000
-"""Nano-dollars: what the answer did cost; its bound is 4,000,000 and more by the prices below."""
-TOLD: Final = {
-    "id": "gen-1", "upstream_id": "chatcmpl-1", "total_cost": BILL / 1e9, "cache_discount": None,
-    "upstream_inference_cost": 0, "created_at": "2026-11-15T23:33:19.433273+00:00",
-    "model": "openai/gpt-5", "app_id": None, "streamed": True, "cancelled": True,
-    "provider_name": "OpenAI", "latency": 1250, "moderation_latency": None,
-    "generation_time": 1200, "finish_reason": None, "tokens_prompt": 10, "tokens_completion": 25,
-    "native_tokens_prompt": 11, "native_tokens_completion": 27,
-    "native_tokens_completion_images": 0, "native_tokens_reasoning": 5,
-    "native_tokens_cached": 3, "num_media_prompt": None, "num_search_results": None,
-    "origin": "", "usage": BILL / 1e9, "is_byok": False, "native_finish_reason": None,
-}  # fmt: skip
-"""As https://openrouter.ai/docs/api-reference/get-a-generation shows it (2026-11)."""
-
-
-class Router(http.server.ThreadingHTTPServer):
-    """Streams until its reader leaves, and says afterwards what that cost."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://openrouter.ai:{self.server_address[1]}"
-        self.left = threading.Event()
-        self.asked: list[tuple[str, str | None]] = []
-        self.status, self.said = 200, json.dumps({"data": TOLD}).encode()
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: Router
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("connection", "close")
-        self.end_headers()
-        chunk = {"id": "gen-1", "model": "openai/gpt-5", "object": "chat.completion.chunk",
-                 "choices": [{"index": 0, "delta": {"content": "word "}}]}  # fmt: skip
-        with contextlib.suppress(OSError):
-            while not self.server.left.wait(0.01):
-                self.wfile.write(b"data: %s\n\n" % json.dumps(chunk).encode())
-
-    def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers["authorization"]))
-        self.send_response(self.server.status)
-        self.send_header("content-length", str(len(self.server.said)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(self.server.said)
+KINDS: Final = [OPENROUTER, OPENAI, AZURE]
 
 
 @pytest.fixture
-def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
-    """The vendor, at its own name."""
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Kind], Vendor]]:
+    """Vendors, each at its own name."""
     find = socket.getaddrinfo
+    hosts: set[str | bytes] = set()
+    monkeypatch.setattr(vendors_word, "ASKS_AFTER_S", 0.1)
 
     def found(host: Any, *args: Any, **options: Any) -> Any:
-        is_its = host in ("openrouter.ai", b"openrouter.ai")
-        return find("127.0.0.1" if is_its else host, *args, **options)
+        return find("127.0.0.1" if host in hosts else host, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    server = Router()
-    where = f"{server.url}/api/v1/generation?id={{}}"
-    told = structs.replace(VENDORS["openrouter"], bill=where)
-    monkeypatch.setitem(VENDORS, "openrouter", told)
-    monkeypatch.setattr(vendors_word, "ASKS_AFTER_S", 0.1)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.left.set()
-    server.shutdown()
-    server.server_close()
+    with contextlib.ExitStack() as stack:
+
+        def start(kind: Kind) -> Vendor:
+            hosts.update((kind.host, kind.host.encode()))
+            server = Vendor(kind)
+            bill = VENDORS[kind.name].bill
+            assert bill is not None
+            here = bill.url.replace("https://", "http://").replace("{host}", kind.host)
+            here = here.replace(kind.host, f"{kind.host}:{server.server_address[1]}")
+            told = structs.replace(VENDORS[kind.name], bill=structs.replace(bill, url=here))
+            monkeypatch.setitem(VENDORS, kind.name, told)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            stack.callback(server.left.set)
+            return server
+
+        yield start
 
 
-def by_httpx(url: str) -> None:
-    headers = {"Authorization": KEY}
-    with httpx.stream("POST", url, json=ASK, headers=headers, timeout=60) as answer:
-        next(answer.iter_lines())
-
-
-def by_requests(url: str) -> None:
-    headers = {"authorization": KEY}
-    with requests.post(url, json=ASK, headers=headers, stream=True, timeout=60) as answer:
-        next(answer.iter_lines())
-
-
-async def by_aiohttp(url: str) -> None:
-    async with (
-        aiohttp.ClientSession(headers={"Authorization": KEY}) as session,
-        session.post(url, json=ASK) as answer,
+def by_httpx(vendor: Vendor, **more: Any) -> None:
+    body, headers = vendor.kind.body | more, vendor.kind.headers
+    with (
+        contextlib.suppress(httpx.RemoteProtocolError),
+        httpx.stream("POST", vendor.url, json=body, headers=headers, timeout=60) as answer,
     ):
-        await answer.content.readline()
+        lines = answer.iter_lines()
+        for _ in range(3):  # all of the first message, and more where it is cut off
+            next(lines)
+        if vendor.cuts:
+            list(lines)
+
+
+def by_requests(vendor: Vendor) -> None:
+    body, headers = vendor.kind.body, vendor.kind.headers
+    with (
+        contextlib.suppress(requests.exceptions.ChunkedEncodingError),
+        requests.post(vendor.url, json=body, headers=headers, stream=True, timeout=60) as answer,
+    ):
+        lines = answer.iter_lines(chunk_size=1)
+        for _ in range(3):
+            next(lines)
+        if vendor.cuts:
+            list(lines)
+
+
+async def by_aiohttp(vendor: Vendor) -> None:
+    async with (
+        aiohttp.ClientSession(headers=vendor.kind.headers) as session,
+        session.post(vendor.url, json=vendor.kind.body) as answer,
+    ):
+        with contextlib.suppress(aiohttp.ClientPayloadError):
+            for _ in range(3):
+                await answer.content.readline()
+            if vendor.cuts:
+                await answer.read()
 
 
 @pytest.fixture
@@ -146,56 +127,157 @@ def balance(tenant: Tenant) -> Callable[[], dict[str, Any]]:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("who", ["its reader leaves", "the vendor cuts it"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("drop", [by_httpx, by_requests, by_aiohttp])
-async def test_a_dropped_stream_costs_what_its_vendor_says(
-    router: Router, balance: Callable[[], dict[str, Any]], runtime: guard.GuardRuntime,
-    caplog: pytest.LogCaptureFixture, drop: Callable[[str], Any],
+async def test_a_stream_that_broke_off_costs_what_its_vendor_says(
+    starts: Callable[[Kind], Vendor], balance: Callable[[], dict[str, Any]],
+    runtime: guard.GuardRuntime, caplog: pytest.LogCaptureFixture, drop: Callable[[Vendor], Any],
+    kind: Kind, who: str,
 ) -> None:  # fmt: skip
+    vendor = starts(kind)
+    vendor.cuts = who == "the vendor cuts it"
     with caplog.at_level(logging.DEBUG), guard.workflow("w"):
-        waits = drop(f"{router.url}/api/v1/chat/completions")
+        waits = drop(vendor)
         if waits is not None:
             await waits
-    until(lambda: router.asked != [] and not runtime.instrumentation.later.works)
+    until(lambda: vendor.asked != [] and not runtime.instrumentation.later.works)
     runtime.flush()
-    assert balance()["committed"] == BILL
-    assert router.asked == [("/api/v1/generation?id=gen-1", KEY)], "once, with the caller's key"
+    assert balance()["committed"] == kind.bill
+    assert vendor.asked == [(kind.where, kind.repeated)], "once, with the caller's key"
     assert "sk-or-secret" not in caplog.text
 
 
 TOO_LONG: Final = b'{"data": {"id": "%s"}}' % (b"x" * (1 << 21))
+UNTOLD: Final = [
+    (OPENROUTER, 404, b'{"error": {"message": "not found"}}'), (OPENROUTER, 200, b"{"),
+    (OPENROUTER, 200, b"[]"), (OPENROUTER, 302, b""), (OPENROUTER, 200, TOO_LONG),
+    (OPENROUTER, 200, json.dumps({"data": {**TOLD, "cancelled": False}}).encode()),
+    (OPENROUTER, 200, json.dumps({"data": {**TOLD, "total_cost": -1}}).encode()),
+    (OPENAI, 404, b'{"error": {"message": "Response with id resp_1 not found."}}'),
+    (OPENAI, 200, json.dumps(CREATED).encode()), (OPENAI, 200, b"["), (OPENAI, 500, b""),
+    (OPENAI, 200, json.dumps({**CREATED, "status": "cancelled"}).encode()),
+    (OPENAI, 200, json.dumps(
+        {**STORED, "usage": {**STORED["usage"], "dear_tokens": 10}}  # type: ignore[dict-item]
+    ).encode()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "status", "said"), UNTOLD)
+def test_where_the_vendor_does_not_say_it_costs_its_bound(
+    starts: Callable[[Kind], Vendor], balance: Callable[[], dict[str, Any]],
+    runtime: guard.GuardRuntime, kind: Kind, status: int, said: bytes,
+) -> None:  # fmt: skip
+    vendor = starts(kind)
+    vendor.status, vendor.said = status, said
+    with guard.workflow("w"):
+        by_httpx(vendor)
+    until(lambda: vendor.asked != [] and not runtime.instrumentation.later.works)
+    runtime.flush()
+    assert balance()["committed"] >= 1000 * 10_000, "all of its output"
+    assert len(vendor.asked) == 1
+
+
+@pytest.mark.parametrize("kind", [OPENROUTER, OPENAI], ids=lambda kind: kind.name)
+def test_a_process_that_ends_before_it_asks_pays_the_bound(
+    starts: Callable[[Kind], Vendor], balance: Callable[[], dict[str, Any]],
+    runtime: guard.GuardRuntime, monkeypatch: pytest.MonkeyPatch, kind: Kind,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(vendors_word, "ASKS_AFTER_S", 3600.0)
+    vendor = starts(kind)
+    with guard.workflow("w"):
+        by_httpx(vendor)
+    runtime.shutdown()
+    assert balance()["committed"] >= 1000 * 10_000
+    assert vendor.asked == []
+
+
+def test_a_response_that_is_not_stored_is_not_asked_for(
+    starts: Callable[[Kind], Vendor], balance: Callable[[], dict[str, Any]],
+    runtime: guard.GuardRuntime,
+) -> None:  # fmt: skip
+    vendor = starts(OPENAI)
+    with guard.workflow("w"):
+        by_httpx(vendor, store=False)
+    until(lambda: not balance()["reserved"])
+    assert not runtime.instrumentation.later.works
+    assert balance()["committed"] >= 1000 * 10_000
+    assert vendor.asked == []
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("method", "host", "path", "headers"),
     [
-        (404, b'{"error": {"message": "not found"}}'), (200, b"{"), (200, b"[]"), (302, b""),
-        (200, json.dumps({"data": {**TOLD, "cancelled": False}}).encode()),
-        (200, json.dumps({"data": {**TOLD, "total_cost": -1}}).encode()), (200, TOO_LONG),
+        ("POST", "api.openai.com", "/v1/chat/completions", {"authorization": KEY}),
+        ("POST", "api.openai.com", "/v1/responses", {"openai-api-key": KEY}),
+        ("POST", "ours.openai.azure.com", "/openai/responses", {"api-key": KEY}),
+        ("POST", "127.0.0.1", "/v1/responses", {"authorization": KEY}),
+        ("POST", "api.x.ai", "/v1/responses", {"authorization": KEY}),
+        ("GET", "api.openai.com", "/v1/responses/resp_1", {"authorization": KEY}),
     ],
-)  # fmt: skip
-def test_where_the_vendor_does_not_say_it_costs_its_bound(
-    router: Router, balance: Callable[[], dict[str, Any]], runtime: guard.GuardRuntime,
-    status: int, said: bytes,
-) -> None:  # fmt: skip
-    router.status, router.said = status, said
-    with guard.workflow("w"):
-        by_httpx(f"{router.url}/api/v1/chat/completions")
-    until(lambda: router.asked != [] and not runtime.instrumentation.later.works)
-    runtime.flush()
-    assert balance()["committed"] >= 1000 * 10_000, "all of its output"
-    assert len(router.asked) == 1
+)
+def test_what_no_vendor_keeps_is_not_asked_for(
+    method: str, host: str, path: str, headers: dict[str, str]
+) -> None:
+    endpoint = find_endpoint(method, host, path)
+    assert endpoint is not None
+    found = vendors_word.question_about("id", endpoint, host, Call(path), lambda: headers)
+    assert found is None
 
 
-def test_a_process_that_ends_before_it_asks_pays_the_bound(
-    router: Router, balance: Callable[[], dict[str, Any]], runtime: guard.GuardRuntime,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(vendors_word, "ASKS_AFTER_S", 3600.0)
-    with guard.workflow("w"):
-        by_httpx(f"{router.url}/api/v1/chat/completions")
-    runtime.shutdown()
-    assert balance()["committed"] >= 1000 * 10_000
-    assert router.asked == []
+class TestInTheBackground:
+    """A response that its vendor goes on with, whoever reads it."""
+
+    def drop(self, vendor: Vendor, balance: Callable[[], dict[str, Any]]) -> None:
+        with guard.workflow("w"):
+            by_httpx(vendor, background=True)
+        until(lambda: vendor.asked != [])
+
+    @pytest.mark.parametrize(
+        ("status", "said"), [(200, {**CREATED, "status": "queued"}), (404, {}), (500, {})]
+    )
+    def test_stays_held_until_it_is_polled(
+        self, starts: Callable[[Kind], Vendor], balance: Callable[[], dict[str, Any]],
+        runtime: guard.GuardRuntime, status: int, said: dict[str, Any],
+    ) -> None:  # fmt: skip
+        vendor = starts(OPENAI)
+        vendor.status, vendor.said = status, json.dumps(said).encode()
+        self.drop(vendor, balance)
+        until(lambda: not runtime.instrumentation._word._asking)
+        assert runtime.instrumentation.later.works
+        runtime.flush()
+        assert (balance()["committed"], balance()["reserved"] >= 1000 * 10_000) == (0, True)
+        vendor.status, vendor.said = 200, json.dumps(STORED).encode()
+        with guard.workflow("w"):
+            httpx.get(f"{vendor.url}/resp_1", headers=OPENAI.headers)
+        until(lambda: not runtime.instrumentation.later.works)
+        runtime.flush()
+        assert balance()["committed"] == OPENAI.bill
+
+    def test_costs_what_is_told_once_it_is_done(
+        self, starts: Callable[[Kind], Vendor], balance: Callable[[], dict[str, Any]],
+        runtime: guard.GuardRuntime,
+    ) -> None:  # fmt: skip
+        vendor = starts(OPENAI)
+        self.drop(vendor, balance)
+        until(lambda: not runtime.instrumentation.later.works)
+        runtime.flush()
+        assert balance()["committed"] == OPENAI.bill
+
+    def test_is_not_asked_for_once_it_was_polled(
+        self, starts: Callable[[Kind], Vendor], balance: Callable[[], dict[str, Any]],
+        runtime: guard.GuardRuntime, monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr(vendors_word, "ASKS_AFTER_S", 1.0)
+        vendor = starts(OPENAI)
+        with guard.workflow("w"):
+            by_httpx(vendor, background=True)
+            until(lambda: runtime.instrumentation._word._questions)
+            httpx.get(f"{vendor.url}/resp_1", headers=OPENAI.headers)
+        until(lambda: not runtime.instrumentation._word._questions)
+        runtime.flush()
+        assert balance()["committed"] == OPENAI.bill
+        assert len(vendor.asked) == 1, "the poll"
 
 
 def test_ones_own_key_is_billed_beside() -> None:
@@ -207,5 +289,5 @@ def test_ones_own_key_is_billed_beside() -> None:
 
 
 def test_a_question_does_not_show_its_key() -> None:
-    question = vendors_word.CostQuestion(0.0, ("openrouter", "gen-1"), "openrouter", "u", KEY)
+    question = vendors_word.CostQuestion("u", {"authorization": KEY}, lambda body: None)
     assert "secret" not in repr(question)
