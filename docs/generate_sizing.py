@@ -242,16 +242,14 @@ _HEAD: Final = """\
 
 # Sizing
 
-The resources that a number of agents needs, calculated from constants that `benchmarks/sizing.py`
-measures. Measure on your own machine and calculate with your own numbers:
-`python -m benchmarks.sizing`, and for replicas `python -m benchmarks.scale`.
+What a number of agents needs, calculated from constants that `python -m benchmarks.sizing`, and for
+replicas `python -m benchmarks.scale`, measure on your own machine.
 
 Measured on {machine}, {date}, one gateway over SQLite, {sockets:,} control sockets, {events:,}
 events:
 """
 _ASSUMED: Final = """
-The behaviour of agents is assumed. These figures are for agents that work without a break, each in
-its own process:
+Assumed are agents that work without a break, each in its own process:
 """
 _NEEDS: Final = """
 Then:
@@ -262,9 +260,8 @@ _SCALE: Final = """
 Measured by `benchmarks/scale.py` on {machine}, {date}, with one replica:
 """
 _BROUGHT: Final = """
-The next table imitates replicas on separate machines: each of them, and the gateway over SQLite,
-gets {share:g} of a core and no more, and the rest of the machine belongs to PostgreSQL and the
-clients. Compare the columns; a whole core would do more in each of them:
+Replicas on separate machines, imitated: each of them, and the gateway over SQLite, gets {share:g}
+of a core, PostgreSQL and the clients the rest. Compare the columns:
 """
 _SHARED: Final = """
 If all of them share the two cores instead, each replica takes CPU from the others:
@@ -276,31 +273,18 @@ they run in; the last row is the smallest number of equal organisations whose tu
 _TAIL: Final = """
 ## What runs short first
 
-1. **Up to about ten thousand agents**: nothing. One gateway over SQLite on one machine is enough;
-   add a second replica for failures and updates.
-2. **Sockets**: agents that share a process share its socket, so a fleet of workers with a hundred
-   agents each needs a hundredth of them. Add replicas: they are stateless, and each holds its own
-   sockets.
-3. **The disk for events**: {events_per_s} events a second are {gb_per_day} GB a day. Nothing else
-   grows as fast. Keep fewer days (`--retention-days`; the current month stays in any case): totals,
-   budgets and the audit log do not depend on stored events.
+1. **Up to about ten thousand agents**: nothing. One gateway over SQLite is enough; add a second
+   replica for failures and updates.
+2. **Sockets**: agents that share a process share its socket. Add replicas.
+3. **The disk for events**: {events_per_s} events a second are {gb_per_day} GB a day. Keep fewer
+   days (`--retention-days`): totals, budgets and the audit log do not depend on stored events.
 4. **The writer**: a gateway over SQLite has one, busy with {events_per_writer} events a second at
    {cpu_us_per_event} µs each. Over PostgreSQL every replica is one, and the database needs
-   {database_cores} cores for the events and decisions of a million agents. Leases keep decisions
-   away from it ({asked_per_s} are asked a second instead of {calls_per_s}), but every event is a
-   row.
+   {database_cores} cores for a million agents. Leases keep decisions away from it ({asked_per_s}
+   are asked a second instead of {calls_per_s}), but every event is a row.
 5. **One organisation**: its units take turns, so more replicas bring it nothing beyond about
-   {events_per_organisation} events a second. A budget that all agents share is the same case:
-   leases help, because its row is touched once for each lease and not for each call.
-
-## Beyond one database
-
-This is not built, but the design allows it. Every row belongs to one organisation and no command
-touches two, so organisations can be spread over databases, with a directory that says where each
-is. Events are numbered and never change once they are written, so a reader that remembers the last
-number can copy them to a column store, while the ledger keeps only what it needs to decide. One
-organisation of a million agents that work without a break would need more than that: the
-{events_per_s} events a second that it sends are {turns} times as many as its turns can take.
+   {events_per_organisation} events a second; a million such agents in one send {turns} times
+   as many. Leases help a budget that all agents share.
 """
 
 if __name__ == "__main__":
