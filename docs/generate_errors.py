@@ -69,12 +69,8 @@ def section(code: str, entry: CatalogueEntry) -> str:
         names = ", ".join(
             f"`{(each if isinstance(each, type) else type(each)).__name__}`" for each in raised
         )
-        lines += [
-            f"- **Exception**: {names}",
-            f"- **Retryable**: {'yes' if first.retryable else 'no'}",
-            f"- **What to do**: {first.user_action}",
-            "",
-        ]
+        again = "retryable" if first.retryable else "not retryable"
+        lines += [f"{names}, {again}. **Do:** {first.user_action}", ""]
     lines += [entry.explanation, "", f"> {entry.user_message}", ""]
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ class Bill(Struct, frozen=True):
     Attributes:
         url: where to ask, with ``{id}`` of the response, and ``{host}`` and ``{path}`` of its
             request.
-        headers: of the request, which the question repeats: they carry the caller's key.
+        headers: those of the request, which the question repeats: they carry the caller's key.
         paths: whole paths of the requests that it tells of; empty for all.
         kept_unless: the member of a request's body by which, where it is false, nothing is kept
             that could be asked for.
