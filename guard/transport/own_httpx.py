@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 _PREFIX: Final = f"{__name__}."
 _COPIED: Final = ("httpx", "httpcore", "anyio")
 # Optional packages that they load if installed, and that guard does not use: another event loop,
-# and decoders of answers that guard does not accept.
-_LEFT_OUT: Final = ("trio", "brotli", "brotlicffi", "zstandard")
+# HTTP/2, and decoders of answers that guard does not accept.
+_LEFT_OUT: Final = ("trio", "h2", "brotli", "brotlicffi", "zstandard")
 
 __path__: list[str] = []  # makes this module the package that the copies are in
 
