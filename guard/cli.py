@@ -90,9 +90,10 @@ def cli() -> None:
 
     \b
     Start here:
-      guard demo              watch it work, on this machine alone
-      guard gateway serve     run a gateway and get a first API key
-      guard doctor            check the settings of this environment
+      guard demo                        watch it work, on this machine alone
+      guard run --limit '$2' -- claude  put a program under a limit
+      guard gateway serve               run a gateway and get a first API key
+      guard doctor                      check the settings of this environment
     """
 
 

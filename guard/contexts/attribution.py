@@ -70,9 +70,9 @@ class tags(ContextScope):  # noqa: N801  # used like a function: `with guard.con
     def __init__(self, tags: Mapping[str, str] | None = None, /, **more: str) -> None:
         if tags is not None and not isinstance(tags, Mapping):
             raise TypeError(f"tags takes names and values, not {type(tags).__name__}")
-        super().__init__(None)
         self.tags = {**(tags or {}), **more}
         check_tags(self.tags)
+        super().__init__(None)
 
     def _again(self) -> Self:
         return type(self)(self.tags)
@@ -111,8 +111,8 @@ class ask(ContextScope):  # noqa: N801  # used like a function: `with guard.cont
         *,
         show: Iterable[str] = (),
     ) -> None:
-        super().__init__(None)
         self._note = note_of(message, details, show)
+        super().__init__(None)
 
     def _again(self) -> Self:
         again = type(self)()

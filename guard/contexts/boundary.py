@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextvars import Token
 from types import FrameType, TracebackType
@@ -49,6 +50,9 @@ class ContextScope:
     enforces = False
     """Whether it needs a runtime, because budgets and directives apply to it."""
 
+    _is_used = True
+    """Whether somebody tried to enter it or to decorate with it; True until it is made."""
+
     def __init__(self, name: str | None) -> None:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"{self.kind} takes a name, not {type(name).__name__}")
@@ -64,6 +68,7 @@ class ContextScope:
         self._started_s = 0.0
         # Whether it was ever entered: a further entry gets new ids.
         self._was_entered = False
+        self._is_used = False
 
     def _again(self) -> Self:
         """Return a new instance with the same arguments, for one call of a decorated function."""
@@ -151,7 +156,17 @@ class ContextScope:
         if error is not None and account is not None:
             await account.reports.error_async(error, "call", self._scope)
 
+    def __del__(self) -> None:
+        if not self._is_used and not sys.is_finalizing():
+            warnings.warn(
+                f"{self.kind}(...) of guard was never entered, so it has no effect: write "
+                f"`with {self.kind}(...):`, or put it above a function as a decorator",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def __enter__(self) -> Self:
+        self._is_used = True
         if self.enforces:
             enforcing_runtime()
         return self._enter(sys._getframe(1))
@@ -191,6 +206,7 @@ class ContextScope:
         return error
 
     async def __aenter__(self) -> Self:
+        self._is_used = True
         if self.enforces:
             await enforcing_runtime_async()
         return self._enter(sys._getframe(1))
@@ -213,6 +229,7 @@ class ContextScope:
             TypeError: neither a function nor a callable object is decorated.
         """
         require_callable(function, f"@{self.kind}")
+        self._is_used = True
         return run_inside(function, lambda: DecoratedCall(self._again()))
 
     def _emit_span(self, scope: Scope, error: BaseException | None, name: str) -> None:
@@ -234,6 +251,7 @@ class DecoratedCall(CallLifecycle):
     def __init__(self, boundary: ContextScope) -> None:
         super().__init__()
         self._boundary = boundary
+        boundary._is_used = True
         # Set from admission to the end: with it `finish` runs once.
         self._entry: Entry | None = None
 

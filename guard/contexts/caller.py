@@ -64,11 +64,11 @@ class caller(ContextScope):  # noqa: N801  # used like a function: `with caller(
         agent: str | None = None,
         workflow: str | None = None,
     ) -> None:
-        super().__init__(None)
         self.who = who
         self.run_id = None if run_id is None else require_name("a run's id", run_id)
         self.agent = None if agent is None else require_name("an agent's name", agent)
         self.workflow = None if workflow is None else require_name("a workflow's name", workflow)
+        super().__init__(None)
 
     def _again(self) -> Self:
         return type(self)(self.who, run_id=self.run_id, agent=self.agent, workflow=self.workflow)

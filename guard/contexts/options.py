@@ -55,7 +55,6 @@ class options(ContextScope):  # noqa: N801  # used like a function: `with option
         limit_cents: float | None = None,
         max_output_tokens: int | None = None,
     ) -> None:
-        super().__init__(None)
         if limit is not None:
             if limit_cents is not None:
                 raise TypeError("give limit or limit_cents, not both")
@@ -66,6 +65,7 @@ class options(ContextScope):  # noqa: N801  # used like a function: `with option
             "limit_cents": None if limit_cents is None else _limit(limit_cents),
             "max_output_tokens": None if max_output_tokens is None else _most(max_output_tokens),
         }
+        super().__init__(None)
         # Counts what is spent and held under the limit. Made on entry, because it takes from the
         # ceiling around it; kept after the exit, for `spent_dollars`. Thread-safe by itself.
         self._ceiling: Ceiling | None = None

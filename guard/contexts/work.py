@@ -83,9 +83,9 @@ class chain(ContextScope):  # noqa: N801  # used like a function: `with guard.ch
     enforces = True
 
     def __init__(self, name: str | None = None, *, op: ChainOp = "auto") -> None:
-        super().__init__(name)
         if op not in _OPS:
             raise ValueError(f"op is one of {', '.join(_OPS)}, not {op!r}")
+        super().__init__(name)
         self.op: ChainOp = op
         self.chain_id: str = name or new_id()
         # Whether the exit ends the chain; decided on entry.

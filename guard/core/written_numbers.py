@@ -77,6 +77,8 @@ def read_dollars(text: str, option: str = "", *, or_nothing: bool = False) -> in
     Raises:
         ValueError: it is no amount; the text says what is.
 
+    A point comes first where a shell has replaced the ``$2`` of ``$2.50``: that is no amount.
+
     >>> read_dollars("$2"), read_dollars("0.50"), read_dollars("2 usd"), read_dollars("$1,500")
     (2000000000, 500000000, 2000000000, 1500000000000)
     """
@@ -84,7 +86,7 @@ def read_dollars(text: str, option: str = "", *, or_nothing: bool = False) -> in
     try:
         nanousd = Decimal(_THOUSANDS.sub("", bare)) * NANOUSD_PER_DOLLAR
         least = 0 if or_nothing else 1
-        if not nanousd.is_finite() or not least <= nanousd <= _NANOUSD_MAX:
+        if bare.startswith(".") or not nanousd.is_finite() or not least <= nanousd <= _NANOUSD_MAX:
             raise ValueError
         if nanousd != int(nanousd):
             raise ValueError

@@ -71,7 +71,9 @@ class RunAccount:
             self._limit(limits)
             admin.announce_workflow(workflow)  # so that it can be killed before its first request
         except BaseException:
-            self.close()
+            # If this fails too, the gateway removes the run: its mark stays.
+            with contextlib.suppress(AdminError):
+                self.close()
             raise
 
     def _limit(self, limits: RunLimits) -> None:

@@ -29,6 +29,7 @@ _OVERRIDDEN: Final = (
 )  # fmt: skip
 
 
+_GLOB_MAX: Final = 256  # as the gateway's
 _WAIT: Final = "GUARD_WAIT_FOR_ROOM_MS"
 _WAIT_MS: Final = 120_000
 """How long a request of a run waits for money that is held for other requests."""
@@ -144,6 +145,20 @@ def read_trusted(texts: tuple[str, ...]) -> tuple[str, ...]:
         return read_trust([each for text in texts for each in text.split(",")])
     except ValueError as exc:
         raise ValueError(f"it takes {exc}") from None
+
+
+def read_globs(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the globs of an option.
+
+    Raises:
+        ValueError: one is empty or too long; the text says so.
+    """
+    for text in texts:
+        if not text.strip():
+            raise ValueError("an empty name matches nothing; name a tool or a model, or use *")
+        if len(text) > _GLOB_MAX:
+            raise ValueError(f"{quoted(text)} is longer than {_GLOB_MAX} characters")
+    return texts
 
 
 def read_share(text: str) -> int:

@@ -10,6 +10,7 @@ import random
 import re
 import threading
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -363,6 +364,26 @@ class TestLeftOutOfOrder:
         assert here() is OUTSIDE
         await generator.aclose()  # type: ignore[attr-defined]  # it is a generator
         assert here() is OUTSIDE
+
+
+@pytest.mark.parametrize(
+    "make", [*KINDS, guard.context.options, lambda: guard.context.tags(team="x")]
+)
+def test_one_that_is_never_entered_says_so(make: Callable[[], Any]) -> None:
+    with pytest.warns(RuntimeWarning, match=r"\(\.\.\.\) of guard was never entered"):
+        make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with make():
+            pass
+        make()(lambda: None)
+
+
+def test_one_that_cannot_be_made_says_only_that() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TypeError, match="takes a name"):
+            guard.workflow(3)  # type: ignore[arg-type]
 
 
 def test_scopes_opened_by_a_stack_close_in_order() -> None:

@@ -39,7 +39,7 @@ def test_a_run_loads_no_more_than_it_needs(guard: Runs) -> None:
     done = guard(*run, env={"PYTHONPROFILEIMPORTTIME": "1"})
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
     unneeded = (
-        "asyncio", "httpx", "pygments", "rich", "sqlite3", "guard.core.usage", "guard.delivery",
+        "asyncio", "h2", "httpx", "pygments", "rich", "sqlite3", "guard.core.usage", "guard.delivery",
         "guard.instrumentation", "guard.session", "guard.settings", "guard.transport.client",
     )  # fmt: skip
     assert "guard.running.supervise" in loaded
@@ -206,6 +206,12 @@ def test_watch_shows_the_spend(guard: Runs, vendor: str, tmp_path: Path) -> None
         (["--", "no-such-program"], 127, "guard run -- python -m no-such-program"),
         (["--", "absent.py"], 127, "there is no file absent.py"),
         (["--limit", "", "--", "true"], 2, "--limit '$2'"),
+        (["--limit", ".50", "--", "true"], 2, "the shell expands $2"),  # of an unquoted $2.50
+        (["--block-tool", "", "--", "true"], 2, "name a tool or a model"),
+        (["--allow-model", "x" * 257, "--", "true"], 2, "longer than 256 characters"),
+        # Only the gateway refuses these: it is heard, and not what then cannot be removed.
+        (["--block-tool", "x"] * 1001 + ["--", "true"], 1, "1000"),
+        (["--max-calls", "x" * 257 + "=2", "--", "true"], 1, "256"),
         (["--rate", "often", "--", "true"], 2, "write 10/s, 60/min or 500/h"),
     ],
 )
@@ -217,13 +223,15 @@ def test_errors_say_what_to_do(guard: Runs, arguments: list[str], code: int, say
 
 def test_help_has_examples(guard: Runs) -> None:
     assert "guard run --limit '$2' -- python agent.py" in guard("run", "--help").stdout
-    assert "Put a program under guard" in guard("--help").stdout
+    helped = guard("--help").stdout
+    assert "Put a program under guard" in helped
+    assert "guard run --limit '$2' -- claude" in helped
 
 
 def test_amounts_rates_and_names() -> None:
     amounts = [read_limit(text) for text in ("$2", "0.50", "2 usd")]
     assert amounts == [2 * 10**9, 5 * 10**8, 2 * 10**9]
-    for wrong in ("", "$", "-1", "nan", "inf", "0", "two"):
+    for wrong in ("", "$", "-1", "nan", "inf", "0", "two", ".50"):
         with pytest.raises(ValueError, match="no amount"):
             read_limit(wrong)
     assert [read_rate(text) for text in ("10/s", "60 / min")] == [(10, 1000), (60, 60_000)]
