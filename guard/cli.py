@@ -56,7 +56,7 @@ class LazyGroup(click.Group):
         if cmd_name not in _LAZY:
             return super().get_command(ctx, cmd_name)
         module, name, _ = _LAZY[cmd_name]
-        gc.disable()  # nothing of what loads is garbage, and looking for it takes a tenth of the time
+        gc.disable()  # what loads is no garbage, and looking for some takes a tenth of the time
         try:
             command = getattr(import_module(module), name)
         except ModuleNotFoundError as exc:

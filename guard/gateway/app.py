@@ -167,6 +167,7 @@ class GatewayApp:
         logins = None
         if sealing is not None and provider is not None:
             logins = LoginService(self.storage, sealing, provider, clock_ms)
+            self.keys.put_off = logins.put_off
         site = Site(
             Parts(
                 self.storage,

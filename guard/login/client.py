@@ -65,6 +65,10 @@ class LoginClient:
             wire.LOGIN_TOKEN_PATH, grant_type="refresh_token", refresh_token=refresh_token
         )
 
+    def work_key(self, access_token: str) -> str:
+        """Return a key for a working day."""
+        return str(self._post(wire.LOGIN_WORK_KEY_PATH, token=access_token)["access_token"])
+
     def revoke(self, token: str) -> None:
         """End the login that a token belongs to."""
         self._post(wire.LOGIN_REVOKE_PATH, token=token)

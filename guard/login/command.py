@@ -251,6 +251,22 @@ def _fresh_login() -> StoredLogin:
     return fresh
 
 
+def work_key() -> str:
+    """Return a new key of this machine's login that lasts for a working day.
+
+    Raises:
+        click.ClickException: as :func:`fresh_login`.
+    """
+    from guard.login.client import LoginRefusedError, UnavailableError
+
+    known = fresh_login()
+    try:
+        with _client(known.url, known.tls_fingerprint) as client:
+            return client.work_key(known.access_token)
+    except (LoginRefusedError, UnavailableError) as exc:
+        raise click.ClickException(f"no key: {visible(str(exc))}") from None
+
+
 def _known(file: LoginFile) -> StoredLogin:
     known = file.read()
     if known is None:

@@ -174,17 +174,17 @@ def serve(
 def env_of(url: str) -> None:
     """Print a shell's variables that lead tools to the proxy at URL, with a key of your login.
 
-    The key ends within an hour. Tools that ask a command for their key go on: `guard key print`.
+    The key is good for twelve hours, and within one of them ends if your account is suspended.
 
     \b
     Example:
       eval "$(guard proxy env https://proxy.example.com:8788)"
     """
-    from guard.login.command import fresh_login, secure_address
+    from guard.login.command import secure_address, work_key
     from guard.login.exports import exports
 
     address = secure_address(url, "name the proxy, such as https://proxy.example.com:8788")
-    click.echo(exports(address, fresh_login().access_token))
+    click.echo(exports(address, work_key()))
 
 
 def _custody(

@@ -54,9 +54,11 @@ _AGAIN_S: Final = 0.2
               help="With --limit or --limit-tokens: kept for the last request of the run, and for "
                    "code that winds down: 5%.")  # fmt: skip
 @click.option("--block-tool", "block_tools", multiple=True, metavar="GLOB",
-              callback=read_by(plan.read_globs), help="Refuse tools of this name; may be repeated.")  # fmt: skip
+              callback=read_by(plan.read_globs),
+              help="Refuse tools of this name; may be repeated.")  # fmt: skip
 @click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
-              callback=read_by(plan.read_globs), help="Refuse all other models; may be repeated.")  # fmt: skip
+              callback=read_by(plan.read_globs),
+              help="Refuse all other models; may be repeated.")  # fmt: skip
 @click.option("--rate", metavar="N/min", callback=read_by(plan.read_rate),
               help="The most requests in a time: 10/s, 60/min, 500/h; more wait.")  # fmt: skip
 @click.option("--wait", "wait_s", type=Finite(0, 86_400), metavar="SECONDS",

@@ -18,8 +18,13 @@ from typing import Any
 import httpx
 import pytest
 from joserfc.jwk import KeySet
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
+import guard
+from guard.core import wire
 from guard.gateway.admin import AdminError
+from guard.gateway.api.socket import CLOSE_REVOKED
 from guard.gateway.domain.operators import Person
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services import logins as service
@@ -281,6 +286,171 @@ def test_an_unused_login_ends(site: LoginSite, person: str) -> None:
     assert error(site.refresh(tokens)) == "invalid_grant"
 
 
+# -- work keys -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of those about whom the provider was asked."""
+    names: list[str] = []
+    refresh = openid.OpenIdProvider.refresh
+
+    async def counted(self: openid.OpenIdProvider, known: openid.Known) -> openid.Known:
+        names.append(known.person.name)
+        return await refresh(self, known)
+
+    monkeypatch.setattr(openid.OpenIdProvider, "refresh", counted)
+    return names
+
+
+def test_a_work_key_lasts_a_day_of_which_the_provider_is_asked_each_hour(
+    site: LoginSite, person: str, asked: list[str]
+) -> None:
+    tokens = site.sign_in(person)
+    key = site.work_key(tokens)
+    assert 43_190 <= key["expires_in"] <= 43_200
+    assert "refresh_token" not in key
+    for hours in (1, 3, 1):  # after three, as after one
+        site.later(hours * HOUR_MS + 1000)
+        before = len(asked)
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(site.works, [key] * 8))
+        assert len(asked) == before + 1
+        assert site.works(key)
+        assert len(asked) == before + 1
+    assert not site.works(tokens)
+    assert site.refresh(tokens).status_code == 200, "the refresh token is as it was"
+    site.later(7 * HOUR_MS)
+    before = len(asked)
+    assert not site.works(key)
+    assert len(asked) == before
+
+
+def test_a_refresh_puts_off_the_end_of_work_keys(
+    site: LoginSite, person: str, asked: list[str]
+) -> None:
+    tokens = site.sign_in(person)
+    key = site.work_key(tokens)
+    site.later(HOUR_MS // 2)
+    site.refresh(tokens)
+    site.later(HOUR_MS * 3 // 4)
+    assert site.works(key)
+    assert len(asked) == 1
+
+
+def test_a_work_key_ends_within_an_hour_of_a_suspension(site: LoginSite, person: str) -> None:
+    tokens = site.sign_in(person)
+    site.later(HOUR_MS // 2)
+    key = site.work_key(tokens)
+    site.suspend(person)
+    assert site.works(key)
+    site.later(HOUR_MS // 2)  # since the provider was asked last, not since the key was made
+    assert not site.works(key)
+    assert not site.works(key)
+    assert error(site.refresh(tokens)) == "invalid_grant"
+
+
+def test_a_work_key_of_a_provider_that_is_away_waits_for_it(
+    site: LoginSite, person: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = site.work_key(site.sign_in(person))
+    headers = {"X-API-Key": key["access_token"], "X-Guard-Protocol": "3"}
+
+    async def away(*_: object) -> None:
+        raise openid.OpenIdError("the provider does not answer")
+
+    site.later(HOUR_MS + 1000)
+    with monkeypatch.context() as cut:
+        cut.setattr(openid.OpenIdProvider, "_provider", away)
+        reply = httpx.get(f"{site.gateway.base_url}/api/v1/capabilities", headers=headers)
+        assert (reply.status_code, reply.headers["content-type"]) == (
+            503, "application/problem+json"
+        )  # fmt: skip
+    assert site.works(key)
+
+
+@pytest.mark.parametrize("how", ["signed out", "rotated", "everywhere", "revoked"])
+@pytest.mark.parametrize("is_lapsed", [False, True])
+def test_what_ends_a_login_ends_its_work_keys(
+    site: LoginSite, person: str, how: str, is_lapsed: bool
+) -> None:
+    tokens = site.sign_in(person)
+    key, other = site.work_key(tokens), site.work_key(site.sign_in(new_person(site)))
+    own = account(site, person)["key_id"]
+    if is_lapsed:
+        site.later(HOUR_MS + 1000)
+    if how == "signed out":
+        site.post("revoke", token=tokens["refresh_token"])
+    elif how == "everywhere":
+        site.post("revoke", token=key["access_token"])
+    elif how == "rotated":
+        site.gateway.admin.rotate_key(own)
+    else:
+        site.gateway.admin.revoke_key(own)
+    assert not site.works(key)
+    site.later(HOUR_MS + 1000)
+    assert not site.works(key)
+    assert site.works(other)
+    if how != "revoked":
+        assert account(site, person)["secrets"] == [], "and none is listed"
+
+
+def test_a_work_key_is_for_who_has_an_access_token(site: LoginSite, person: str) -> None:
+    tokens = site.sign_in(person)
+    key = site.work_key(tokens)
+    assert error(site.post("work-key", token=key["access_token"])) == "invalid_grant"
+    assert error(site.post("work-key", token=tokens["refresh_token"])) == "invalid_grant"
+    assert error(site.post("work-key", token=site.gateway.admin.create_key("x"))) == "invalid_grant"
+    assert error(site.post("work-key")) == "invalid_request"
+    site.later(HOUR_MS + 1000)
+    assert error(site.post("work-key", token=tokens["access_token"])) == "invalid_grant"
+
+
+def test_a_program_goes_on_with_its_work_key(site: LoginSite, person: str) -> None:
+    """Its connection is kept where its key's end is put off, and ends with its person's account."""
+    key = site.work_key(site.sign_in(person))
+    guard.init(api_url=site.gateway.base_url, api_key=key["access_token"])
+    try:
+        work = guard.protect(lambda: 1)
+        for _ in range(3):
+            assert work() == 1
+            site.later(HOUR_MS + 1000)
+        assert work() == 1
+        site.suspend(person)
+        site.later(HOUR_MS + 1000)
+        with pytest.raises(guard.GuardError, match="GD-A003"):
+            until(lambda: work() != 1)
+    finally:
+        guard.shutdown(flush=False)
+
+
+def receive(channel: ClientConnection, messages: int) -> None:
+    for _ in range(messages):
+        channel.recv(timeout=WAIT_S)
+
+
+def test_an_open_channel_lasts_as_long_as_its_work_key(provider: str) -> None:
+    clock = MovedClock()
+    with run_gateway(
+        clock_ms=clock, login_key=LOGIN_KEY, control_ping_interval_ms=50, **client_of(provider)
+    ) as gateway:
+        site = LoginSite(gateway, provider, clock)
+        gateway.admin.put_sign_on_group("*")
+        person = new_person(site)
+        key = site.work_key(site.sign_in(person))
+        headers = {"X-API-Key": key["access_token"], "X-Guard-Protocol": "3"}
+        url = gateway.base_url.replace("http", "ws", 1) + wire.CONTROL_WS_PATH
+        with connect(url, additional_headers=headers) as channel:
+            site.later(HOUR_MS + 1000)
+            receive(channel, 5)  # more than one ping after the lapse
+            site.suspend(person)
+            site.later(HOUR_MS + 1000)
+            with pytest.raises(ConnectionClosed) as closed:
+                receive(channel, 1000)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == CLOSE_REVOKED
+
+
 # -- the provider ----------------------------------------------------------------------------------
 
 
@@ -462,12 +632,15 @@ def test_a_rotated_account_ends_its_logins(site: LoginSite, person: str) -> None
     """Who has stolen a refresh token would otherwise be given the next secret."""
     tokens, other = site.sign_in(person), site.sign_in(new_person(site))
     own = account(site, person)["key_id"]
-    site.gateway.admin.rotate_key(own)
+    secret = {"access_token": site.gateway.admin.rotate_key(own)["api_key"]}
+    assert site.works(secret)
     assert not site.works(tokens)
     assert error(site.refresh(tokens)) == "invalid_grant"
     assert site.works(site.refresh(other).json()), "nobody else's"
     assert site.works(site.sign_in(person))
     assert account(site, person)["key_id"] == own
+    site.later(HOUR_MS + 1000)
+    assert not site.works(secret), "or it would outlive a suspension at the provider"
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -590,9 +763,9 @@ def test_what_has_ended_is_deleted(
         site = LoginSite(gateway, provider, clock)
         gateway.admin.put_sign_on_group("*")
         person = new_person(site)
-        site.sign_in(person)
+        site.work_key(site.sign_in(person))
         site.begin()
-        site.later(31 * 24 * HOUR_MS)
+        site.later(4 * HOUR_MS)
 
         def left() -> list[int]:
             with contextlib.closing(sqlite3.connect(database)) as opened:
@@ -601,5 +774,7 @@ def test_what_has_ended_is_deleted(
                     for each in ("login_codes", "logins", "secrets WHERE login_id IS NOT NULL")
                 ]
 
+        until(lambda: left() == [0, 1, 1])  # the work key
+        site.later(31 * 24 * HOUR_MS)
         until(lambda: left() == [0, 0, 0])
         assert account(site, person)["secrets"] == [], "the account stays"

@@ -105,6 +105,12 @@ class LoginSite:
         assert reply.status_code in (200, 401)
         return reply.status_code == 200
 
+    def work_key(self, tokens: dict[str, Any]) -> dict[str, Any]:
+        """Return a work key, in the form of tokens."""
+        reply = self.post("work-key", token=tokens["access_token"])
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
     def says(self, person: str, **claims: Any) -> None:
         """Change what the provider says of a person."""
         assert httpx.put(f"{self.issuer}/users/{person}", json=claims).status_code == 204

@@ -192,8 +192,11 @@ def test_a_shell_is_led_to_a_proxy(site: LoginSite, env: dict[str, str]) -> None
         ["sh", "-c", script], env=clean | {"PYTHON": sys.executable}, capture_output=True,
         text=True, check=True, timeout=120,
     )  # fmt: skip
-    key = stored(env)["access_token"]
-    assert key != before["access_token"]
+    token = stored(env)["access_token"]
+    assert token != before["access_token"]
+    key = done.stdout.partition("=")[2].partition("\n")[0]
+    assert key != token, "that ends within the hour"
+    assert site.works({"access_token": key})
     assert done.stdout.splitlines() == [
         f"ANTHROPIC_API_KEY={key}", "ANTHROPIC_BASE_URL=https://proxy.example:8788/anthropic",
         f"GEMINI_API_KEY={key}", "GOOGLE_GEMINI_BASE_URL=https://proxy.example:8788/gemini",

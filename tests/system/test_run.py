@@ -39,8 +39,9 @@ def test_a_run_loads_no_more_than_it_needs(guard: Runs) -> None:
     done = guard(*run, env={"PYTHONPROFILEIMPORTTIME": "1"})
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
     unneeded = (
-        "asyncio", "h2", "httpx", "pygments", "rich", "sqlite3", "guard.core.usage", "guard.delivery",
-        "guard.instrumentation", "guard.session", "guard.settings", "guard.transport.client",
+        "asyncio", "h2", "httpx", "pygments", "rich", "sqlite3", "guard.core.usage",
+        "guard.delivery", "guard.instrumentation", "guard.session", "guard.settings",
+        "guard.transport.client",
     )  # fmt: skip
     assert "guard.running.supervise" in loaded
     assert not {each for each in loaded if any(f"{each}.".startswith(f"{x}.") for x in unneeded)}

@@ -18,6 +18,7 @@ CONTROL_SUBPROTOCOL: Final = "guard.v3"
 CAPABILITIES_PATH: Final = "/api/v1/capabilities"
 LOGIN_DEVICE_PATH: Final = "/api/v1/login/device"
 LOGIN_TOKEN_PATH: Final = "/api/v1/login/token"  # noqa: S105  # a path
+LOGIN_WORK_KEY_PATH: Final = "/api/v1/login/work-key"
 LOGIN_REVOKE_PATH: Final = "/api/v1/login/revoke"
 GATE_PATH: Final = "/gate"
 RELEASE_PATH: Final = "/gate/release"

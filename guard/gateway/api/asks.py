@@ -126,15 +126,13 @@ class SocketAsks:
         if self._ended:
             return
         expires_at_ms = self._identity.expires_at_ms
-        # 2. The key has expired since the handshake.
-        if expires_at_ms is not None and expires_at_ms <= self._clock_ms():
-            self._close(CLOSE_REVOKED, "the key has expired")
-        # 3. Some key has changed, perhaps this one. The frames wait for the check, and nothing is
-        # read before it ends, which would overtake them.
-        elif self._generation != self._authenticator.generation:
+        has_expired = expires_at_ms is not None and expires_at_ms <= self._clock_ms()
+        # 2. The key has expired since the handshake, or some key has changed, perhaps this one. The
+        # frames wait for the check, and nothing is read before it ends, which would overtake them.
+        if has_expired or self._generation != self._authenticator.generation:
             self._socket.hold_reading(True)
             self._checking = self._loop.create_task(self._check_key(frames))
-        # 4. Nearly always.
+        # 3. Nearly always.
         else:
             self._read(frames)
 
@@ -162,7 +160,7 @@ class SocketAsks:
             # Before the check: if a key changes meanwhile, ``received`` checks again.
             generation = self._authenticator.generation
             if not await self._authenticator.still_valid(self._identity, self._headers):
-                self._close(CLOSE_REVOKED, "the key was revoked")
+                self._close(CLOSE_REVOKED, "the key was revoked, or has expired")
                 return
             self._generation = generation
         except StoreError:

@@ -129,7 +129,9 @@ class ControlSocketRoute:
                 message = await channel.subscription.next(min(interval_s, left_s))
             # 2. Nothing to send for a while, or the key has expired.
             except TimeoutError:
-                if not seconds_left(identity, self._clock_ms()):
+                if not seconds_left(
+                    identity, self._clock_ms()
+                ) and not await self._authenticator.still_valid(identity, channel.headers):
                     return CLOSE_REVOKED
                 newest = await self._storage.control_seq(own)
                 await channel.send(self._heartbeat("ping", newest))

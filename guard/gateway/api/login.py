@@ -84,6 +84,7 @@ class LoginRoutes:
             for path, serve in (
                 (wire.LOGIN_DEVICE_PATH, self._device),
                 (wire.LOGIN_TOKEN_PATH, self._token),
+                (wire.LOGIN_WORK_KEY_PATH, self._work_key),
                 (wire.LOGIN_REVOKE_PATH, self._revoke),
             )
         ]
@@ -137,11 +138,21 @@ class LoginRoutes:
             expires_in=tokens.expires_in_ms // 1000, refresh_token=tokens.refresh_token,
         )  # fmt: skip
 
+    async def _work_key(
+        self, logins: LoginService, _: Request, given: dict[str, str]
+    ) -> TokenReply:
+        key, lasts_ms = await logins.work_key(_token_of(given))
+        return TokenReply(access_token=key, token_type="Bearer", expires_in=lasts_ms // 1000)  # noqa: S106  # its kind
+
     async def _revoke(self, logins: LoginService, _: Request, given: dict[str, str]) -> Ended:
-        if "token" not in given:
-            raise LoginError("invalid_request", "the token is missing")
-        await logins.revoke(given["token"])
+        await logins.revoke(_token_of(given))
         return Ended()
+
+
+def _token_of(given: dict[str, str]) -> str:
+    if "token" not in given:
+        raise LoginError("invalid_request", "the token is missing")
+    return given["token"]
 
 
 def _fields(body: bytes) -> dict[str, str]:

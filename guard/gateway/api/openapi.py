@@ -345,6 +345,10 @@ def _login_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
             {"grant_type": {"const": login.DEVICE_GRANT}, "device_code": token},
             {"grant_type": {"const": "refresh_token"}, "refresh_token": token},
         ),
+        wire.LOGIN_WORK_KEY_PATH: post(
+            "login_work_key", "Give a key for a working day to the person of an access token",
+            login.TokenReply, (), {"token": token},
+        ),
         wire.LOGIN_REVOKE_PATH: post(
             "login_revoke", "End the login of a token", login.Ended, (), {"token": token}
         ),

@@ -20,6 +20,8 @@ EARLY_MS: Final = 500
 """How much a program's clock may run ahead of that."""
 ACCESS_MS: Final = 3_600_000
 """How long an access token lasts, and so how late a suspension at the provider is noticed."""
+WORK_MS: Final = 12 * 3_600_000
+"""How long a work key lasts, whose end is put off by `ACCESS_MS` where it is used after it."""
 SAME_ANSWER_MS: Final = 60_000
 """How long a used refresh token gets the answer that it got: programs refresh at the same time,
 and answers are lost."""

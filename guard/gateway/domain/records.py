@@ -664,10 +664,16 @@ class LedgerReport(Struct, kw_only=True):
 
 
 class KeySecret(Struct):
-    """A key with its HMAC secret, for the gateway alone."""
+    """A key with its HMAC secret, for the gateway alone.
+
+    Attributes:
+        works_until_ms: of a work key: until then its end is put off while its person's provider
+            knows them.
+    """
 
     key: Key
     hmac_secret: str | None = None
+    works_until_ms: int | None = None
 
 
 class StoredControl(Struct):

@@ -12,6 +12,7 @@ from guard.gateway.domain import records, setting_table
 from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.domain.key_hierarchy import LENGTH_MAX, lineage
+from guard.gateway.domain.logins import ACCESS_MS
 from guard.gateway.ledger import audit, control
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.unit.unit_of_work import UnitOfWork
@@ -190,7 +191,8 @@ def rotate_key(
 ) -> records.Key:
     """Give a key another secret; those before it end after ``overlap_ms`` at the latest.
 
-    Whatever refers to the key holds for both: its id stays.
+    The new one of a person's account lasts an hour: they sign in for others. Whatever refers to the
+    key holds for both: its id stays.
 
     Raises:
         NotFoundError: no such key.
@@ -205,7 +207,11 @@ def rotate_key(
     key = msgspec.structs.replace(old, prefix=prefix, signed=hmac_secret is not None)
     unit.directory.end_secrets(old.key_id, ends_ms)
     unit.logins.drop_of(old.key_id)  # or who has stolen one would be given the next secret
-    unit.directory.add_secret(key, key_hash, hmac_secret)
+    # One without an end would outlive the suspension of its person at the provider.
+    own_ends_ms = unit.now_ms + ACCESS_MS if unit.logins.is_account(old.key_id) else None
+    unit.directory.add_secret(key, key_hash, hmac_secret, own_ends_ms)
+    if own_ends_ms is not None:
+        key.expires_at_ms = min(own_ends_ms, old.expires_at_ms or own_ends_ms)
     details = {"prefix": prefix, "overlap_ms": overlap_ms}
     audit.record(unit, actor, "key.rotate", old.key_id, details, old.organisation_id)
     unit.announce(PostCommitEvent("catalogue", old.organisation_id))

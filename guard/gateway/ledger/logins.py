@@ -141,24 +141,58 @@ def open_login(
     now_ms = unit.now_ms
     opened = replace(login, key_id=key_id, made_ms=now_ms, ends_ms=_ends_ms(login, now_ms))
     unit.logins.add(opened)
-    _give(unit, opened, rule, access_hash, prefix)
+    _give(unit, opened, rule, (access_hash, prefix))
     details = {"login": opened.login_id, "from": code.address}
     audit.record(unit, actor, "login.open", key_id, details, rule.organisation_id)
     return opened
 
 
-def begin_refresh(unit: UnitOfWork, login_id: str, generation: int) -> tuple[Step, Login]:
-    """Take a refresh token, and claim the question to the provider for it.
+def add_work_key(unit: UnitOfWork, login: Login, key_hash: bytes, prefix: str) -> int:
+    """Write a work key of a login; return when it ends for good.
+
+    Raises:
+        LoginError: the login has ended.
+    """
+    login = _live(unit, login.login_id)
+    key = unit.directory.key(login.key_id)
+    assert key is not None  # keys are never deleted
+    now_ms = unit.now_ms
+    until_ms = now_ms + logins.WORK_MS if login.sealed else login.ends_ms
+    # The provider was asked when the newest access token was made.
+    ends_ms = min(until_ms, login.made_ms + logins.ACCESS_MS)
+    unit.directory.add_secret(
+        replace(key, prefix=prefix), key_hash, None, ends_ms, login.login_id, until_ms
+    )
+    details = {"login": login.login_id}
+    audit.record(unit, _actor(login), "login.work_key", key.key_id, details, login.organisation_id)
+    unit.announce(PostCommitEvent("catalogue", login.organisation_id))
+    return until_ms
+
+
+def _live(unit: UnitOfWork, login_id: str) -> Login:
+    login = unit.logins.login(login_id)
+    if login is None or login.ends_ms <= unit.now_ms:
+        raise LoginError("invalid_grant", "the login has ended")
+    return login
+
+
+def begin_refresh(unit: UnitOfWork, login_id: str, generation: int | None) -> tuple[Step, Login]:
+    """Claim the question to the provider, for a refresh token or for the work keys of a login.
+
+    Args:
+        unit: the unit of work.
+        login_id: of the login.
+        generation: the number of the refresh token; ``None``: for work keys.
 
     Raises:
         LoginError: the login has ended. It stays in the store; :func:`end_login` ends it.
     """
-    login = unit.logins.login(login_id)
-    if login is None or login.ends_ms <= unit.now_ms:
-        raise LoginError("invalid_grant", "the login has ended")
+    login = _live(unit, login_id)
+    if generation is None and not unit.logins.has_lapsed(login_id):
+        return "again", login  # another request has put off the end of the keys
     if generation == login.generation - 1 and unit.now_ms - login.made_ms < logins.SAME_ANSWER_MS:
         return "again", login
-    if generation != login.generation:
+    if generation not in (None, login.generation):
         # Either its holder or somebody else has an old token: nobody can tell which (RFC 9700,
         # 4.14.2).
         raise LoginError("invalid_grant", "the refresh token was used before")
@@ -175,16 +209,18 @@ def stop_asking(unit: UnitOfWork, login: Login) -> None:
 
 
 def finish_refresh(
-    unit: UnitOfWork, before: Login, login: Login, rule: GroupRule, access_hash: bytes, prefix: str
-) -> Login:
-    """Make the successor of a refresh token, and its access token.
+    unit: UnitOfWork, before: Login, login: Login, rule: GroupRule,
+    access: tuple[bytes, str] | None,
+) -> Login:  # fmt: skip
+    """Put off the end of work keys, and make the successor of a refresh token.
 
     Args:
         unit: the unit of work.
         before: the login, as it was claimed.
         login: the same with what the provider says now.
         rule: of the person's groups now.
-        access_hash, prefix: of the new access token.
+        access: the hash and the beginning of the new access token; ``None``: the question was for
+            work keys alone.
 
     Raises:
         LoginError: the person may not be here any more, or belongs elsewhere now.
@@ -197,12 +233,12 @@ def finish_refresh(
     ) != login.key_id:  # fmt: skip
         raise LoginError("invalid_grant", "the groups lead to another account now; sign in again")
     now_ms = unit.now_ms
-    after = replace(
-        login, generation=before.generation + 1, made_ms=now_ms, asking_until_ms=0,
-        ends_ms=_ends_ms(login, now_ms),
-    )  # fmt: skip
+    after = replace(login, asking_until_ms=0, ends_ms=_ends_ms(login, now_ms))
+    if access is not None:
+        after = replace(after, generation=before.generation + 1, made_ms=now_ms)
     unit.logins.change(before, after)
-    _give(unit, after, rule, access_hash, prefix)
+    unit.logins.put_off(login.login_id, now_ms + logins.ACCESS_MS)
+    _give(unit, after, rule, access)
     return after
 
 
@@ -254,14 +290,18 @@ def forget_account(unit: UnitOfWork, actor: Actor, organisation_id: str, key_id:
     audit.record(unit, actor, "sign_on.forget", key_id, {}, organisation_id)
 
 
-def _give(unit: UnitOfWork, login: Login, rule: GroupRule, access_hash: bytes, prefix: str) -> None:
-    """Write an access token, and which models its account may use."""
-    key = unit.directory.key(login.key_id)
-    assert key is not None  # keys are never deleted
-    unit.directory.add_secret(
-        replace(key, prefix=prefix), access_hash, None, login.made_ms + logins.ACCESS_MS,
-        login.login_id,
-    )  # fmt: skip
+def _give(
+    unit: UnitOfWork, login: Login, rule: GroupRule, access: tuple[bytes, str] | None
+) -> None:
+    """Write an access token, if there is a new one, and which models its account may use."""
+    if access is not None:
+        access_hash, prefix = access
+        key = unit.directory.key(login.key_id)
+        assert key is not None  # keys are never deleted
+        unit.directory.add_secret(
+            replace(key, prefix=prefix), access_hash, None, login.made_ms + logins.ACCESS_MS,
+            login.login_id,
+        )  # fmt: skip
     name, actor = policy_name(login.key_id), _actor(login)
     if rule.models:
         wanted = records.Policy(

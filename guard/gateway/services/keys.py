@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from msgspec import Struct
@@ -98,6 +98,8 @@ class KeyRing:
         # Emptied when it is full, and by each change of any key.
         self._cache: dict[bytes, KeySecret | None] = {}
         self.generation = 0
+        # Puts off the end of a work key, by its hash, if its person is still known.
+        self.put_off: Callable[[bytes], Awaitable[None]] | None = None
         # When secrets were last used, by hash, since these were last written.
         self._used_ms: dict[bytes, int] = {}
         self._written_ms = clock_ms()
@@ -107,7 +109,25 @@ class KeyRing:
         return await self.find_hashed(hash_key(api_key), *roles)
 
     async def find_hashed(self, hashed: bytes, *roles: Role) -> KeySecret | None:
-        """Like :meth:`find`, by the hash of the key."""
+        """Like :meth:`find`, by the hash of the key.
+
+        Raises:
+            StoreError: it cannot be told whether the key is valid.
+        """
+        found, now_ms = await self._read(hashed), self._clock_ms()
+        if self.put_off is not None and _may_be_put_off(found, now_ms):
+            await self.put_off(hashed)
+            self._cache.pop(hashed, None)
+            found = await self._read(hashed)
+        # Checked with each call, also of a cached key: it may expire while it is in the cache.
+        if found is None or found.key.role not in roles or found.key.revoked_at_ms is not None:
+            return None
+        if _has_expired(found.key, now_ms):
+            return None
+        self._used_ms[hashed] = now_ms
+        return found
+
+    async def _read(self, hashed: bytes) -> KeySecret | None:
         while hashed not in self._cache:
             generation = self.generation
             found = await self._storage.find_key(hashed)
@@ -116,15 +136,7 @@ class KeyRing:
                 if len(self._cache) >= _CACHE_MAX:
                     self._cache.clear()
                 self._cache[hashed] = found
-        found = self._cache[hashed]
-        # Checked with each call, also of a cached key: it may expire while it is in the cache.
-        if found is None or found.key.role not in roles or found.key.revoked_at_ms is not None:
-            return None
-        expires_at_ms, now_ms = found.key.expires_at_ms, self._clock_ms()
-        if expires_at_ms is not None and expires_at_ms <= now_ms:
-            return None
-        self._used_ms[hashed] = now_ms
-        return found
+        return self._cache[hashed]
 
     async def write_uses(self) -> None:
         """Write when secrets were last used, if that was not done within the last minute.
@@ -140,3 +152,13 @@ class KeyRing:
         """Empty the cache, because some key has changed."""
         self.generation += 1
         self._cache.clear()
+
+
+def _has_expired(key: Key, now_ms: int) -> bool:
+    return key.expires_at_ms is not None and key.expires_at_ms <= now_ms
+
+
+def _may_be_put_off(found: KeySecret | None, now_ms: int) -> bool:
+    if found is None or found.key.revoked_at_ms is not None or not _has_expired(found.key, now_ms):
+        return False
+    return found.works_until_ms is not None and found.works_until_ms > now_ms

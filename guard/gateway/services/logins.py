@@ -17,13 +17,13 @@ from msgspec import Struct
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain import logins as domain
-from guard.gateway.domain.errors import ConflictError
+from guard.gateway.domain.errors import ConflictError, StoreError
 from guard.gateway.domain.logins import GroupRule, Login, LoginCode, LoginError, rule_of
 from guard.gateway.domain.operators import Joining, Person
 from guard.gateway.domain.records import Key
 from guard.gateway.ledger import logins
 from guard.gateway.reading import network_of
-from guard.gateway.services.keys import hash_key
+from guard.gateway.services.keys import SDK_PREFIX, hash_key
 from guard.gateway.services.login_secrets import DEVICE_PREFIX, LoginSecrets, new_login_id
 from guard.gateway.services.openid import Known, OpenIdError, OpenIdProvider, PersonRefusedError
 from guard.gateway.storage.port import Storage
@@ -202,23 +202,29 @@ class LoginService:
         found = None if read is None else await self._storage.login(read[0])
         if read is None or found is None:
             raise LoginError("invalid_grant", "the login has ended")
-        own = within(found.organisation_id)
-        async with asyncio.timeout(domain.ASKING_MS / 1000):
-            while True:
-                try:
-                    step, login = await _repeated(
-                        lambda: self._storage.write(own, logins.begin_refresh, *read)
-                    )
-                except LoginError as exc:
-                    await self._end(found, str(exc))
-                    raise
-                if step != "wait":
-                    break
-                await asyncio.sleep(_WAIT_S)
+        try:
+            step, login = await self._claimed(found, read[1])
+        except LoginError as exc:
+            await self._end(found, str(exc))
+            raise
         return self._tokens(login if step == "again" else await self._asked(login))
 
-    async def _asked(self, claimed: Login) -> Login:
-        """Return a login whose provider was asked, with the next number."""
+    async def _claimed(self, login: Login, generation: int | None) -> tuple[logins.Step, Login]:
+        """Claim the question to the provider, once another request that asks it has its answer."""
+        own = within(login.organisation_id)
+        async with asyncio.timeout(domain.ASKING_MS / 1000):
+            while True:
+                step, claimed = await _repeated(
+                    lambda: self._storage.write(
+                        own, logins.begin_refresh, login.login_id, generation
+                    )
+                )
+                if step != "wait":
+                    return step, claimed
+                await asyncio.sleep(_WAIT_S)
+
+    async def _asked(self, claimed: Login, *, gives: bool = True) -> Login:
+        """Return a login whose provider was asked, with the next number if it gives tokens."""
         own = within(claimed.organisation_id)
         try:
             sealed = self._secrets.unseal(claimed.sealed)
@@ -230,10 +236,10 @@ class LoginService:
                 claimed, person=known.person, sealed=self._secrets.seal(known.refresh_token)
             )
             access = self._secrets.access_token(claimed.login_id, claimed.generation + 1)
+            written = (hash_key(access), access[:_PREFIX_LENGTH]) if gives else None
             return await self._storage.write(
-                own, logins.finish_refresh, claimed, changed, rule, hash_key(access),
-                access[:_PREFIX_LENGTH],
-            )  # fmt: skip
+                own, logins.finish_refresh, claimed, changed, rule, written
+            )
         except PersonRefusedError:
             why = "the provider does not know this person any more"
         except LoginError as exc:
@@ -258,6 +264,47 @@ class LoginService:
 
     async def _end(self, login: Login, why: str) -> None:
         await self._storage.write(within(login.organisation_id), logins.end_login, login, why)
+
+    # -- work keys -----------------------------------------------------------------------------
+
+    async def work_key(self, token: str) -> tuple[str, int]:
+        """Return a new work key for the person of an access token, and how many ms it lasts.
+
+        Raises:
+            LoginError: the token is not valid.
+        """
+        hashed = hash_key(token)
+        login_id, found = await self._storage.login_of(hashed), await self._storage.find_key(hashed)
+        login = None if login_id is None else await self._storage.login(login_id)
+        if found is None or login is None or (found.key.expires_at_ms or 0) <= self._clock_ms():
+            raise LoginError("invalid_grant", "the access token has ended")
+        if found.works_until_ms is not None:  # or one that was stolen would go on for good
+            raise LoginError("invalid_grant", "a work key gives no other")
+        key = SDK_PREFIX + secrets.token_urlsafe(32)
+        until_ms = await self._storage.write(
+            within(login.organisation_id), logins.add_work_key, login, hash_key(key),
+            key[:_PREFIX_LENGTH],
+        )  # fmt: skip
+        return key, max(0, until_ms - self._clock_ms())
+
+    async def put_off(self, hashed: bytes) -> None:
+        """Ask the provider about the person of a work key that has lapsed, and put off its end.
+
+        Raises:
+            StoreError: the provider cannot be asked.
+        """
+        login_id = await self._storage.login_of(hashed)
+        login = None if login_id is None else await self._storage.login(login_id)
+        if login is None:
+            return  # it stays lapsed
+        try:
+            step, claimed = await self._claimed(login, None)
+            if step == "ask":
+                await self._asked(claimed, gives=False)
+        except LoginError:
+            return
+        except (OpenIdError, TimeoutError) as exc:
+            raise StoreError(f"the provider cannot be asked whose key it is: {exc}") from None
 
     def _tokens(self, login: Login) -> Tokens:
         return Tokens(

@@ -19,7 +19,8 @@ CREATE TABLE keys (
 
 CREATE TABLE secrets (
   key_hash BLOB PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys, prefix TEXT NOT NULL,
-  hmac_secret TEXT, made_ms INTEGER NOT NULL, ends_ms INTEGER, used_ms INTEGER, login_id TEXT
+  hmac_secret TEXT, made_ms INTEGER NOT NULL, ends_ms INTEGER, used_ms INTEGER, login_id TEXT,
+  works_until_ms INTEGER
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX secrets_key ON secrets (key_id);
 CREATE INDEX secrets_login ON secrets (login_id, ends_ms) WHERE login_id IS NOT NULL;

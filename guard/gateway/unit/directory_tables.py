@@ -133,10 +133,13 @@ class DirectoryTables(UnitPart):
         hmac_secret: str | None,
         ends_ms: int | None = None,
         login_id: str | None = None,
+        works_until_ms: int | None = None,
     ) -> None:
-        """Insert another secret of a key, or an access token of a login."""
-        made_ms = self._unit.now_ms
-        row = (key_hash, key.key_id, key.prefix, hmac_secret, made_ms, ends_ms, None, login_id)
+        """Insert another secret of a key, or an access token or a work key of a login."""
+        row = (
+            key_hash, key.key_id, key.prefix, hmac_secret, self._unit.now_ms, ends_ms, None,
+            login_id, works_until_ms,
+        )  # fmt: skip
         self._unit.write(_SECRETS.insert(), row)
 
     def has_secret(self, key_id: str, prefix: str) -> bool | None:
@@ -149,7 +152,7 @@ class DirectoryTables(UnitPart):
         """End a key's secrets, or the one that begins so, at a time at the latest."""
         # They are kept for good: a start of the gateway with one of them must not make a key anew.
         self._unit.write(
-            "UPDATE secrets SET ends_ms = min(coalesce(ends_ms, ?), ?)"
+            "UPDATE secrets SET ends_ms = min(coalesce(ends_ms, ?), ?), works_until_ms = NULL"
             " WHERE key_id = ? AND prefix = coalesce(?, prefix)",
             (ends_ms, ends_ms, key_id, prefix),
         )

@@ -80,6 +80,11 @@ class LoginTables(UnitPart):
         )  # fmt: skip
         return None if row is None else str(row[0])
 
+    def is_account(self, key_id: str) -> bool:
+        """Return whether a key is the account of somebody who signs in."""
+        sql = "SELECT count(*) FROM login_accounts WHERE key_id = ?"
+        return bool(self._unit.row(sql, key_id)[0])
+
     def add_account(
         self, issuer: str, subject: str, organisation_id: str, team: str, key_id: str
     ) -> None:
@@ -134,8 +139,24 @@ class LoginTables(UnitPart):
         """Delete a login and end its access tokens."""
         self._unit.write(_LOGINS.delete(), (login_id,))
         self._unit.write(
-            "UPDATE secrets SET ends_ms = min(ends_ms, ?) WHERE login_id = ?",
+            "UPDATE secrets SET ends_ms = min(ends_ms, ?), works_until_ms = NULL"
+            " WHERE login_id = ?",
             (self._unit.now_ms, login_id),
+        )
+
+    def has_lapsed(self, login_id: str) -> bool:
+        """Return whether the end of a work key of a login may be put off now."""
+        where = "login_id = ? AND works_until_ms > ? AND ends_ms <= ?"
+        now_ms = self._unit.now_ms
+        sql = f"SELECT count(*) FROM secrets WHERE {where}"
+        return bool(self._unit.row(sql, login_id, now_ms, now_ms)[0])
+
+    def put_off(self, login_id: str, ends_ms: int) -> None:
+        """Let a login's work keys last until a time, or until they end for good."""
+        self._unit.write(
+            "UPDATE secrets SET ends_ms = min(works_until_ms, ?)"
+            " WHERE login_id = ? AND works_until_ms > ?",
+            (ends_ms, login_id, self._unit.now_ms),
         )
 
     def drop_of(self, key_id: str) -> None:
@@ -157,8 +178,9 @@ class LoginTables(UnitPart):
                 self._unit.write_many(table.delete(), rows)
         # The one that was used last tells when its account was.
         self._unit.write(
-            "DELETE FROM secrets WHERE login_id IS NOT NULL AND ends_ms < ? AND (used_ms IS NULL"
-            " OR EXISTS (SELECT 1 FROM secrets s WHERE s.key_id = secrets.key_id"
+            "DELETE FROM secrets WHERE login_id IS NOT NULL"
+            " AND coalesce(works_until_ms, ends_ms) < ? AND (used_ms IS NULL OR EXISTS"
+            " (SELECT 1 FROM secrets s WHERE s.key_id = secrets.key_id"
             " AND s.used_ms > secrets.used_ms))",
             (now_ms - _KEPT_MS,),
         )

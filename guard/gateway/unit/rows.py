@@ -82,13 +82,13 @@ def approval_from_row(row: tuple[Any, ...]) -> records.Approval:
 
 
 def key_from_row(row: tuple[Any, ...]) -> records.KeySecret:
-    """Build a key from its row and one of its secrets: its beginning, HMAC secret and end."""
+    """Build a key from its row and one of its secrets: its beginning, HMAC secret and ends."""
     key = KEYS.read(row)
-    key.prefix, secret, ends_ms = row[KEYS.width :]
+    key.prefix, secret, ends_ms, works_until_ms = row[KEYS.width :]
     key.signed = secret is not None
     ends = [each for each in (key.expires_at_ms, ends_ms) if each is not None]
     key.expires_at_ms = min(ends, default=None)
-    return records.KeySecret(key, secret)
+    return records.KeySecret(key, secret, works_until_ms)
 
 
 NAMED: Final = "channel:"

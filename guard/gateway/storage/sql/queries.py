@@ -94,7 +94,7 @@ class SqlQueries(ReadingStore):
     async def find_key(self, key_hash: bytes) -> records.KeySecret | None:
         """Return the key with this hash, in any state."""
         rows = await self._rows(
-            f"SELECT {KEYS.names('k')}, s.prefix, s.hmac_secret, s.ends_ms"
+            f"SELECT {KEYS.names('k')}, s.prefix, s.hmac_secret, s.ends_ms, s.works_until_ms"
             " FROM secrets s JOIN keys k ON k.key_id = s.key_id WHERE s.key_hash = ?",
             key_hash,
         )
@@ -145,7 +145,8 @@ class SqlQueries(ReadingStore):
         rows = await self._rows(f"{KEYS.select()} WHERE {where} ORDER BY key_id", *arguments)
         keys = {key.key_id: key for key in map(KEYS.read, rows)}
         secrets = await self._rows(
-            "SELECT key_id, prefix, hmac_secret, made_ms, ends_ms, used_ms FROM secrets"
+            "SELECT key_id, prefix, hmac_secret, made_ms,"
+            " coalesce(works_until_ms, ends_ms), used_ms FROM secrets"
             f" WHERE key_id IN (SELECT key_id FROM keys WHERE {where})"
             " ORDER BY made_ms DESC, ends_ms IS NOT NULL, ends_ms DESC",
             *arguments,

@@ -221,7 +221,7 @@ class Joined:
         )
         run(
             "INSERT INTO secrets SELECT key_hash, key_of(key_id), prefix, hmac_secret,"
-            " created_at_ms, NULL, NULL, NULL FROM old.keys"
+            " created_at_ms, NULL, NULL, NULL, NULL FROM old.keys"
         )
         if self.aliases:
             for kept, members in self.members.items():
