@@ -11,7 +11,7 @@ import attrs
 
 from spamdetect.errors import SpamConfigError
 
-DEFAULT_PORT: Final = 8788
+DEFAULT_PORT: Final = 8789
 DEFAULT_BASE_URL: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_TIMEOUT_S: Final = 10.0
 DEFAULT_QUEUE_TIMEOUT_S: Final = 60.0

@@ -52,7 +52,7 @@ class SpamClient:
 
     Args:
         base_url: Address of the service; else ``SPAMDETECT_BASE_URL``, else
-            ``http://127.0.0.1:8788``.
+            ``http://127.0.0.1:8789``.
         api_key: Key for the header ``x-api-key``; else ``SPAMDETECT_API_KEY``.
         timeout: Total seconds of one call from when it is first sent, retries and their pauses
             included; default 10.

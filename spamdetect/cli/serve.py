@@ -16,7 +16,7 @@ from spamdetect.service.settings import ServiceSettings, read_service_settings
 
 @click.command()
 @click.option("--host", help="Address to bind.  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="Port to bind; 0 takes a free one.  [default: 8788]")
+@click.option("--port", type=int, help="Port to bind; 0 takes a free one.  [default: 8789]")
 @click.option("--monitor-port", type=int, help="Port of their own for health and metrics.")
 @click.option("--monitor-host", help="Address of that port.  [default: that of --host]")
 @click.option("--database-url", help="Key store: sqlite:///PATH or postgresql://...")
