@@ -29,6 +29,7 @@ from guard.breaker.exceptions import (
     GuardBudgetError,
     GuardChainError,
     GuardError,
+    GuardInfrastructureError,
     GuardTransportError,
     RateLimitError,
     was_shut_down,
@@ -506,7 +507,9 @@ class Courier:
             error,
             for_money=isinstance(error, GuardBudgetError | GuardChainError),
             is_unanswered=isinstance(error, GuardTransportError),
-            has_left=pending.has_left and isinstance(error, GuardTransportError),
+            # A store that has failed may have committed the decision all the same.
+            has_left=pending.has_left
+            and isinstance(error, GuardTransportError | GuardInfrastructureError),
             for_all=session is not None and session.client.left_alone(wire.GATE_PATH) is not None,
         )
 

@@ -12,6 +12,7 @@ from guard.asking import lease_clock
 from guard.breaker.exceptions import (
     BreakerTransportError,
     GuardError,
+    GuardInfrastructureError,
     GuardTransportError,
     WorkflowKilledInterrupt,
 )
@@ -31,6 +32,8 @@ _SETTLE_S: Final = 60.0
 """How long the gateway is asked what it has decided for a caller that has gone; it is a lease's
 lifetime, after which the gateway charges what nobody has given back."""
 _SETTLES_AT_ONCE: Final = 4
+_SETTLES_MAX: Final = 1000
+"""With so many updates under way, what was decided for a caller that has gone is left to expire."""
 _KEPT_S: Final = 600.0
 """How long a lease is kept open whose costs cannot be delivered; afterwards they are on disk, or
 lost."""
@@ -60,7 +63,7 @@ class LeaseUpdates:
     def settle(self, ask: AskGateway) -> None:
         """Learn what was decided about a question, and give it back, without waiting."""
         session = self._link.session
-        if session is not None:
+        if session is not None and len(self._tasks) < _SETTLES_MAX:
             self._tasks.start(self._settle(session, ask))
 
     def send(self, updates: Iterable[Update]) -> None:
@@ -133,7 +136,7 @@ class LeaseUpdates:
             try:
                 async with self._settling:
                     reply = await session.client.gate(request, ask.question.key)
-            except GuardTransportError as exc:
+            except (GuardTransportError, GuardInfrastructureError) as exc:
                 if not exc.retryable:
                     return
                 await asyncio.sleep(_RETRY_S)

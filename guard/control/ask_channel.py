@@ -89,6 +89,10 @@ class AskChannel:
         # it.
         self._waiting: deque[_Request] = deque()
         self._in_flight: dict[str, _Request] = {}
+        # How many answers are still to come, by id, to requests that were given up. A repeat has
+        # the same id, and only the newest answer to it counts: after an older one that says to
+        # wait, the gateway may have granted the repeat.
+        self._overdue: dict[str, int] = {}
         # Whether a flush is certain to follow in this turn of the loop.
         self._scheduled = False
 
@@ -142,6 +146,7 @@ class AskChannel:
         # Taken out before any is answered: an answer may make its caller ask again, in here.
         lost = [*self._in_flight.values(), *self._waiting]
         self._in_flight = {}
+        self._overdue = {}
         self._waiting.clear()
         for request in lost:
             self._tell(request, None)
@@ -241,9 +246,14 @@ class AskChannel:
         self.answers(answers.answers)
 
     def answers(self, told: list[wire.SocketAnswer]) -> None:
-        """Pass the answers of one frame to their requests; drop those that were given up."""
+        """Pass the answers of one frame to their requests; drop those to what was given up."""
         self._scheduled = True  # what the callers ask next goes into one frame, sent below
         for each in told:
+            overdue = self._overdue.pop(each.id, 0)
+            if overdue > 1:
+                self._overdue[each.id] = overdue - 1
+            if overdue:
+                continue
             request = self._in_flight.pop(each.id, None)
             if request is None:
                 continue
@@ -268,6 +278,10 @@ class AskChannel:
         ]
         for request in late:
             self._in_flight.pop(request.ask.id, None)
+            overdue = self._overdue.pop(request.ask.id, 0)
+            if len(self._overdue) >= IN_FLIGHT_MAX:  # the oldest answer is not coming any more
+                del self._overdue[next(iter(self._overdue))]
+            self._overdue[request.ask.id] = overdue + 1
             self._tell(request, None)
         if self._waiting:
             self.flush()

@@ -19,6 +19,9 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin a coroutine without waiting for it; on the loop."""
         task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())

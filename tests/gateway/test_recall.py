@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, LeaseCommand
+from guard.gateway.domain.waiting import Place
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import Tenant
@@ -60,6 +61,27 @@ async def test_a_refusal_names_the_leases_that_hold_the_room(store: Store) -> No
     again = msgspec.structs.replace(again, is_rerun=True)
     answer = await decide(store.storage, again)
     assert (answer.status, answer.recall) == (402, {})
+
+
+@pytest.mark.asyncio
+async def test_whoever_was_told_to_wait_is_granted_nothing_under_the_same_key(store: Store) -> None:
+    """A repeat overtakes the first run, which waits for holders: its caller asks anew after it."""
+    first = await decide(store.storage, question(store, "a", 10, demand_nanousd=40))
+    lease_id = wire.decode(first.body, wire.GateReply).reservation_id
+    asked = question(store, "b", 70)
+    assert (await decide(store.storage, asked)).recall == {"k": [lease_id]}
+    place = Place(store.clock.now, store.clock.now, 60_000)
+    repeat = msgspec.structs.replace(asked, recalls=False, place=place)
+    told = await decide(store.storage, repeat)
+    assert wire.decode(told.body, wire.GateReply).decision == "waiting"
+    update = wire.LeaseUpdate(str(lease_id), unused_nanousd=30)
+    await update_lease(store.storage, LeaseCommand(request=store.request(), update=update))
+    rerun = msgspec.structs.replace(asked, is_rerun=True, place=place)
+    answer = await decide(store.storage, rerun)
+    assert (answer.status, answer.body) == (200, told.body)
+    assert await held(store) == 10
+    anew = msgspec.structs.replace(asked, request=store.request("b-70-1"), place=place)
+    assert wire.decode((await decide(store.storage, anew)).body, wire.GateReply).decision == "allow"
 
 
 @pytest.mark.asyncio

@@ -13,11 +13,14 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.support.gateway_process import GatewayProcess, gateway_process
 from tests.support.ports import free_port
+from tests.support.private_server import private_postgres  # noqa: F401  # a fixture
 from tests.support.programs import environment, is_gone, killed_at_last
+from tests.support.replicas import private_dsn  # noqa: F401  # a fixture
 from tests.support.waiting import WAIT_S, until
 
 CALLERS = 20
@@ -47,7 +50,7 @@ for line in sys.stdin:
 """
 """Starts as many callers as a line says. Each request holds $0.164, and costs $0.0005125."""
 
-STOPPED_S = 10.0
+STOPPED_S, STOPPED_LONG_S = 10.0, 15.0
 
 LIMIT = 500_000_000
 """Pays for three holds at a time."""
@@ -141,3 +144,67 @@ def test_what_is_granted_to_a_caller_that_has_gone_is_given_back(vendor: str) ->
             start(process, 1)  # by its answer the one before is decided
             assert lines_of(process, 1) == ["200"]
             assert_exact(gateway, 2)
+
+
+def test_a_new_program_outlasts_a_gateway_that_stands_still_for_less_than_its_timeout(
+    vendor: str,
+) -> None:
+    slow_down(vendor, 0.1)
+    with gateway_process() as gateway:
+        gateway.admin.set_budget(limit_nanousd=LIMIT)
+        os.kill(gateway.pid, signal.SIGSTOP)
+        with program(gateway, vendor, GUARD_TIMEOUT_MS="60000") as process:
+            start(process, 1)
+            time.sleep(STOPPED_S)
+            os.kill(gateway.pid, signal.SIGCONT)
+            assert lines_of(process, 1) == ["200"]
+            assert_exact(gateway, 1)
+
+
+# -- over PostgreSQL -------------------------------------------------------------------------------
+
+
+def backends_of(dsn: str) -> list[int]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        rows = connection.execute(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return [pid for (pid,) in rows]
+
+
+@pytest.mark.parametrize("what", ["the replica", "the backends"])
+def test_callers_in_line_outlast_what_stands_still_over_postgresql(
+    private_dsn: str,  # noqa: F811
+    vendor: str,
+    what: str,
+) -> None:
+    """Beside a replica that goes on. A gateway whose store is silent may refuse who is not in line
+    yet, or whose decision it does not know; what it has decided all the same is given back.
+    """
+    before = answered(vendor)
+    waits = {"GUARD_TIMEOUT_MS": "3000", "GUARD_WAIT_FOR_ROOM_MS": "60000"}
+    with contextlib.ExitStack() as stack:
+        gateway = stack.enter_context(gateway_process(database=private_dsn))
+        gateway.admin.set_budget(limit_nanousd=LIMIT)
+        process = stack.enter_context(program(gateway, vendor, **waits))
+        slow_down(vendor, 3)
+        start(process, CALLERS)
+        assert lines_of(process, 1) == ["waiting"]
+        slow_down(vendor, 0.1)
+        stopped = [gateway.pid] if what == "the replica" else backends_of(private_dsn)
+        other = stack.enter_context(gateway_process(database=private_dsn))
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(STOPPED_LONG_S)
+        finally:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        lines = lines_of(process, CALLERS)
+        refused = [line for line in lines if line != "200"]
+        assert what == "the backends" or not refused
+        assert all(line.startswith(("[GD-B001]", "[GD-R002]")) for line in refused), refused
+        assert answered(vendor) - before == CALLERS - len(refused)
+        assert_exact(other, CALLERS - len(refused))

@@ -78,8 +78,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     # it: a lease is decided as if it were new.
     requests.release_guess(unit, command)
     lease = leases.take_back(unit, command, give_back=is_first)
-    recalls = command.recalls and is_first
-    answer = _answer(unit, org, command, lease, outcome, recalls=recalls)
+    answer = _answer(unit, org, command, lease, outcome, is_first=is_first)
     if lease is not None:
         answer = msgspec.structs.replace(answer, own_lease=lease.reservation_id)
     return answer
@@ -92,11 +91,11 @@ def _answer(
     lease: Reservation | None,
     outcome: wire.EventsOutcome | None,
     *,
-    recalls: bool,
+    is_first: bool,
 ) -> EncodedAnswer:
     """Decide a call, count it, and keep the answer for repeats."""
     request, call = command.request, command.call
-    decided = _decide(unit, org, command, lease, recalls=recalls)
+    decided = _decide(unit, org, command, lease, recalls=command.recalls and is_first)
     # 1. Holders of leases are asked first, outside of the transaction; then the command runs again.
     if isinstance(decided, CallRefusal) and decided.recall:
         # Committed all the same: the events are charged, and the lease has given back.
@@ -105,11 +104,16 @@ def _answer(
     # 2. It waits in line: counted once, before it is allowed.
     if isinstance(decided, Waiter):
         rate_caps.count(unit, org.organisation_id, command.caps)
-        # A waiting call asks every second, so a row is written only where a repeat would do harm:
-        # where the question has given something back.
-        if call.lease is not None and call.lease.lease_id and call.lease.unused_nanousd:
+        answer = line.place_answer(command, decided, unit.now_ms, outcome)
+        # A waiting call asks every second, so a row is written only where a repeat would do harm.
+        # 2.1. Its first run, or a repeat, is still to come: whoever is told to wait asks anew under
+        # another key, so what they set aside would be nobody's.
+        if not is_first:
+            idempotency.keep(unit, request, msgspec.structs.replace(answer, kept=True))
+        # 2.2. It has given something back.
+        elif call.lease is not None and call.lease.lease_id and call.lease.unused_nanousd:
             idempotency.keep_undecided(unit, request)
-        return line.place_answer(command, decided, unit.now_ms, outcome)
+        return answer
     # 3. It is refused. A refused top-up is not recorded as a refusal: no call was stopped by it.
     if isinstance(decided, CallRefusal):
         if not command.is_top_up:

@@ -176,7 +176,7 @@ def place_in_line(
 def place_answer(
     command: GateCommand, waiter: Waiter, now_ms: int, events: wire.EventsOutcome | None
 ) -> EncodedAnswer:
-    """Return the answer to a call that has a place in line; it is not stored for repeats."""
+    """Return the answer to a call that has a place in line; it is not stored by itself."""
     assert command.place is not None
     reply = wire.GateReply(
         decision="waiting",

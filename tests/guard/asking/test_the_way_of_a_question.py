@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 import guard
+from guard.breaker.exceptions import GuardRateLimitRedisError
+from guard.breaker.refusals import Refusal
 from guard.core import wire
 from guard.core.events import InstrumentedCall
 from guard.core.leases import request_subject
@@ -21,6 +23,7 @@ from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope
+from guard.transport.replies import Reply
 from tests.support.waiting import WAIT_S, until, until_async
 
 MODEL: Final = "gpt-4o"
@@ -154,6 +157,38 @@ def test_a_question_goes_over_http_with_the_same_key_and_body(
     [asked], [again], [key] = seen.over_socket, seen.over_http, seen.keys
     assert again == asked
     assert key == asked["call_id"]
+
+
+def test_what_a_store_has_granted_that_failed_is_given_back(
+    start: Callable[..., GuardRuntime], tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails while it commits: the call is refused, and nobody uses its money."""
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    tenant.admin.set_budget(limit_nanousd=10 * WORST)
+    runtime = start(transport_mode="http", timeout_ms=120_000)
+    with guard.workflow("w"):
+        work()
+    assert runtime.link.session is not None
+    http = runtime.link.session.client._http
+    send, granted = http.send, list[int]()
+
+    async def failed(request: Any) -> Any:
+        reply = await send(request)
+        if request.endpoint != wire.GATE_PATH or granted:
+            return reply
+        granted.append(tenant.admin.ledger()[0]["reserved"])
+        problem = {"error_code": "GD-R002", "title": "RATE_LIMIT_STORE", "status": 503}
+        return Reply(reply.endpoint, 503, msgspec.json.encode(problem), now_s=time.time())
+
+    monkeypatch.setattr(http, "send", failed)
+    scope = Scope(workflow_id="w", run_id="r", entry=Entry(Scope()))
+    with pytest.raises(Refusal) as refused:
+        runtime.requests.ask(scope, BOUND)
+    assert isinstance(refused.value.error, GuardRateLimitRedisError)
+    assert granted == [WORST]
+    until(lambda: not tenant.admin.ledger()[0]["reserved"], WAIT_S)
+    assert tenant.admin.ledger()[0]["committed"] == 0
+    assert tenant.admin.doubts() == []
 
 
 def test_unread_answers_are_read_before_the_gateway_is_asked(

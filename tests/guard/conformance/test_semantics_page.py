@@ -96,6 +96,8 @@ BY: Final = {
         "test_is_never_read_as_allow",
     "waits for a gateway that dies or": "system/test_gateway_away.py::"
         "test_callers_in_line_outlast_a_gateway_that_is_away",
+    "with 20000 they outlast": "system/test_gateway_away.py::"
+        "test_a_new_program_outlasts_a_gateway_that_stands_still_for_less_than_its_timeout",
     "The first error of an outage names": "guard/test_first_tries.py::"
         "test_the_first_call_names_the_address_and_what_to_do",
     "event that would start, continue or end": "gateway/test_ownership.py::"

@@ -92,6 +92,22 @@ async def test_without_an_answer_it_is_told_after_its_time() -> None:
     assert other.told == [("soon", None)]
 
 
+async def test_an_answer_that_was_given_up_is_not_the_answer_to_its_repeat() -> None:
+    """Both have the same id: the gateway may have said "wait" to the first, and grant the next."""
+    other = Wire()
+    for _ in range(2):
+        other.ask("a", 1.0)
+        await asyncio.sleep(0)
+        other.channel.sweep(asyncio.get_running_loop().time() + 2)
+    other.ask("a", 100.0)
+    await asyncio.sleep(0)
+    waiting = wire.SocketAnswer("a", 200, msgspec.Raw(b'{"decision":"waiting"}'))
+    other.channel.answers([waiting, waiting])
+    assert other.told == [("a", None), ("a", None)]
+    other.channel.answers([answer("a")])
+    assert other.told[2:] == [("a", answer("a"))]
+
+
 async def test_only_so_many_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ask_channel, "IN_FLIGHT_MAX", 2)
     other = Wire()
