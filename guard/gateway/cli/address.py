@@ -19,8 +19,8 @@ URL_VARIABLE: Final = "GUARD_API_URL"
 _KEYS: Final = ("GUARD_ADMIN_KEY", "GUARD_API_KEY")
 
 RULE: Final = (
-    f"Of the gateway, or 'local'. Without it: {URL_VARIABLE}; else {DEFAULT_URL} if a key is set "
-    f"(--admin-key, {' or '.join(_KEYS)}); else this user's local gateway."
+    f"The gateway's address, or 'local'. Without it: {URL_VARIABLE}; else {DEFAULT_URL} if a key "
+    f"is set (--admin-key, {' or '.join(_KEYS)}); else this user's local gateway."
 )
 """The rule in words, for ``--help``."""
 

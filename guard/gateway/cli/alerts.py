@@ -69,7 +69,7 @@ def alerts_kinds() -> None:
 
 @alerts.command("set")
 @click.argument("kind", metavar="KIND", type=OneOf(get_args(AlertKind)))
-@click.option("--name", help="Of the rule; by default its kind, of which there is one then.")
+@click.option("--name", help="The rule's name; by default its kind, of which there is one then.")
 @click.option("--to", "channels", multiple=True, metavar="CHANNEL",
               help="May be repeated; all channels by default.")  # fmt: skip
 @click.option("--at-percent", type=Whole(1, 1000),
@@ -203,7 +203,7 @@ def _target(channel: dict[str, Any]) -> str:
 @click.option("--from", "sender", metavar="ADDRESS", help="With --email: the sender.")
 @click.option("--user", "username", help="With --email: signs in to the mail server.")
 @click.option("--security", type=click.Choice(["starttls", "tls", "none"]),
-              help="With --email: of the connection (starttls).")  # fmt: skip
+              help="With --email: how the mail server is reached (starttls).")  # fmt: skip
 @click.option("--pagerduty-url", help="With --pagerduty: another address, such as the EU's.")
 @click.option("--answers", is_flag=True, help="Approve and refuse from messages: Slack, mail.")
 @click.option("--slack-user", "users", multiple=True, metavar="ID",

@@ -57,7 +57,7 @@ def admin_options(command: F) -> F:
             envvar="GUARD_TLS_FINGERPRINT",
             show_envvar=True,
             callback=_fingerprint,
-            help="Of the gateway's certificate, when it made that itself.",
+            help="The gateway's certificate, when it made that itself.",
         ),
         click.option(
             "--local",
