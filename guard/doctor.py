@@ -51,6 +51,7 @@ TRANSPORTS: Final = {
     "requests": "requests",
     "botocore": "botocore.httpsession",
     "websockets": "websockets.asyncio.client",
+    "websocket-client": "websocket._core",
 }
 """Maps a distribution to the module of it that guard hooks."""
 

@@ -189,13 +189,16 @@ def _by_module(frames: list[FrameType], *, patient: bool) -> Safepoint:
 def _read_websocket(frames: list[FrameType]) -> socket.socket | None:
     """Return the socket of the WebSocket that a thread reads; None where it reads none.
 
-    It waits for another thread, which reads the socket and wakes it once that is shut down.
+    With ``websockets`` it waits for another thread, which reads the socket and wakes it once that
+    is shut down; with ``websocket-client`` for the socket itself, perhaps by a selector.
     """
     for frame in frames:
-        if _root(frame) != "websockets":
+        module = _root(frame)
+        if module not in ("websockets", "websocket", "selectors", "ssl"):
             return None
-        if frame.f_code.co_name == "recv":
-            found = getattr(variables(frame, "self")["self"], "socket", None)
+        if module[0] == "w" and frame.f_code.co_name in ("recv", "read"):
+            local = variables(frame, "self", "sock")
+            found = local.get("sock") or getattr(local.get("self"), "socket", None)
             return found if isinstance(found, socket.socket) else None
     return None
 

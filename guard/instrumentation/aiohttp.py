@@ -180,20 +180,10 @@ def _receive(original: Any) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return await original(self, *args, **options)
-        session.begins_to_read()
-        try:
+        drop = functools.partial(_drop, self, session)
+        with session.reads(drop):
             message = await llm_request_async(original, self, *args, **options)
-        except BaseException:
-            if session.is_killed():
-                _drop(self, session)
-            raise
-        finally:
-            session.reading -= 1
-        try:
-            await session.hear_async(message.data)
-        except BaseException:
-            _drop(self, session)
-            raise
+        await session.hear_async(message.data, drop)
         if self.closed:
             session.ended(Ending.LOST, seen=self.close_code not in (None, _BROKEN))
         return message
@@ -212,13 +202,9 @@ def _send(original: Any, *, is_raw: bool = False) -> Any:
         opcode = options.get("opcode", args[0] if args else 0) if is_raw else 0
         if session is None or self.closed or int(opcode) >= _CONTROL:
             return await original(self, data, *args, **options)
-        try:
+        with session.drops(functools.partial(_drop, self, session)):
             frame = session.frame(data)
             await frame.take_async()
-        except BaseException:
-            if session.is_killed():
-                _drop(self, session)
-            raise
         if self.closed:
             frame.drop()
         return await original(self, frame.message, *args, **options)

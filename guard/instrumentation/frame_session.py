@@ -7,7 +7,8 @@ is what would be of a streamed answer over HTTP.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from weakref import ref
 
@@ -20,6 +21,7 @@ from guard.core.usage.frames import Asked
 from guard.core.usage.realtime import ModelSocket, transcript
 from guard.instrumentation import open_streams
 from guard.instrumentation.observed_call import ObservedCall
+from guard.instrumentation.tool_watch import ToolWatch
 from guard.scope.scope import Scope, current_scope
 
 
@@ -147,6 +149,8 @@ class FrameSession:
         # Who has received its newest message.
         self._reader: ref[open_streams.Reader] | None = None
         self._has_told = False  # that it has transcripts, for which nothing is held
+        # What checks the tools of the newest answer.
+        self._watch: ToolWatch | None = None
         self.reading = 0
         self.closing = False
 
@@ -226,37 +230,70 @@ class FrameSession:
 
     # -- receiving ----------------------------------------------------------------------------
 
-    def begins_to_read(self) -> None:
-        """Note that the running task or thread waits for a message."""
+    @contextmanager
+    def reads(self, drop: Callable[[], None]) -> Iterator[None]:
+        """Note that the running task or thread waits for a message.
+
+        Args:
+            drop: ends the connection at once, if it is a kill that ends the wait.
+        """
         self.reading += 1
         self._reader = ref(open_streams.reader())
+        try:
+            with self.drops(drop):
+                yield
+        finally:
+            self.reading -= 1
 
-    def hear(self, message: Any) -> None:
-        """Inspect a received message; holds the money of an answer that nothing has asked for.
+    @contextmanager
+    def drops(self, drop: Callable[[], None], *, always: bool = False) -> Iterator[None]:
+        """Drop the connection when a kill is raised, or ``always`` when something is."""
+        try:
+            yield
+        except BaseException:
+            if always or self.is_killed():
+                drop()
+            raise
+
+    def hear(self, message: Any, drop: Callable[[], None]) -> None:
+        """Inspect a received message before its reader gets it.
+
+        It holds the money of an answer that nothing has asked for, and checks the tools that the
+        message asks for.
+
+        Args:
+            message: as the client hands it out.
+            drop: ends the connection at once, if this raises.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
-            Refusal: there is no money for an answer that runs: the connection is to be closed.
+            Refusal: there is no money for an answer that runs, or it asks for a tool that is
+                refused.
         """
-        frame = self._unasked(message)
-        if frame is not None:
-            try:
-                frame.take()
-            except BaseException:
-                self._unpaid(frame)
-                raise
-        self.received(message)
+        with self.drops(drop, always=True):
+            frame = self._unasked(message)
+            if frame is not None:
+                try:
+                    frame.take()
+                except BaseException:
+                    self._unpaid(frame)
+                    raise
+            # After it is recorded: the vendor bills an answer that is refused here all the same.
+            for watch, event in self.received(message):
+                watch.check(event)
 
-    async def hear_async(self, message: Any) -> None:
+    async def hear_async(self, message: Any, drop: Callable[[], None]) -> None:
         """Like :meth:`hear`, without blocking the caller's loop."""
-        frame = self._unasked(message)
-        if frame is not None:
-            try:
-                await frame.take_async()
-            except BaseException:
-                self._unpaid(frame)
-                raise
-        self.received(message)
+        with self.drops(drop, always=True):
+            frame = self._unasked(message)
+            if frame is not None:
+                try:
+                    await frame.take_async()
+                except BaseException:
+                    self._unpaid(frame)
+                    raise
+            for watch, event in self.received(message):
+                await watch.check_async(event)
 
     def _unasked(self, message: Any) -> Frame | None:
         """Return the answer that a message begins although nothing has asked for it."""
@@ -280,17 +317,22 @@ class FrameSession:
         self.went(b"{}", frame._asked)
         self.received(frame.message)
 
-    def received(self, message: Any) -> None:
-        """Inspect a received message.
+    def received(self, message: Any) -> list[tuple[ToolWatch, bytes]]:
+        """Record a received message; return what checks the tools that it asks for.
 
         Raises:
             Refusal: an answer has outgrown what is held for it: the connection is to be closed.
         """
         data = _bytes_of(message)
-        if data is None or self._ended:  # what has arrived before is charged already
-            return
+        if data is None:
+            return []
+        if self._ended:  # what has arrived before is charged already; its tools may be refused
+            return [] if self._watch is None else [(self._watch, _as_chunk(data))]
         with self._lock:
             steps = self._conversation.received(data)
+        watches = [each.call.tool_watch for each, is_part, _ in steps if is_part]
+        watches = [watch for watch in watches if watch is not None]
+        self._watch = watches[-1] if watches else self._watch
         self._do(steps, data, Ending.COMPLETE)
         heard = transcript(self._endpoint.format.provider, data, self._conversation)
         if heard is not None:
@@ -299,12 +341,13 @@ class FrameSession:
                 self._observer.has_transcripts(self._host, self._path, self._scope)
             event = InstrumentedCall(self._endpoint.format.provider, 0.0, None, heard, True)
             self._observer.session_used(event, self._scope)
+        return [(watch, _as_chunk(data)) for watch in watches]
 
     def _do(self, steps: Iterable[FrameStep], data: bytes, ending: Ending) -> None:
         for asked, is_part, end in steps:
             call: ObservedCall = asked.call
-            if is_part:  # JSON has its line breaks between members only
-                call.feed(b"data: %b\n\n" % data.replace(b"\n", b" ").replace(b"\r", b" "))
+            if is_part:
+                call.feed(_as_chunk(data))
             if end == "free":
                 call.dropped()
             elif end is not None:
@@ -354,6 +397,11 @@ class FrameSession:
         with self._lock:
             steps = self._conversation.rest(seen=seen)
         self._do(steps, b"", Ending.CLOSED if self.closing else ending)
+
+
+def _as_chunk(data: bytes) -> bytes:
+    """Return an event as a stream over HTTP has it: JSON has line breaks between members only."""
+    return b"data: %b\n\n" % data.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def _bytes_of(message: Any) -> bytes | None:

@@ -17,8 +17,9 @@ from guard.instrumentation.interruptible import llm_request, llm_request_async
 
 
 def patch(module: ModuleType) -> None:
-    """Hook the client of ``websockets.asyncio.client`` or ``websockets.sync.client``."""
-    client = module.ClientConnection
+    """Hook the client of ``websockets.asyncio``, ``websockets.sync`` or ``websockets.legacy``."""
+    is_legacy = module.__name__ == "websockets.legacy.client"
+    client = module.WebSocketClientProtocol if is_legacy else module.ClientConnection
     connection = client.__mro__[1]
     closed = importlib.import_module("websockets.exceptions").ConnectionClosed
     if module.__name__ == "websockets.sync.client":
@@ -35,11 +36,12 @@ def patch(module: ModuleType) -> None:
         patching.replace(connection, "close", _close_async)
 
 
-def _begin(connection: Any) -> FrameSession | None:
+def _begin(connection: Any, wsuri: Any = None, *_: Any, **__: Any) -> FrameSession | None:
     observer = patching.active()
     if observer is None:
         return None
-    uri = connection.protocol.uri
+    protocol = _protocol_of(connection)
+    uri = wsuri if protocol is connection else protocol.uri
     session = observer.begin_session(uri.host, uri.path, uri.query)
     if session is not None:
         setattr(connection, SESSION_ATTRIBUTE, session)
@@ -49,8 +51,13 @@ def _begin(connection: Any) -> FrameSession | None:
     return session
 
 
+def _protocol_of(connection: Any) -> Any:
+    """Return what knows the state of a connection: the legacy one does so itself."""
+    return getattr(connection, "protocol", connection)
+
+
 def _is_open(connection: Any) -> bool:
-    return bool(connection.protocol.state.name == "OPEN")
+    return bool(_protocol_of(connection).state.name == "OPEN")
 
 
 def _handshake(original: Any) -> Any:
@@ -73,7 +80,7 @@ def _handshake_async(original: Any) -> Any:
     @functools.wraps(original)
     async def handshake(self: Any, *args: Any, **options: Any) -> Any:
         try:
-            if _begin(self) is None:
+            if _begin(self, *args, **options) is None:
                 return await original(self, *args, **options)
             return await llm_request_async(original, self, *args, **options)
         except Exception:  # the client cleans up after those itself
@@ -97,14 +104,10 @@ def _send(original: Any, closed: type[Exception]) -> Any:
         if not _is_open(self):
             session.check_kill()
             return original(self, message, *args, **options)
-        try:
+        with session.drops(functools.partial(_drop, self, session)):
             parts = list(message) if _is_fragmented(message) else None
             frame = session.frame(message if parts is None else _joined(parts))
             frame.take()
-        except BaseException:
-            if session.is_killed():
-                _drop(self, session)
-            raise
         if not _is_open(self):
             frame.drop()
         try:
@@ -125,7 +128,7 @@ def _send_async(original: Any, closed: type[Exception]) -> Any:
         if not _is_open(self):
             session.check_kill()
             return await original(self, message, *args, **options)
-        try:
+        with session.drops(functools.partial(_drop, self, session)):
             parts = None
             if isinstance(message, AsyncIterable):
                 parts = [part async for part in message]
@@ -133,10 +136,6 @@ def _send_async(original: Any, closed: type[Exception]) -> Any:
                 parts = list(message)
             frame = session.frame(message if parts is None else _joined(parts))
             await frame.take_async()
-        except BaseException:
-            if session.is_killed():
-                _drop(self, session)
-            raise
         if not _is_open(self):
             frame.drop()
         try:
@@ -174,23 +173,14 @@ def _recv(original: Any, closed: type[Exception]) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return original(self, *args, **options)
-        session.begins_to_read()
-        try:
-            message = llm_request(original, self, *args, **options)
-        except closed:
-            session.ended(Ending.LOST, seen=self.protocol.close_rcvd is not None)
-            raise
-        except BaseException:
-            if session.is_killed():
-                _drop(self, session)
-            raise
-        finally:
-            session.reading -= 1
-        try:
-            session.hear(message)
-        except BaseException:
-            _drop(self, session)
-            raise
+        drop = functools.partial(_drop, self, session)
+        with session.reads(drop):
+            try:
+                message = llm_request(original, self, *args, **options)
+            except closed:
+                session.ended(Ending.LOST, seen=self.protocol.close_rcvd is not None)
+                raise
+        session.hear(message, drop)
         return message
 
     return recv
@@ -202,23 +192,14 @@ def _recv_async(original: Any, closed: type[Exception]) -> Any:
         session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return await original(self, *args, **options)
-        session.begins_to_read()
-        try:
-            message = await llm_request_async(original, self, *args, **options)
-        except closed:
-            session.ended(Ending.LOST, seen=self.protocol.close_rcvd is not None)
-            raise
-        except BaseException:
-            if session.is_killed():
-                _drop(self, session)
-            raise
-        finally:
-            session.reading -= 1
-        try:
-            await session.hear_async(message)
-        except BaseException:
-            _drop(self, session)
-            raise
+        drop = functools.partial(_drop, self, session)
+        with session.reads(drop):
+            try:
+                message = await llm_request_async(original, self, *args, **options)
+            except closed:
+                session.ended(Ending.LOST, seen=_protocol_of(self).close_rcvd is not None)
+                raise
+        await session.hear_async(message, drop)
         return message
 
     return recv

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 from urllib.parse import parse_qs
 
 from msgspec import structs
@@ -16,7 +16,14 @@ from guard.core.usage.live_frames import LiveConversation
 from guard.core.usage.message import Message, UnreadableUsage, mapping, parse
 from guard.core.usage.openai_responses import Responses, read_usage
 from guard.core.usage.realtime_frames import RealtimeConversation
-from guard.core.usage.response_format import Call, MemberPath, Usage, replaced
+from guard.core.usage.response_format import (
+    Call,
+    MemberPath,
+    ToolCallReader,
+    Usage,
+    replaced,
+)
+from guard.core.usage.tool_calls import LIVE
 from guard.core.usage.vendors import Endpoint, find_endpoint, provider_of
 
 
@@ -30,6 +37,8 @@ class Realtime(Responses, frozen=True):
 
 class LiveTurn(Gemini, frozen=True):
     """A turn of a Live session; its body is that of ``live_frames``."""
+
+    tool_calls: ClassVar[ToolCallReader] = LIVE
 
     def limit_paths(self, request: Message, path: str) -> Sequence[MemberPath]:
         """Return nothing: the settings of a session are its program's own."""

@@ -80,6 +80,12 @@ def _gemini(message: Message) -> Iterator[ToolUse]:
         yield from _call(call.get("name"), call.get("id"))
 
 
+def _live(message: Message) -> Iterator[ToolUse]:
+    asked = mapping(message.get("toolCall") or message.get("tool_call"))
+    for call in map(mapping, items(asked.get("functionCalls") or asked.get("function_calls"))):
+        yield from _call(call.get("name"), call.get("id"))
+
+
 def _converse(message: Message) -> Iterator[ToolUse]:
     said = mapping(mapping(message.get("output")).get("message"))
     for block in map(mapping, [*items(said.get("content")), message.get("start")]):
@@ -138,6 +144,7 @@ CHAT: Final = ToolCallReader((b'"tool_calls"', b'"function_call"'), _chat)
 RESPONSES: Final = ToolCallReader((b'_call"', b'"mcp_approval_request"'), _typed)
 ANTHROPIC: Final = ToolCallReader((b'"tool_use"',), _typed)
 GEMINI: Final = ToolCallReader((b'"functionCall"', b'"function_call"'), _gemini)
+LIVE: Final = ToolCallReader((b'"toolCall"', b'"tool_call"'), _live)
 INTERACTIONS: Final = ToolCallReader((b'"function_call"',), _typed)
 CONVERSE: Final = ToolCallReader((b'"toolUse"',), _converse)
 COHERE: Final = ToolCallReader((b'"tool_calls"', b'"tool_call_delta"'), _cohere)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import queue
 import socket
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
+import websocket
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, until
 
 
 class Line(Protocol):
@@ -105,4 +109,80 @@ class AiohttpLine(AsyncLine):
         self._runner.close()
 
 
-LINES: list[Callable[[str], Line]] = [SyncLine, AsyncLine, AiohttpLine]
+class LegacyLine(AsyncLine):
+    async def _opened(self, url: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from websockets.legacy.client import connect as connect_legacy
+
+            return await connect_legacy(url, open_timeout=WAIT_S)
+
+
+class WebsocketClientLine:
+    def __init__(self, url: str) -> None:
+        self.connection = websocket.create_connection(url, timeout=WAIT_S)
+
+    def send(self, frame: dict[str, Any]) -> None:
+        self.connection.send(json.dumps(frame))
+
+    def receive(self) -> dict[str, Any] | None:
+        try:
+            text = self.connection.recv()
+        except (websocket.WebSocketConnectionClosedException, ConnectionError):
+            return None
+        event: dict[str, Any] | None = json.loads(text) if text else None
+        return event
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class AppLine:
+    """The client's own loop, in a thread; its messages wait in a queue."""
+
+    def __init__(self, url: str) -> None:
+        self._came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        opened = threading.Event()
+        self._app = websocket.WebSocketApp(
+            url,
+            on_open=lambda _: opened.set(),
+            on_message=lambda _, text: self._came.put(json.loads(text)),
+        )
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._loop,), daemon=True)
+        self._thread.start()
+        until(lambda: opened.is_set() or not self._thread.is_alive())
+
+    def _loop(self) -> None:
+        try:
+            self._app.run_forever()
+        except BaseException as exc:
+            self._came.put(exc)
+        self._came.put(None)
+
+    def send(self, frame: dict[str, Any]) -> None:
+        self._app.send(json.dumps(frame))
+
+    def receive(self) -> dict[str, Any] | None:
+        event = self._came.get(timeout=WAIT_S)
+        if isinstance(event, BaseException):
+            raise event
+        if event is None:
+            self._came.put(None)
+        found: dict[str, Any] | None = event
+        return found
+
+    def close(self) -> None:
+        self._app.close()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+LINES: list[Callable[[str], Line]] = [
+    SyncLine,
+    AsyncLine,
+    AiohttpLine,
+    LegacyLine,
+    WebsocketClientLine,
+    AppLine,
+]

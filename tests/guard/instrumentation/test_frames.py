@@ -4,83 +4,38 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import attrs
 import pytest
 
 from guard.breaker.refusals import Refusal
 from guard.core.wire import LlmData
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.fake_gate import FakeGate
-from tests.guard.instrumentation.lines import LINES, AsyncLine, Line, SyncLine
+from tests.guard.instrumentation.frames import (
+    APPEND,
+    COMMIT,
+    KINDS,
+    LIVE,
+    REALTIME,
+    RESPONSES,
+    Kind,
+    Open,
+    create,
+    opened_at,
+    respond,
+    to_the_end,
+)
+from tests.guard.instrumentation.lines import LINES, AsyncLine, SyncLine
 from tests.guard.instrumentation.standin.sockets import PROMPT_TOKENS, SocketVendor, socket_vendor
 from tests.support.waiting import until
-
-Open = Callable[[str], Line]
 
 
 @pytest.fixture
 def vendor() -> Iterator[SocketVendor]:
     with socket_vendor() as running:
         yield running
-
-
-@attrs.frozen
-class Kind:
-    """How an answer is asked for, and how one sees its end."""
-
-    path: str
-    ask: Callable[[str], dict[str, Any]]
-    is_done: Callable[[dict[str, Any]], bool]
-    first: tuple[dict[str, Any], ...] = ()
-
-
-def _create(say: str, **more: Any) -> dict[str, Any]:
-    asked = {"model": "gpt-5", "input": "Hello?", "metadata": {"say": say}}
-    return {"type": "response.create", **asked, **more}
-
-
-def _respond(say: str, **more: Any) -> dict[str, Any]:
-    return {"type": "response.create", "response": {"metadata": {"say": say}}, **more}
-
-
-def _turn(say: str) -> dict[str, Any]:
-    content = {"turns": [{"role": "user", "parts": [{"text": say}]}], "turnComplete": True}
-    return {"clientContent": content}
-
-
-RESPONSES = Kind("/v1/responses", _create, lambda event: event["type"] == "response.completed")
-REALTIME = Kind(
-    "/v1/realtime?model=gpt-realtime", _respond, lambda event: event["type"] == "response.done"
-)
-LIVE = Kind(
-    "/ws/x.BidiGenerateContent",
-    _turn,
-    lambda event: "turnComplete" in event.get("serverContent", {}),
-    ({"setup": {"model": "models/gemini-live"}},),
-)
-KINDS = [
-    pytest.param(RESPONSES, id="responses"),
-    pytest.param(REALTIME, id="realtime"),
-    pytest.param(LIVE, id="live"),
-]
-APPEND = {"type": "input_audio_buffer.append", "audio": "AAAA" * 100}
-COMMIT = {"type": "input_audio_buffer.commit"}
-
-
-def _open(opened: Open, vendor: SocketVendor, kind: Kind) -> Line:
-    line = opened(vendor.url + kind.path)
-    for frame in kind.first:
-        line.send(frame)
-    return line
-
-
-def _to_the_end(line: Line, kind: Kind) -> None:
-    while (event := line.receive()) is not None:
-        if kind.is_done(event):
-            return
 
 
 def _charged(events: list[LlmData]) -> list[tuple[str, int, int]]:
@@ -98,10 +53,10 @@ def test_each_answer_is_held_and_charged_once(
     vendor: SocketVendor, gated: Observed, gate: FakeGate, opened: Open, kind: Kind, covered: bool
 ) -> None:
     gate.covered = covered
-    line = _open(opened, vendor, kind)
+    line = opened_at(opened, vendor, kind)
     for say in ("5", "6", "7"):
         line.send(kind.ask(say))
-        _to_the_end(line, kind)
+        to_the_end(line, kind)
     line.close()
     assert _charged(gated.events) == _billed(vendor)
     assert [each.output_tokens for each in gate.ends] == [5, 6, 7]
@@ -116,9 +71,9 @@ def test_what_is_refused_is_not_sent(
     vendor: SocketVendor, gated: Observed, gate: FakeGate, opened: Open, kind: Kind
 ) -> None:
     gate.left = 1
-    line = _open(opened, vendor, kind)
+    line = opened_at(opened, vendor, kind)
     line.send(kind.ask("5"))
-    _to_the_end(line, kind)
+    to_the_end(line, kind)
     with pytest.raises(Refusal):
         line.send(kind.ask("6"))
     line.close()
@@ -133,10 +88,10 @@ def test_what_is_refused_is_not_sent(
 def test_an_answer_that_is_cut_is_charged_in_doubt(
     vendor: SocketVendor, gated: Observed, gate: FakeGate, opened: Open, kind: Kind, how: str
 ) -> None:
-    line = _open(opened, vendor, kind)
+    line = opened_at(opened, vendor, kind)
     line.send(kind.ask("50 cut" if how == "cut" else "50 stall"))
     if how == "cut":
-        _to_the_end(line, kind)
+        to_the_end(line, kind)
     else:
         until(lambda: vendor.bill)
         vendor.go_on.set()
@@ -152,7 +107,7 @@ def test_an_answer_that_is_cut_is_charged_in_doubt(
 def test_what_the_vendor_refuses_costs_nothing(
     vendor: SocketVendor, gated: Observed, gate: FakeGate, opened: Open, kind: Kind
 ) -> None:
-    line = _open(opened, vendor, kind)
+    line = opened_at(opened, vendor, kind)
     line.send({**kind.ask("refuse"), "event_id": "event_1"})
     while (event := line.receive()) is not None and event["type"] != "error":
         pass
@@ -173,7 +128,7 @@ FREE = [
 def test_what_is_listed_is_free(
     vendor: SocketVendor, gated: Observed, gate: FakeGate, opened: Open
 ) -> None:
-    line = _open(opened, vendor, REALTIME)
+    line = opened_at(opened, vendor, REALTIME)
     for frame in FREE:
         line.send(frame)
     until(lambda: len(vendor.frames) == len(FREE))
@@ -187,10 +142,10 @@ def test_a_frame_that_is_not_known_may_ask(
     vendor: SocketVendor, gated: Observed, gate: FakeGate, kind: Kind
 ) -> None:
     host = "generativelanguage.googleapis.com" if kind is LIVE else "api.openai.com"
-    line = _open(lambda url: SyncLine(url, known_as=host), vendor, kind)
+    line = opened_at(lambda url: SyncLine(url, known_as=host), vendor, kind)
     odd = {"dream": {}} if kind is LIVE else {"type": "dream"}
     line.send(kind.ask("5"))
-    _to_the_end(line, kind)
+    to_the_end(line, kind)
     gate.left = 0
     with pytest.raises(Refusal):
         line.send(odd)
@@ -206,7 +161,7 @@ def test_a_frame_that_is_not_known_may_ask(
 def test_a_server_of_ones_own_has_frames_of_its_own(
     vendor: SocketVendor, gated: Observed, gate: FakeGate
 ) -> None:
-    line = _open(SyncLine, vendor, REALTIME)
+    line = opened_at(SyncLine, vendor, REALTIME)
     line.send({"type": "dream"})
     line.close()
     assert gate.holds == []
@@ -228,13 +183,13 @@ def test_a_frame_that_cannot_be_read_may_ask(
 def test_what_the_vendor_answers_by_itself_is_held_ahead(
     vendor: SocketVendor, gated: Observed, gate: FakeGate, opened: Open
 ) -> None:
-    line = _open(opened, vendor, REALTIME)
+    line = opened_at(opened, vendor, REALTIME)
     for number in (1, 2):
         line.send(APPEND)
         assert len(gate.holds) == number  # before anything has made the vendor answer
         line.send(APPEND)
         line.send(COMMIT)
-        _to_the_end(line, REALTIME)
+        to_the_end(line, REALTIME)
     gate.left = 0
     with pytest.raises(Refusal):
         line.send(APPEND)
@@ -247,7 +202,7 @@ def test_without_turn_detection_sound_is_free(
     vendor: SocketVendor, gated: Observed, gate: FakeGate
 ) -> None:
     vendor.answers_itself = False
-    line = _open(SyncLine, vendor, REALTIME)
+    line = opened_at(SyncLine, vendor, REALTIME)
     line.receive()
     line.send(APPEND)
     line.send(COMMIT)
@@ -262,7 +217,7 @@ def test_without_turn_detection_sound_is_free(
 def test_turn_detection_that_ends_gives_back_what_was_held_ahead(
     vendor: SocketVendor, gated: Observed, gate: FakeGate
 ) -> None:
-    line = _open(SyncLine, vendor, REALTIME)
+    line = opened_at(SyncLine, vendor, REALTIME)
     line.send(APPEND)
     line.send({"type": "session.update", "session": {"audio": {"input": {"turn_detection": None}}}})
     while (line.receive() or {}).get("type") != "session.updated":
@@ -278,50 +233,50 @@ def test_an_answer_that_nothing_has_asked_for(
 ) -> None:
     """It is held as it begins; without money the connection is closed, and what ran is charged."""
     gate.left = left
-    line = _open(opened, vendor, REALTIME)
+    line = opened_at(opened, vendor, REALTIME)
     line.send(APPEND)
     for _ in range(2):  # both turns leave before an answer is read
         line.send(COMMIT)
-    _to_the_end(line, REALTIME)
+    to_the_end(line, REALTIME)
     if left == 1:
         with pytest.raises(Refusal):
-            _to_the_end(line, REALTIME)
+            to_the_end(line, REALTIME)
         while line.receive() is not None:  # what has arrived before
             pass
         until(lambda: vendor.closed)
         assert len(gated.events) == 2
     else:
-        _to_the_end(line, REALTIME)
+        to_the_end(line, REALTIME)
         assert _charged(gated.events) == _billed(vendor)
         assert len(gate.ends) == 2
     line.close()
 
 
 def test_lanes_run_beside_each_other(vendor: SocketVendor, gated: Observed, gate: FakeGate) -> None:
-    line = _open(SyncLine, vendor, RESPONSES)
-    line.send(_create("refuse", stream_id="a"))
-    line.send(_create("6", stream_id="b"))
-    line.send(_create("7", stream_id="c", model="gpt-5-mini"))
-    _to_the_end(line, RESPONSES)
-    _to_the_end(line, RESPONSES)
+    line = opened_at(SyncLine, vendor, RESPONSES)
+    line.send(create("refuse", stream_id="a"))
+    line.send(create("6", stream_id="b"))
+    line.send(create("7", stream_id="c", model="gpt-5-mini"))
+    to_the_end(line, RESPONSES)
+    to_the_end(line, RESPONSES)
     line.close()
     assert _charged(gated.events) == _billed(vendor)
     assert [each if each == "back" else each.output_tokens for each in gate.ends] == ["back", 6, 7]
 
 
 def test_connections_share_nothing(vendor: SocketVendor, gated: Observed, gate: FakeGate) -> None:
-    lines = [_open(opened, vendor, RESPONSES) for opened in LINES]
+    lines = [opened_at(opened, vendor, RESPONSES) for opened in LINES]
     for number, line in enumerate(lines):
-        line.send(_create(f"{10 + number}"))
+        line.send(create(f"{10 + number}"))
     for line in reversed(lines):
-        _to_the_end(line, RESPONSES)
+        to_the_end(line, RESPONSES)
         line.close()
     gated.instrumentation.read_answers()
-    assert [each.output_tokens for each in gate.ends] == [10, 11, 12]
+    assert [each.output_tokens for each in gate.ends] == [10 + each for each in range(len(LINES))]
 
 
 def test_fragments_are_one_frame(vendor: SocketVendor, gated: Observed, gate: FakeGate) -> None:
-    text = json.dumps(_create("5"))
+    text = json.dumps(create("5"))
     parts = [text[:10], text[10:30], text[30:]]
     line = SyncLine(vendor.url + RESPONSES.path)
     line.connection.send(parts)
@@ -335,7 +290,7 @@ def test_fragments_are_one_frame(vendor: SocketVendor, gated: Observed, gate: Fa
             yield part
 
     other._run(other.connection.send, pieces())
-    _to_the_end(other, RESPONSES)
+    to_the_end(other, RESPONSES)
     other.close()
     gated.instrumentation.read_answers()
     assert [each.output_tokens for each in gate.ends] == [5, 5]
@@ -344,14 +299,14 @@ def test_fragments_are_one_frame(vendor: SocketVendor, gated: Observed, gate: Fa
 def test_a_realtime_prompt_is_what_was_reported_and_what_was_sent_since(
     vendor: SocketVendor, gated: Observed, gate: FakeGate
 ) -> None:
-    line = _open(SyncLine, vendor, REALTIME)
-    line.send(_respond("5"))
-    _to_the_end(line, REALTIME)
+    line = opened_at(SyncLine, vendor, REALTIME)
+    line.send(respond("5"))
+    to_the_end(line, REALTIME)
     text = {"type": "input_text", "text": "word " * 100}
     item = {"type": "message", "role": "user", "content": [text]}
     line.send({"type": "conversation.item.create", "item": item})
-    line.send(_respond("6"))
-    _to_the_end(line, REALTIME)
+    line.send(respond("6"))
+    to_the_end(line, REALTIME)
     line.close()
     first, second = (each.bound for each in gate.holds)
     assert first.input_tokens is None  # the vendor's own instructions are not known yet
@@ -363,10 +318,10 @@ def test_a_realtime_prompt_is_what_was_reported_and_what_was_sent_since(
 def test_the_limits_of_a_realtime_session_bound_its_answers(
     vendor: SocketVendor, gated: Observed, gate: FakeGate
 ) -> None:
-    line = _open(SyncLine, vendor, REALTIME)
+    line = opened_at(SyncLine, vendor, REALTIME)
     line.receive()
     line.send({"type": "session.update", "session": {"max_output_tokens": 100}})
-    line.send(_respond("5"))  # the server may refuse the settings, which had no limit before
+    line.send(respond("5"))  # the server may refuse the settings, which had no limit before
     line.send({"type": "response.create", "response": {"max_output_tokens": 50}})
     line.close()
     assert [each.bound.output_tokens for each in gate.holds] == [None, 50]
@@ -380,8 +335,8 @@ def test_settings_that_are_not_known_make_answers_dear(
         line = SyncLine(vendor.url + REALTIME.path, known_as="api.openai.com")
         line.receive()
         line.send({"type": "session.update", "session": {**known, **odd}})
-        line.send(_respond("5"))
-        _to_the_end(line, REALTIME)
+        line.send(respond("5"))
+        to_the_end(line, REALTIME)
         line.close()
     plain, dear = (each.bound for each in gate.holds)
     assert plain.unknown == plain.unjudged == ()
@@ -393,7 +348,7 @@ def test_settings_that_are_not_known_make_answers_dear(
 def _random_session(seed: int, vendor: SocketVendor, opened: Open) -> None:
     chosen = random.Random(seed)
     kind = chosen.choice([RESPONSES, REALTIME, LIVE])
-    line = _open(opened, vendor, kind)
+    line = opened_at(opened, vendor, kind)
     for _ in range(chosen.randint(1, 6)):
         if kind is REALTIME and chosen.random() < 0.5:
             for _ in range(chosen.randint(1, 3)):
@@ -403,7 +358,7 @@ def _random_session(seed: int, vendor: SocketVendor, opened: Open) -> None:
             line.send({"realtimeInput": {"text": "Hello"}})
         else:
             line.send(kind.ask(str(chosen.randint(1, 40))))
-        _to_the_end(line, kind)
+        to_the_end(line, kind)
     line.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,13 +13,25 @@ from typing import Any
 
 import attrs
 import pytest
+import websocket
 
 import guard
 from guard import WorkflowKilledInterrupt
 from guard.breaker.exceptions import GuardBudgetError
 from guard.breaker.refusals import Refusal
 from tests.guard.conftest import Tenant
-from tests.guard.instrumentation.lines import LINES, Line
+from tests.guard.instrumentation.frames import (
+    APPEND,
+    COMMIT,
+    KINDS,
+    LIVE,
+    REALTIME,
+    RESPONSES,
+    Kind,
+    Open,
+    opened_at,
+)
+from tests.guard.instrumentation.lines import LINES, AppLine, Line
 from tests.guard.instrumentation.standin.sockets import SocketVendor, socket_vendor
 from tests.support.waiting import WAIT_S, until
 
@@ -35,7 +49,7 @@ ASK: dict[str, Any] = {
 }
 RATES = {"input_per_mtok": INPUT_NANOUSD * 10**6, "output_per_mtok": OUTPUT_NANOUSD * 10**6}
 REFUSED = (Refusal, GuardBudgetError)
-Open = Callable[[str], Line]
+READ_HERE = [each for each in LINES if each is not AppLine]
 
 
 @attrs.define
@@ -104,7 +118,7 @@ def test_many_connections_and_money_for_ten(limited: Limited, opened: Open) -> N
     assert limited.balance()["committed"] == limited.billed()
 
 
-@pytest.mark.parametrize("opened", LINES)
+@pytest.mark.parametrize("opened", READ_HERE)
 def test_lanes_that_are_not_read_are_refused_and_do_not_hang(
     limited: Limited, opened: Open
 ) -> None:
@@ -151,7 +165,7 @@ def test_sound_that_the_vendor_answers_by_itself(limited: Limited) -> None:
     assert limited.balance()["committed"] <= LIMIT
 
 
-@pytest.mark.parametrize("opened", LINES)
+@pytest.mark.parametrize("opened", READ_HERE)
 def test_a_kill_closes_the_connection_in_mid_answer(limited: Limited, opened: Open) -> None:
     raised: list[BaseException] = []
     kept: list[Line] = []
@@ -186,6 +200,36 @@ def test_a_kill_closes_the_connection_in_mid_answer(limited: Limited, opened: Op
     assert limited.billed() <= limited.balance()["committed"] <= LIMIT
 
 
+@pytest.mark.parametrize("protected", [True, False])
+def test_a_kill_ends_an_app_that_waits_for_a_message(limited: Limited, protected: bool) -> None:
+    raised: list[BaseException] = []
+    asked = json.dumps({**ASK, "metadata": {"say": "100 stall"}})
+    app = websocket.WebSocketApp(
+        f"{limited.vendor.url}/v1/responses", on_open=lambda app: app.send(asked)
+    )
+
+    @guard.protect
+    def converse() -> None:
+        app.run_forever()
+
+    def agent() -> None:
+        try:
+            with guard.workflow("w"):
+                converse() if protected else app.run_forever()
+        except BaseException as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=agent)
+    thread.start()
+    until(lambda: limited.vendor.bill)
+    limited.tenant.admin.kill("w")
+    thread.join(WAIT_S / 2)  # before the stand-in goes on by itself
+    assert not thread.is_alive()
+    assert [type(each) for each in raised] == [WorkflowKilledInterrupt]
+    limited.vendor.go_on.set()
+    until(lambda: limited.vendor.closed)
+
+
 def test_a_lost_connection_costs_its_bound(limited: Limited) -> None:
     line = LINES[0](f"{limited.vendor.url}/v1/responses")
     with guard.workflow("w"):
@@ -198,3 +242,85 @@ def test_a_lost_connection_costs_its_bound(limited: Limited) -> None:
     assert event["data"]["estimate"] == "bound"
     assert {"estimated", "in_doubt"} <= set(event["flags"])
     assert limited.billed() <= limited.balance()["committed"]
+
+
+MONEY = {
+    RESPONSES: (OUTPUT_TOKENS, LIMIT),
+    REALTIME: (4_000, 300_000_000),
+    LIVE: (60_000, 92 * 10**8),
+}
+"""The tokens of each answer, and money for some: a Live turn is held at the whole context."""
+
+ENDS: dict[str, type[BaseException]] = {
+    "kill": WorkflowKilledInterrupt,
+    "policy": guard.GuardToolBlockedError,
+    "model": guard.GuardBlockedException,
+    "budget": GuardBudgetError,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("opened", LINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_sessions_end_as_they_are_told(
+    limited: Limited, opened: Open, kind: Kind, end: str
+) -> None:
+    """The bill is charged, whatever is said before; what is refused is neither sent nor read."""
+    chosen = random.Random(f"{opened.__name__} {kind.path} {end}")
+    admin, runtime, vendor = limited.tenant.admin, limited.runtime, limited.vendor
+    output, money = MONEY[kind]
+    money = money if end == "budget" else 10**13
+    for model in ("gpt-realtime", "gemini-live"):
+        sound = {"audio_per_mtok": RATES["output_per_mtok"]}
+        admin.set_price(model, **RATES, **sound)
+    admin.set_budget(scope_kind="workflow", scope_id="w", limit_nanousd=money)
+    admin.set_policy("tools", tools_block=["delete_*"])
+    until(lambda: runtime.enforcement.control.tools)
+    seen: list[dict[str, Any]] = []
+    tells = chosen.randrange(3)  # after how many answers
+    line: Line
+
+    def tell() -> None:
+        if end == "kill":
+            admin.kill("w")
+            until(lambda: runtime.enforcement.control.kills.find("w", None, 0) is not None)
+        elif end == "model":
+            admin.set_policy("models", models_block=["gpt-*", "gemini-*"])
+
+    def said(number: int) -> dict[str, Any]:
+        says_tool = end == "policy" and number == tells
+        if kind is REALTIME and not says_tool and chosen.random() < 0.3:
+            line.send(APPEND)
+            return COMMIT
+        if kind is LIVE and end != "budget" and not says_tool and chosen.random() < 0.3:
+            return {"realtimeInput": {"text": "Hello"}}
+        frame = kind.ask(f"{output} tool" if says_tool else str(output))
+        return {**frame, "max_output_tokens": output} if kind is RESPONSES else frame
+
+    def agent() -> None:
+        nonlocal line
+        with guard.workflow("w"):
+            line = opened_at(opened, vendor, kind)
+            ends_s, number = time.monotonic() + WAIT_S, 0
+            while time.monotonic() < ends_s:
+                if number == tells:
+                    tell()
+                line.send(said(number))
+                while (event := line.receive()) is not None:
+                    seen.append(event)
+                    if kind.is_done(event):
+                        break
+                number += 1
+
+    with pytest.raises(ENDS[end]) as raised:
+        agent()
+    answers = len(vendor.bill)
+    line.close()
+    until(lambda: vendor.closed)
+    assert len(vendor.bill) == answers
+    if end in ("kill", "policy"):
+        assert answers == tells + (end == "policy")
+    assert sum(map(kind.is_done, seen)) == answers - (end == "policy")
+    assert end != "budget" or answers, raised.value
+    assert "delete_files" not in json.dumps(seen)
+    assert limited.billed() <= limited.balance()["committed"] <= money

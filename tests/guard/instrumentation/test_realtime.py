@@ -6,11 +6,13 @@ import asyncio
 import json
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
 import pytest
+import websocket
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -92,7 +94,48 @@ def _with_aiohttp(url: str) -> None:
     asyncio.run(talk())
 
 
-CLIENTS = [_with_websockets, _with_websockets_async, _with_aiohttp]
+def _with_legacy_websockets(url: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from websockets.legacy.client import connect as connect_legacy
+
+    async def talk() -> None:
+        async with connect_legacy(url, open_timeout=WAIT_S) as session:
+            await session.send(ASK)
+            async for message in session:
+                if json.loads(message)["type"] == "response.done":
+                    break
+
+    asyncio.run(talk())
+
+
+def _with_websocket_client(url: str) -> None:
+    session = websocket.create_connection(url, timeout=WAIT_S)
+    session.send(ASK)
+    for message in session:
+        if json.loads(message)["type"] == "response.done":
+            break
+    session.close()
+
+
+def _with_its_app(url: str) -> None:
+    def on_message(app: websocket.WebSocketApp, message: str) -> None:
+        if json.loads(message)["type"] == "response.done":
+            app.close()
+
+    websocket.WebSocketApp(
+        url, on_open=lambda app: app.send(ASK), on_message=on_message
+    ).run_forever()
+
+
+CLIENTS = [
+    _with_websockets,
+    _with_websockets_async,
+    _with_aiohttp,
+    _with_legacy_websockets,
+    _with_websocket_client,
+    _with_its_app,
+]
 
 
 @pytest.mark.parametrize("talk", CLIENTS)

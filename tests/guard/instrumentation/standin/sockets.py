@@ -1,7 +1,7 @@
 """A vendor's WebSockets, which keep a bill of their own: Responses, realtime, Live.
 
 What it answers is told by the frames: ``say`` in an answer's metadata (or the text of a turn) names
-its output tokens, and what goes wrong.
+its output tokens, what goes wrong, and with ``tool`` that it asks for ``delete_files``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from websockets.sync.server import ServerConnection, serve
 from tests.support.waiting import WAIT_S
 
 PROMPT_TOKENS = 7
+TOOL = "delete_files"
 
 
 @attrs.define
@@ -89,6 +90,9 @@ class SocketVendor:
             _send(connection, {"type": "response.created", "response": about, **lane})
             for _ in range(self.steps):
                 _send(connection, {"type": "response.output_text.delta", "delta": "Hi", **lane})
+            if "tool" in say:
+                for event in _tool_call(named):
+                    _send(connection, {**event, **lane})
             if not self._goes_on(connection, say):
                 continue
             usage = _usage(billed)
@@ -129,6 +133,9 @@ class SocketVendor:
         for _ in range(self.steps):
             delta = {"type": "response.output_text.delta", "delta": "Hi", "response_id": named}
             _send(connection, delta)
+        if "tool" in say:
+            for event in _tool_call(named):
+                _send(connection, {**event, "response_id": named})
         if self._goes_on(connection, say):
             done = {**about, "status": "completed", "output": [], "usage": _usage(billed)}
             _send(connection, {"type": "response.done", "response": done})
@@ -156,6 +163,9 @@ class SocketVendor:
                 }
                 said = {"modelTurn": {"parts": [{"text": "Hi"}]}}
                 _send(connection, {"serverContent": said, "usageMetadata": counts})
+            if "tool" in say:
+                call = {"id": f"call_{len(self.bill)}", "name": TOOL, "args": {}}
+                _send(connection, {"toolCall": {"functionCalls": [call]}})
             if self._goes_on(connection, say):
                 _send(connection, {"serverContent": {"turnComplete": True}})
 
@@ -167,6 +177,15 @@ class SocketVendor:
         if "stall" in say:
             self.go_on.wait(WAIT_S)
         return "silent" not in say
+
+
+def _tool_call(answer: str) -> Iterator[dict[str, Any]]:
+    item = {"type": "function_call", "id": f"fc_{answer}", "call_id": f"call_{answer}"}
+    begun = {**item, "name": TOOL, "arguments": "", "status": "in_progress"}
+    yield {"type": "response.output_item.added", "item": begun}
+    yield {"type": "response.function_call_arguments.done", "item_id": item["id"]}
+    done = {**begun, "arguments": "{}", "status": "completed"}
+    yield {"type": "response.output_item.done", "item": done}
 
 
 def _usage(billed: Billed) -> dict[str, Any]:
@@ -185,7 +204,8 @@ def _send(connection: ServerConnection, event: dict[str, Any]) -> None:
 def socket_vendor() -> Iterator[SocketVendor]:
     """Run the stand-in."""
     vendor = SocketVendor()
-    with serve(vendor.speak, "127.0.0.1", 0, open_timeout=WAIT_S, ping_timeout=None) as server:
+    # No pings: they would wake whoever waits for a message.
+    with serve(vendor.speak, "127.0.0.1", 0, open_timeout=WAIT_S, ping_interval=None) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         vendor.url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
