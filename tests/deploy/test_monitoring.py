@@ -21,7 +21,7 @@ from guard.gateway.embedded import run_gateway
 from tests.gateway.conftest import new_tenant
 from tests.gateway.test_metrics import documented, happen, page_of
 from tests.guard.instrumentation.standin.server import StandIn
-from tests.support.commands import flaw_of
+from tests.support.named_commands import flaw_of
 from tests.support.prometheus import METRICS_KEY, RULES, SCRAPES, metrics_of, prometheus
 from tests.support.run_proxy import run_proxy
 from tests.support.waiting import until

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from guard.cli import cli as guard
 from spamdetect.cli.main import cli as spamdetect
-from tests.support.commands import flaw_of
+from tests.support.named_commands import flaw_of
 from tests.support.pages import pages
 from tests.support.programs import ROOT
 

@@ -1,31 +1,60 @@
-"""Commands of guard that a text names: do they exist, with these options and values?"""
+"""``guard`` commands, one after another in one interpreter: starting it takes the longest."""
 
 from __future__ import annotations
 
-import shlex
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
 
-import click
+import attrs
 
-from guard.cli import cli
+from tests.support.programs import environment
+
+_PROGRAM = """
+import contextlib, io, json, os, sys
+from guard.__main__ import main
+
+def text(content=b""):
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8", write_through=True)
+
+usual = dict(os.environ)
+for line in sys.stdin:
+    arguments, env, typed = json.loads(line)
+    os.environ.clear()
+    os.environ.update(usual | env)
+    sys.argv, sys.stdin = ["guard", *arguments], text(typed.encode())
+    code = 0
+    with contextlib.redirect_stdout(text()) as out, contextlib.redirect_stderr(text()) as err:
+        try:
+            main()
+        except SystemExit as exc:
+            code = exc.code or 0
+    said = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    print(json.dumps([code, *said]), flush=True)
+"""
 
 
-def flaw_of(command: str) -> str | None:
-    """Return what of a command does not exist; None: all of it does.
+@attrs.frozen
+class Command:
+    """One command line after ``guard``, with its own environment and standard input."""
 
-    The options of what it runs are looked up, with their values; nothing runs.
-    """
-    try:
-        words = shlex.split(command)[1:]
-    except ValueError as exc:
-        return str(exc)
-    at: click.Command = cli
-    while isinstance(at, click.Group) and words and not words[0].startswith("-"):
-        found = at.get_command(click.Context(at), words.pop(0))
-        if found is None:
-            return "no such command"
-        at = found
-    try:
-        at.make_context("guard", words, resilient_parsing=False)
-    except (click.UsageError, click.exceptions.NoArgsIsHelpError) as exc:
-        return exc.format_message()
-    return None
+    arguments: tuple[str, ...]
+    env: Mapping[str, str] = attrs.field(factory=dict)
+    stdin: str = ""
+
+
+def run_commands(*commands: Command) -> list[subprocess.CompletedProcess[str]]:
+    """Run them in one process; a command must not change what the next one finds."""
+    asked = [[each.arguments, dict(each.env), each.stdin] for each in commands]
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], env=environment(),
+        input="".join(f"{json.dumps(each)}\n" for each in asked),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return [
+        subprocess.CompletedProcess(each.arguments, *answer)
+        for each, answer in zip(commands, answers, strict=True)
+    ]
