@@ -27,6 +27,10 @@ HANG_S = 600.0
 BUDGET = 1_000_000
 """A tenth of a cent; it pays for one of the requests below at a time."""
 
+GROWN = 100_000_000
+"""Ten cents. An answer without a limit holds an eighth of it, and takes as much again where it
+grows beyond that; what waits beside it needs nine tenths."""
+
 PROGRAM = """
 import sys, threading
 import guard, httpx
@@ -42,6 +46,46 @@ for _ in range(int(sys.argv[2])):
     threading.Thread(target=send, daemon=True).start()
 sys.stdin.read()
 """
+
+GROWS = """
+import sys, threading
+import guard, httpx
+
+guard.init()
+ask = {"model": "gpt-4o", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+
+def send():
+    with guard.workflow("w"):
+        url = sys.argv[1] + "/v1/chat/completions"
+        with httpx.stream("POST", url, json=ask, timeout=300) as answer:
+            for _ in answer.iter_raw():
+                pass
+
+for _ in range(int(sys.argv[2])):
+    threading.Thread(target=send, daemon=True).start()
+sys.stdin.read()
+"""
+"""Its hold is raised while it is held: its answer grows beyond what was assumed of it."""
+
+ASKS_FOR_MORE = """
+import gzip, json, sys, threading
+import guard, httpx
+
+guard.init()
+ask = {"model": "gpt-4o", "max_tokens": 9000, "messages": [{"role": "user", "content": "hi"}]}
+body = gzip.compress(json.dumps(ask).encode())  # into which no smaller limit can be put
+zipped = {"content-encoding": "gzip", "content-type": "application/json"}
+
+def send():
+    with guard.workflow("w"):
+        httpx.post(sys.argv[1] + "/v1/chat/completions", content=body, headers=zipped, timeout=300)
+
+threading.Thread(target=send, daemon=True).start()
+sys.stdin.read()
+"""
+
+WAITS = {"fixed": PROGRAM, "grows": ASKS_FOR_MORE}
+"""What waits beside each kind of hold."""
 
 IDLE = """
 import concurrent.futures, sys
@@ -131,6 +175,36 @@ def short_life(tenant: Tenant, seconds: float) -> None:
     tenant.admin.update_settings(lease_ttl_ms=int(1000 * seconds), lease_grace_ms=500)
 
 
+@contextlib.contextmanager
+def held(
+    tenant: Tenant, kind: str, settings: dict[str, str]
+) -> Iterator[tuple[CuttingVendor, subprocess.Popen[str], int]]:
+    """Start a program whose request is under way, by a kind of hold.
+
+    Yields:
+        A vendor that does not end its answer, the program, and how much it holds at least.
+    """
+    if kind == "fixed":
+        tenant.admin.set_budget(limit_nanousd=BUDGET)
+        with (
+            cutting_vendor("no answer", "hang", HANG_S) as vendor,
+            program(tenant, vendor, settings) as holder,
+        ):
+            until(lambda: vendor.received == 1)
+            yield vendor, holder, BUDGET // 2
+        return
+    tenant.admin.update_settings(unbounded_output="learned")
+    tenant.admin.set_budget(limit_nanousd=GROWN)
+    with (
+        cutting_vendor("in the body", "hang", HANG_S) as vendor,
+        program(tenant, vendor, settings, code=GROWS) as holder,
+    ):
+        vendor.words = 500  # more than eight tenths of its first hold, less than the second one
+        until(lambda: vendor.received == 1)
+        until(lambda: tenant.balance()["reserved"] > GROWN * 3 // 16)
+        yield vendor, holder, GROWN * 3 // 16
+
+
 def waiting_calls(tenant: Tenant) -> float:
     """Return how many calls wait in line at the gateway."""
     lines = metrics_of(tenant.gateway.base_url).splitlines()
@@ -147,45 +221,44 @@ def kill(process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("mode", ["http", "websocket"])
 @pytest.mark.parametrize("journal", ["a journal", "no journal"])
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("kind", WAITS)
 def test_money_under_way_comes_back_by_no_clock(
-    tenant: Tenant, tmp_path: Path, mode: str, journal: str, fate: signal.Signals
+    tenant: Tenant, tmp_path: Path, mode: str, journal: str, fate: signal.Signals, kind: str
 ) -> None:
     """It is charged, once, and nobody who waits for it gets it."""
+
+    def is_told() -> bool:
+        return {each["holder_gone"] for each in tenant.admin.doubts()} == {False}
+
     short_life(tenant, 2.0)
-    tenant.admin.set_budget(limit_nanousd=BUDGET)
     settings = {"GUARD_TRANSPORT_MODE": mode}
     waits = settings | {"GUARD_WAIT_FOR_ROOM_MS": "600000"}
     if journal == "a journal":
         settings = settings | {"GUARD_SPOOL_DIR": str(tmp_path / "spool")}
-    with (
-        cutting_vendor("no answer", "hang", HANG_S) as vendor,
-        program(tenant, vendor, settings) as holder,
-    ):
-        until(lambda: vendor.received == 1)
-        with program(tenant, vendor, waits):
+    with held(tenant, kind, settings) as (vendor, holder, least):  # noqa: SIM117  # in this order
+        with program(tenant, vendor, waits, code=WAITS[kind]):
             until(lambda: waiting_calls(tenant) == 1)
             until(lambda: tenant.balance()["reserved"])
             holder.send_signal(fate)
             # Only now: until then it may ask for room for what it sends next.
-            held = tenant.balance()["reserved"]
-            assert held > BUDGET / 2
+            amount = tenant.balance()["reserved"]
+            assert amount > least
             until(lambda: not tenant.balance()["reserved"])
-            assert tenant.balance()["committed"] == held
-            [doubt] = tenant.admin.doubts()
-            assert (doubt["doubt_nanousd"], doubt["holder_gone"]) == (held, True)
+            assert tenant.balance()["committed"] == amount
+            doubts = tenant.admin.doubts()
+            assert sum(each["doubt_nanousd"] for each in doubts) == amount
+            assert {each["holder_gone"] for each in doubts} == {True}
             if fate == signal.SIGSTOP:  # it goes on, and its request is lost after all
                 holder.send_signal(signal.SIGCONT)
                 vendor.end_hanging()
-                until(lambda: [each["holder_gone"] for each in tenant.admin.doubts()] == [False])
+                until(is_told)
             elif journal == "a journal":  # the next process delivers that
                 with program(tenant, vendor, settings, 0):
-                    until(
-                        lambda: [each["holder_gone"] for each in tenant.admin.doubts()] == [False]
-                    )
-            assert tenant.balance()["committed"] == held, "once"
+                    until(is_told)
+            assert tenant.balance()["committed"] == amount, "once"
             assert vendor.received == 1
-    [doubt] = tenant.admin.doubts()
-    assert tenant.admin.settle_doubt(doubt["event_id"], 0)["charged_nanousd"] == 0
+    for doubt in tenant.admin.doubts():
+        assert tenant.admin.settle_doubt(doubt["event_id"], 0)["charged_nanousd"] == 0
     assert (tenant.balance()["committed"], tenant.admin.doubts()) == (0, [])
 
 

@@ -37,6 +37,8 @@ class CuttingVendor:
         moment: when its answers are cut off.
         way: how.
         hang_s: after what time a connection that hangs is closed.
+        words: how many tokens each piece of a stream of OpenAI's has; a third of them come before
+            the moment "in the body".
         billed: tokens of all requests.
         received: how many requests have arrived whole.
         reached: how many answers have come to the moment.
@@ -46,6 +48,7 @@ class CuttingVendor:
         self.moment: Moment = "no answer"
         self.way: Way = "disconnect"
         self.hang_s = 20.0
+        self.words = 1
         self.billed = 0
         self.received = 0
         self.reached = 0
@@ -105,7 +108,10 @@ class CuttingVendor:
             return
         is_aws = b"/converse" in head.split(b"\r\n")[0]
         streams = b"-stream " in head.split(b"\r\n")[0] if is_aws else bool(body.get("stream"))
-        begin, rest, usage = (_aws if is_aws else _openai)(streams, prompt)
+        if is_aws:
+            begin, rest, usage = _aws(streams, prompt)
+        else:
+            begin, rest, usage = _openai(streams, prompt, self.words)
         kind = b"application/json"
         if streams:
             kind = b"application/vnd.amazon.eventstream" if is_aws else b"text/event-stream"
@@ -165,11 +171,11 @@ def _received(connection: socket.socket) -> bytes:
     return data
 
 
-def _openai(streams: bool, prompt: int) -> tuple[bytes, bytes, bytes]:
+def _openai(streams: bool, prompt: int, words: int) -> tuple[bytes, bytes, bytes]:
     usage = {"prompt_tokens": prompt, "completion_tokens": OUTPUT, "total_tokens": prompt + OUTPUT}
     answer: dict[str, Any] = {"id": "c", "object": "chat.completion", "created": 1, "model": "o3"}
     if streams:
-        delta = {"index": 0, "delta": {"content": "word"}, "finish_reason": None}
+        delta = {"index": 0, "delta": {"content": "word" * words}, "finish_reason": None}
         piece = _sse({**answer, "choices": [delta]})
         return piece * 3, piece * 5, _sse({**answer, "choices": [], "usage": usage})
     message = {"role": "assistant", "content": "word " * 9}
