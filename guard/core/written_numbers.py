@@ -86,7 +86,11 @@ def read_dollars(text: str, option: str = "", *, or_nothing: bool = False) -> in
     try:
         nanousd = Decimal(_THOUSANDS.sub("", bare)) * NANOUSD_PER_DOLLAR
         least = 0 if or_nothing else 1
-        if bare.startswith(".") or not nanousd.is_finite() or not least <= nanousd <= _NANOUSD_MAX:
+        if (
+            re.fullmatch(r"\.\d+", text.strip())
+            or not nanousd.is_finite()
+            or not least <= nanousd <= _NANOUSD_MAX
+        ):
             raise ValueError
         if nanousd != int(nanousd):
             raise ValueError

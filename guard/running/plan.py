@@ -155,9 +155,9 @@ def read_globs(texts: tuple[str, ...]) -> tuple[str, ...]:
     """
     for text in texts:
         if not text.strip():
-            raise ValueError("an empty name matches nothing; name a tool or a model, or use *")
+            raise ValueError("an empty name matches nothing; write that of a tool or a model, or *")
         if len(text) > _GLOB_MAX:
-            raise ValueError(f"{quoted(text)} is longer than {_GLOB_MAX} characters")
+            raise ValueError(f"{quoted(text)} is too long; write {_GLOB_MAX} characters at most")
     return texts
 
 

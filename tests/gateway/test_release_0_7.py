@@ -58,7 +58,7 @@ def test_every_row_is_there_and_the_old_file_is_kept(old: Path) -> None:
             made = {row[0]: row for row in after["secrets"]}
             for key_id, _, _, _, prefix, hashed, _, hmac_secret, made_ms, _, _ in rows:
                 assert made[hashed] == (
-                    hashed, key_id, prefix, hmac_secret, made_ms, None, None, None
+                    hashed, key_id, prefix, hmac_secret, made_ms, None, None, None, None
                 )  # fmt: skip
             own = [(*row[:4], row[6], *row[8:]) for row in rows]
             assert sorted(row[: len(own[0])] for row in after["keys"]) == sorted(own)

@@ -208,8 +208,8 @@ def test_watch_shows_the_spend(guard: Runs, vendor: str, tmp_path: Path) -> None
         (["--", "absent.py"], 127, "there is no file absent.py"),
         (["--limit", "", "--", "true"], 2, "--limit '$2'"),
         (["--limit", ".50", "--", "true"], 2, "the shell expands $2"),  # of an unquoted $2.50
-        (["--block-tool", "", "--", "true"], 2, "name a tool or a model"),
-        (["--allow-model", "x" * 257, "--", "true"], 2, "longer than 256 characters"),
+        (["--block-tool", "", "--", "true"], 2, "that of a tool or a model"),
+        (["--allow-model", "x" * 257, "--", "true"], 2, "256 characters at most"),
         # Only the gateway refuses these: it is heard, and not what then cannot be removed.
         (["--block-tool", "x"] * 1001 + ["--", "true"], 1, "1000"),
         (["--max-calls", "x" * 257 + "=2", "--", "true"], 1, "256"),

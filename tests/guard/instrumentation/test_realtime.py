@@ -16,13 +16,14 @@ import websocket
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
 import guard
 from guard import WorkflowKilledInterrupt
 from guard.core.usage.realtime import find_socket
 from guard.core.wire import LlmData
 from tests.guard.instrumentation.conftest import Observed
+from tests.support.socket_server import socket_server
 from tests.support.waiting import WAIT_S, until
 
 USAGE = {
@@ -53,12 +54,8 @@ def _speak(connection: ServerConnection) -> None:
 @pytest.fixture(scope="module")
 def realtime() -> Iterator[str]:
     """The address of a local realtime endpoint."""
-    with serve(_speak, "127.0.0.1", 0, open_timeout=WAIT_S, ping_timeout=None) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/v1/realtime"
-        server.shutdown()
-        thread.join(120)
+    with socket_server(_speak, open_timeout=WAIT_S, ping_timeout=None) as url:
+        yield f"{url}/v1/realtime"
 
 
 ASK = json.dumps({"type": "response.create"})

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import websocket
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
 from guard.breaker.refusals import Refusal
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.frames import RESPONSES, create
 from tests.guard.instrumentation.standin.sockets import SocketVendor, socket_vendor
+from tests.support.socket_server import socket_server
 from tests.support.waiting import WAIT_S, until
 
 
@@ -48,19 +48,14 @@ def _speak_in_fragments(connection: ServerConnection) -> None:
 
 def test_answers_in_fragments_are_read_whole(gated: Observed, gate: FakeGate) -> None:
     came: list[str] = []
-    with serve(_speak_in_fragments, "127.0.0.1", 0, open_timeout=WAIT_S) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}/v1/responses"
+    with socket_server(_speak_in_fragments, open_timeout=WAIT_S) as url:
         app = websocket.WebSocketApp(
-            url,
+            f"{url}/v1/responses",
             on_open=lambda app: app.send(json.dumps(create("5"))),
             on_message=lambda app, text: (came.append(text), len(came) > 1 and app.close()),
             on_cont_message=lambda app, text, _: came.append(text),
         )
         app.run_forever()
-        server.shutdown()
-        thread.join(WAIT_S)
     assert [json.loads(each)["type"] for each in came] == ["response.created", "response.completed"]
     (event,) = gated.events
     assert (event.input_tokens, event.output_tokens, event.estimated) == (7, 5, False)

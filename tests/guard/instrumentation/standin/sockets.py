@@ -14,8 +14,9 @@ from typing import Any
 
 import attrs
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.server import ServerConnection, serve
+from websockets.sync.server import ServerConnection
 
+from tests.support.socket_server import socket_server
 from tests.support.waiting import WAIT_S
 
 PROMPT_TOKENS = 7
@@ -205,13 +206,8 @@ def socket_vendor() -> Iterator[SocketVendor]:
     """Run the stand-in."""
     vendor = SocketVendor()
     # No pings: they would wake whoever waits for a message.
-    with serve(vendor.speak, "127.0.0.1", 0, open_timeout=WAIT_S, ping_interval=None) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        vendor.url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+    with socket_server(vendor.speak, open_timeout=WAIT_S, ping_interval=None) as vendor.url:
         try:
             yield vendor
         finally:
             vendor.go_on.set()
-            server.shutdown()
-            thread.join(120)
