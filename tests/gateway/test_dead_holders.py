@@ -228,7 +228,9 @@ def test_money_under_way_comes_back_by_no_clock(
     """It is charged, once, and nobody who waits for it gets it."""
 
     def is_told() -> bool:
-        return {each["holder_gone"] for each in tenant.admin.doubts()} == {False}
+        gone = {each["holder_gone"] for each in tenant.admin.doubts()}
+        # What a growing hold was granted as its holder stopped may have reached nobody.
+        return gone == {False} or (kind == "grows" and False in gone)
 
     short_life(tenant, 2.0)
     settings = {"GUARD_TRANSPORT_MODE": mode}
