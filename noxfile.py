@@ -205,8 +205,8 @@ def frameworks(session: nox.Session) -> None:
         "autogen-agentchat>=0.7", "autogen-ext>=0.7", "langgraph>=1.0", "mcp>=1",
         "claude-agent-sdk>=0.2",
     )  # fmt: skip
-    tests = "test_frameworks.py", "test_tool_seams.py"
-    paths = [f"tests/guard/integrations/{name}" for name in tests]
+    tests = "integrations/test_frameworks.py", "integrations/test_tool_seams.py"
+    paths = [f"tests/guard/{name}" for name in (*tests, "instrumentation/test_litellm_core.py")]
     recipes = (
         "tests/docs/test_pages.py::test_a_recipe_runs_beside_its_framework",
         "tests/docs/test_agent_sdk_recipe.py",

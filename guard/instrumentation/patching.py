@@ -55,6 +55,7 @@ _HOOKS: Final[dict[str, str]] = {
     "curl_cffi.aio": "guard.instrumentation.libcurl",
     "primp": "guard.instrumentation.rust_clients",
     "rnet": "guard.instrumentation.rust_clients",
+    "litellm.rust_bridge.runtime": "guard.instrumentation.rust_clients",
     **dict.fromkeys(tool_table.PACKAGES, "guard.integrations.tool_seams"),
 }
 """Maps a client's or framework's module to the module here whose ``patch(module)`` hooks it."""

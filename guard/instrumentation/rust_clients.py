@@ -1,4 +1,4 @@
-"""Hooks primp and rnet, whose requests are sent by a library in Rust: those to models are named."""
+"""Hooks what Rust sends: primp, rnet, and LiteLLM's core. Requests to models are named."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from guard.instrumentation.patching import active
 _CLIENTS: Final = ("Client", "AsyncClient", "BlockingClient")
 _METHODS: Final = ("get", "head", "options", "trace", "delete", "post", "put", "patch")
 _HOOKED: Final = "_guard_hooked"
+_LITELLM: Final = "litellm.rust_bridge.runtime"
+_FREE: Final = ("token_counter", "tokenizer")
+"""Routes of LiteLLM's core that send nothing."""
 
 
 def patch(module: ModuleType) -> None:
-    """Hook the clients and functions of ``primp`` or ``rnet``.
+    """Hook the clients and functions of ``primp`` or ``rnet``, or the calls of LiteLLM's core.
 
     Raises:
         AttributeError: this version has no client.
     """
     package = module.__name__
+    if package == _LITELLM:
+        for name in ("attempt", "aattempt"):
+            function = getattr(module, name)
+            if not hasattr(function, _HOOKED):
+                setattr(module, name, _attempting(function))
+        return
     _ = module.Client
     wraps = {name: _wrap(package, name) for name in (*_METHODS, "request", "websocket")}
     for owner in filter(None, (getattr(module, name, None) for name in _CLIENTS)):
@@ -32,6 +41,19 @@ def patch(module: ModuleType) -> None:
         function = getattr(module, name, None)
         if function is not None and not hasattr(function, _HOOKED):
             setattr(module, name, _hooked(function, wrap))
+
+
+def _attempting(function: Any) -> Any:
+    @functools.wraps(function)
+    def attempt(*, context: Any, **options: Any) -> Any:
+        observer = active()
+        if observer is not None and context.route not in _FREE:
+            route, provider = str(context.route), str(context.provider or "litellm")
+            native.name_call(observer, "LiteLLM's Rust core", provider, f"/{route}")
+        return function(context=context, **options)
+
+    setattr(attempt, _HOOKED, True)
+    return attempt
 
 
 def _hooked(function: Any, wrap: Callable[[Any], Any]) -> Any:
