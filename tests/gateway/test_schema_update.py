@@ -23,8 +23,11 @@ import pytest
 from click.testing import CliRunner
 
 from guard.gateway.admin import AdminClient
+from guard.gateway.app import GatewayApp
 from guard.gateway.cli.main import gateway as cli
+from guard.gateway.cli.password import greet
 from guard.gateway.domain.errors import StoreError
+from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.postgres import migrations, schema
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
 from guard.gateway.storage.postgres.schema import Migration
@@ -355,6 +358,19 @@ def test_a_replica_that_was_cut_off_meanwhile_serves_no_longer(
         replica.kill()
         replica.communicate()
         proxy.close()
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_fails_as_operators_are_looked_up_ends_no_gateway(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = GatewayApp(GatewaySettings(database=str(tmp_path / "g.sqlite3")))
+    await app.open()
+    await app.close()
+    await greet(app, "http://127.0.0.1:1")
+    said = capsys.readouterr().err
+    assert said.startswith("Dashboard: http://127.0.0.1:1/ (")
+    assert "guard gateway password" in said
 
 
 def test_an_older_gateway_says_that_it_can_run_on_a_newer_schema(database: str) -> None:

@@ -93,7 +93,19 @@ def set_in_database(database: Path | DatabaseUrl, name: str, secret: str) -> Non
 
 
 async def greet(app: Any, base_url: str, first_password: str | None = None) -> None:
-    """Say where the dashboard is; without a first password, ask for one on a terminal."""
+    """Say where the dashboard is; without a first password, ask for one on a terminal.
+
+    A store that fails meanwhile ends no gateway that serves already: its operators are not known.
+    """
+    from guard.gateway.domain.errors import StoreError
+
+    try:
+        await _greet(app, base_url, first_password)
+    except StoreError as exc:
+        click.echo(f"Dashboard: {base_url}/ ({exc}; `guard gateway password` sets one)", err=True)
+
+
+async def _greet(app: Any, base_url: str, first_password: str | None) -> None:
     from guard.gateway.domain.commands import Actor
     from guard.gateway.domain.operators import FIRST_OPERATOR
 
