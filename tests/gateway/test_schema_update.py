@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -358,6 +360,16 @@ def test_a_replica_that_was_cut_off_meanwhile_serves_no_longer(
         replica.kill()
         replica.communicate()
         proxy.close()
+
+
+def test_a_baseline_that_changes_has_another_number() -> None:
+    """A store of the same number with other tables would open, and fail at its first use.
+
+    Whoever changes the tables raises both numbers and writes the new digest.
+    """
+    text = resources.files("guard.gateway.unit").joinpath("baseline.sql").read_bytes()
+    known = (sqlite_schema.BASELINE, schema.FIRST, hashlib.sha256(text).hexdigest()[:16])
+    assert known == (37, 31, "92efdc9c543890b5")
 
 
 @pytest.mark.asyncio

@@ -50,7 +50,7 @@ class Migration(Struct, frozen=True):
     oldest: int = 1
 
 
-FIRST: Final = 30
+FIRST: Final = 31
 """The number of the first migration; those before it were never released."""
 
 _WORDS: Final = (

@@ -8,7 +8,7 @@ from typing import Final
 from guard.gateway.storage.sqlite.connection import SqliteWriteConnection
 from guard.gateway.unit import baseline
 
-BASELINE: Final = 36
+BASELINE: Final = 37
 """The version of the first schema below; those before it were never released, but for 0.7's."""
 
 RELEASE_0_7: Final = 2
