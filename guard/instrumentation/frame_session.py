@@ -6,6 +6,7 @@ is what would be of a streamed answer over HTTP.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -408,3 +409,20 @@ def _bytes_of(message: Any) -> bytes | None:
     if isinstance(message, str):
         return message.encode("utf-8", "replace")
     return bytes(message) if isinstance(message, bytes | bytearray | memoryview) else None
+
+
+def wrap_close(original: Any) -> Any:
+    """Return what wraps the blocking ``close`` of a connection."""
+
+    @functools.wraps(original)
+    def close(self: Any, *args: Any, **options: Any) -> Any:
+        session = getattr(self, SESSION_ATTRIBUTE, None)
+        if session is None:
+            return original(self, *args, **options)
+        session.closing = True
+        try:
+            return original(self, *args, **options)
+        finally:
+            session.closed()
+
+    return close

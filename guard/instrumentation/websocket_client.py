@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from guard.core.usage.ends import Ending
 from guard.instrumentation import patching
-from guard.instrumentation.frame_session import SESSION_ATTRIBUTE, FrameSession
+from guard.instrumentation.frame_session import SESSION_ATTRIBUTE, FrameSession, wrap_close
 from guard.instrumentation.interruptible import llm_request
 
 _TEXT, _BINARY, _CLOSE = 1, 2, 8
@@ -32,7 +32,7 @@ def patch(module: ModuleType) -> None:
     patching.replace(module.WebSocket, "connect", _connect)
     patching.replace(module.WebSocket, "send_frame", _send_frame)
     patching.replace(module.WebSocket, "recv_data_frame", lambda receive: _receive(receive, lost))
-    patching.replace(module.WebSocket, "close", _close)
+    patching.replace(module.WebSocket, "close", wrap_close)
 
 
 def _session_of(connection: Any) -> FrameSession | None:
@@ -116,21 +116,6 @@ def _receive(original: Any, lost: tuple[type[Exception], ...]) -> Any:
         return opcode, frame
 
     return recv_data_frame
-
-
-def _close(original: Any) -> Any:
-    @functools.wraps(original)
-    def close(self: Any, *args: Any, **options: Any) -> Any:
-        session = _session_of(self)
-        if session is None:
-            return original(self, *args, **options)
-        session.closing = True
-        try:
-            return original(self, *args, **options)
-        finally:
-            session.closed()
-
-    return close
 
 
 def _drop(connection: Any, session: FrameSession) -> None:

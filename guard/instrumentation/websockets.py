@@ -12,7 +12,7 @@ from typing import Any
 
 from guard.core.usage.ends import Ending
 from guard.instrumentation import patching
-from guard.instrumentation.frame_session import SESSION_ATTRIBUTE, FrameSession
+from guard.instrumentation.frame_session import SESSION_ATTRIBUTE, FrameSession, wrap_close
 from guard.instrumentation.interruptible import llm_request, llm_request_async
 
 
@@ -27,7 +27,7 @@ def patch(module: ModuleType) -> None:
         patching.replace(connection, "send", lambda send: _send(send, closed))
         patching.replace(connection, "recv", lambda recv: _recv(recv, closed))
         patching.replace(connection, "recv_streaming", _stream)
-        patching.replace(connection, "close", _close)
+        patching.replace(connection, "close", wrap_close)
     else:
         patching.replace(client, "handshake", _handshake_async)
         patching.replace(connection, "send", lambda send: _send_async(send, closed))
@@ -210,21 +210,6 @@ def _drop(connection: Any, session: FrameSession) -> None:
     transport = getattr(connection, "transport", None)
     connection.close_socket() if transport is None else transport.abort()
     session.ended()
-
-
-def _close(original: Any) -> Any:
-    @functools.wraps(original)
-    def close(self: Any, *args: Any, **options: Any) -> Any:
-        session = getattr(self, SESSION_ATTRIBUTE, None)
-        if session is None:
-            return original(self, *args, **options)
-        session.closing = True
-        try:
-            return original(self, *args, **options)
-        finally:
-            session.closed()
-
-    return close
 
 
 def _close_async(original: Any) -> Any:
