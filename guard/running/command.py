@@ -21,6 +21,7 @@ from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
 from guard.running import plan, reports, words
 from guard.running.account import RunAccount
+from guard.running.forward_proxy import ForwardProxy
 from guard.running.leftovers import Leftovers
 from guard.running.look import RunLook
 from guard.running.proxy_process import ProxyProcess
@@ -244,10 +245,10 @@ def _run(
             workflow, limits, gateway, account, proxy, directory, raising, watch=watch,
             dry_run=dry_run,
         )  # fmt: skip
-        # The order of the ends: the program; the watch and the charging beside it; the proxy, which
-        # delivers its own events; then what is left on disk; then the key, in `_account`.
-        with proxy:
-            command, led = routing.at(proxy.url, directory)
+        # The order of the ends: the program; the watch and the charging beside it; the proxies, of
+        # which one delivers its own events; then what is left on disk; then the key, in `_account`.
+        with proxy, ForwardProxy(routing.environ, unseen.past) as forward:
+            command, led = routing.at(proxy.url, forward.url, directory)
             if watch:
                 say(f"{workflow}: started")
             try:

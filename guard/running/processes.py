@@ -160,19 +160,51 @@ def reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def peers(pid: int) -> set[Address]:
-    """Return the other ends of a process's TCP connections."""
-    inodes = set()
+def words(pid: int) -> list[str]:
+    """Return the words of a process's command; empty if there is none."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    return []
+
+
+def holder(end: Address, pids: Iterable[int]) -> int | None:
+    """Return which of some processes has the socket with this own end; None if none has.
+
+    Each process is asked in its own network: a run may have put some behind a wall.
+    """
+    inodes: dict[str, str | None] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            network = os.readlink(f"/proc/{pid}/ns/net")
+            if network not in inodes:
+                inodes[network] = _inode(pid, end)
+            if inodes[network] in _sockets(pid):
+                return pid
+    return None
+
+
+def _inode(pid: int, end: Address) -> str | None:
+    port = f":{end[1]:04X}"
+    for fields in _connections(pid):
+        if fields[1].endswith(port) and _address(fields[1]) == end:
+            return fields[9]
+    return None
+
+
+def _sockets(pid: int) -> set[str]:
+    """Return the inodes of a process's sockets."""
+    found = set()
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 match = _SOCKET.match(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
                 if match is not None:
-                    inodes.add(match[1])
-    if not inodes:
-        return set()
-    # The tables list all connections of the network namespace; the inode says whose one is.
-    found = set()
+                    found.add(match[1])
+    return found
+
+
+def _connections(pid: int) -> Iterator[list[str]]:
+    """Yield the fields of the TCP connections in a process's network."""
     for table in ("tcp", "tcp6"):
         with (
             contextlib.suppress(OSError),
@@ -181,9 +213,17 @@ def peers(pid: int) -> set[Address]:
             next(file, None)
             for line in file:
                 fields = line.split()
-                if fields[3] != _LISTENING and fields[9] in inodes:
-                    found.add(_address(fields[2]))
-    return found
+                if fields[3] != _LISTENING:
+                    yield fields
+
+
+def peers(pid: int) -> set[Address]:
+    """Return the other ends of a process's TCP connections."""
+    inodes = _sockets(pid)
+    if not inodes:
+        return set()
+    # The tables list all connections of the network; the inode says whose one is.
+    return {_address(fields[2]) for fields in _connections(pid) if fields[9] in inodes}
 
 
 def owner(peer: Sequence[Any] | None, own: Sequence[Any] | None) -> int | None:

@@ -26,6 +26,8 @@ _ELSEWHERE: Final = frozenset({
 })  # fmt: skip
 """Commands that start programs in another place, or with another user's environment."""
 
+_INTERPRETERS: Final = ("node", "bun", "deno", "python")
+
 _LAUNCHERS: Final[dict[str, frozenset[str]]] = {
     "env": frozenset(), "nohup": frozenset(), "nice": frozenset(), "time": frozenset(),
     "npx": frozenset(), "bunx": frozenset(), "uvx": frozenset(), "pipx": frozenset({"run"}),
@@ -87,6 +89,24 @@ def point(
         return list(command), Redirect(variables=found.variables)
     found = row(place, command[at + 1 :], upstreams)
     return [*command[: at + 1], *found.arguments, *command[at + 1 :]], found
+
+
+def known_in(words: Sequence[str]) -> str | None:
+    """Return the program of the table that runs under a command, also as a script of Node's.
+
+    >>> known_in(["/usr/bin/node", "/lib/node_modules/@google/gemini-cli/dist/index.js", "-p"])
+    'gemini'
+    >>> known_in(["claude", "-p", "x"]), known_in(["curl", "https://claude"])
+    ('claude', None)
+    """
+    if words and (name := _name(words[0])) in _ROWS:
+        return name
+    script = next((word for word in words[1:4] if not word.startswith("-")), "")
+    for package, name in _PACKAGES.items():
+        if f"/node_modules/{package}/" in script:
+            return name
+    name = os.path.basename(script)
+    return name if name in _ROWS and os.path.basename(words[0]).startswith(_INTERPRETERS) else None
 
 
 def _program_at(command: Sequence[str]) -> int:

@@ -133,6 +133,17 @@ def announced(directory: Path) -> set[int]:
     return _numbers(directory, _PROCESS)
 
 
+def vouches(directory: Path, pid: int) -> bool:
+    """Return whether a process is guarded still: it has not ended, nor become another program."""
+    path = directory / f"{_PROCESS}{pid}"
+    with contextlib.suppress(OSError):
+        lock = try_lock(path) if path.exists() else None
+        if lock is not None:
+            os.close(lock)
+        return lock is None and path.exists()
+    return False
+
+
 def say_nested(directory: Path, own: Path) -> int | None:
     """Report that this process watches those below it by itself; return the lock that shows it.
 

@@ -86,9 +86,6 @@ _FIRST_PARTY: Final = {
 }
 """Claude Code disables features at foreign hosts; behind the proxy is Anthropic's own host."""
 
-_FORWARD_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-_LOOPBACK: Final = "127.0.0.1"
-
 
 @attrs.frozen
 class Address:
@@ -220,7 +217,6 @@ class Routes:
             "anthropic" not in upstreams.named
         ):
             found |= {n: t for n, t in _FIRST_PARTY.items() if n not in environ}
-        found |= _past_forward_proxies(environ)
         return cls(found, {name: environ.get(name) for name in found}, upstreams)
 
     def with_more(self, variables: Mapping[str, str], environ: Mapping[str, str]) -> Self:
@@ -236,18 +232,6 @@ class Routes:
             name: Changed(text.replace(PROXY, url), self.before[name])
             for name, text in self.variables.items()
         }
-
-
-def _past_forward_proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep requests to this machine away from a forward proxy that the environment names."""
-    if not any(environ.get(name) or environ.get(name.lower()) for name in _FORWARD_PROXIES):
-        return {}
-    found = {}
-    for name in ("NO_PROXY", "no_proxy"):
-        hosts = [host.strip() for host in environ.get(name, "").split(",") if host.strip()]
-        if _LOOPBACK not in hosts and "*" not in hosts:
-            found[name] = ",".join([*hosts, _LOOPBACK])
-    return found
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import attrs
 
-from guard.running import programs, reports, routes
+from guard.running import outward, programs, reports, routes
 from guard.running.program_settings import StartPlace
 from guard.running.routes import PROXY, PROXY_VARIABLE, Routes
 
@@ -58,7 +58,7 @@ class Routing:
         """The addresses behind the proxy that are not the vendors' own, by name."""
         return self._routes.upstreams.named
 
-    def at(self, url: str, directory: Path) -> tuple[list[str], dict[str, str]]:
+    def at(self, url: str, forward: str, directory: Path) -> tuple[list[str], dict[str, str]]:
         """Return the program's command and the variables for its environment.
 
         Writes the changes into the run's directory, for its guarded processes, and copies of
@@ -66,9 +66,12 @@ class Routing:
 
         Args:
             url: the URL of the proxy.
+            forward: the URL of the forward proxy.
             directory: the directory of the run.
         """
         changed = self._routes.at(url)
+        for name, text in outward.variables(self.environ, forward).items():
+            changed[name] = routes.Changed(text, self.environ.get(name))
         for variable, files in self._copied.items():
             folder = directory / _SETTINGS / variable.lower()
             folder.mkdir(parents=True, mode=0o700)

@@ -10,9 +10,10 @@ from guard.core.tool_rules import BY, DEAR, FRAMEWORK, REFUSED, TOOL, TRUSTED, U
 from guard.core.visible import one_line
 from guard.local_gateway import LocalGateway, read_json
 from guard.running import reports
+from guard.running.past_guard import PastGuard
 from guard.running.plan import RunLimits
 from guard.running.proxy_process import ProxyProcess
-from guard.running.watch import TreeWatch, end
+from guard.running.watch import TreeWatch
 
 _SESSION: Final = "wss://"
 """Begins the name of a realtime session in a process's report; requests are named by their host."""
@@ -31,6 +32,7 @@ class RunUnseen:
 
     Attributes:
         watch: watches the run's processes.
+        past: judges their connections past guard.
     """
 
     def __init__(
@@ -45,29 +47,15 @@ class RunUnseen:
         self._limits = limits
         self._gateway = gateway
         self._proxy = proxy
-        # Connections past guard, in order. The watching thread appends, the main thread reads
-        # later.
-        self._connections: list[dict[str, str]] = []
-        self.watch = TreeWatch(directory, environ, lambda: proxy.address, self.own, self._connected)
+        self.watch = TreeWatch(
+            directory, environ, lambda: proxy.address, self.own, lambda *told: self.past.seen(*told)
+        )
+        self.past = PastGuard(directory, self.watch, ends=limits.seen_only)
 
     def own(self) -> set[int]:
         """Return guard's own processes, which do not belong to the program."""
         pid = read_json(self._gateway.files.address).get("pid")
         return self._proxy.pids | ({pid} if isinstance(pid, int) else set())
-
-    def _connected(self, pid: int, program: str, host: str) -> None:
-        self._connections.append({"program": program, "host": host})
-        if not self._limits.seen_only:
-            return
-        reports.refuse(
-            self._directory,
-            "GD-X001",
-            "a limit cannot hold for what goes past guard: run it without that, or let it go on, "
-            "uncounted, with --allow-unseen",
-            message=f"{program} talks to {host}, and guard cannot see what it spends",
-        )
-        # After the report: once the program has ended, `guard run` looks why.
-        end(pid)
 
     @property
     def proxied(self) -> int:
@@ -86,7 +74,7 @@ class RunUnseen:
         return {
             "proxied_requests": self.proxied,
             "unguarded_programs": self.watch.names(),
-            "unguarded_connections": self._connections,
+            **self.past.facts,
             "unmetered_requests": {n: c for n, c in seen.items() if not n.startswith(_OTHERS)},
             "refused_paths": _named(seen, REFUSED),
             "unknown_held_dear": _named(seen, DEAR),
@@ -104,8 +92,7 @@ class RunUnseen:
     def _lines(self, facts: dict[str, Any]) -> Iterator[str]:
         if facts["unguarded_programs"]:
             yield f"not guarded: {', '.join(facts['unguarded_programs'])}"
-        for each in self._connections:
-            yield f"not counted: {each['program']} talked to {each['host']}"
+        yield from self.past.lines()
         for name, count in facts["unmetered_requests"].items():
             yield f"not counted: {count} request{'' if count == 1 else 's'} to {name}"
         for name, count in facts["refused_paths"].items():

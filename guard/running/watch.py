@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from guard.running import processes, reports
+import attrs
+
+from guard.running import processes, programs, reports
 from guard.running.processes import Address
 from guard.running.repeating import repeating
 
@@ -38,17 +40,52 @@ _BASE_URL: Final = re.compile(
 )
 
 
+@attrs.frozen
+class Caller:
+    """A process that asks the run's forward proxy for a server.
+
+    Attributes:
+        pid: its number.
+        name: the program's, for people.
+        is_covered: whether what it asks an LLM is counted without the forward proxy: it has loaded
+            guard, or belongs to a run within this one.
+        is_known: whether its program is in the table of those that are led to the run's proxy.
+        has_reached: whether the program has connected to that proxy.
+    """
+
+    pid: int
+    name: str
+    is_covered: bool = False
+    is_known: bool = False
+    has_reached: bool = False
+
+
+_OF_PROGRAMS: Final = frozenset({
+    "chatgpt.com", "cloudcode-pa.googleapis.com", "daily-cloudcode-pa.googleapis.com",
+    "api.githubcopilot.com", "api.individual.githubcopilot.com", "api.business.githubcopilot.com",
+    "api.enterprise.githubcopilot.com", "models.github.ai", "portal.qwen.ai", "opencode.ai",
+    "api.cline.bot", "api2.cursor.sh", "ampcode.com", "api.kilo.ai", "api.z.ai",
+})  # fmt: skip
+"""Hosts by which coding agents ask models under an account of their makers'."""
+
+_REGION: Final = re.compile(r"[a-z]+(-[a-z0-9]+){1,3}$")
+
+
 class TreeWatch:
     """Looks at the tree of processes below this one, in a thread of its own.
 
-    Only that thread changes the state, and after its end the main thread, which looks once more.
+    Only that thread changes the state, and after its end the main thread, which looks once more;
+    that of the forward proxy asks who has connected to it.
 
     Args:
         directory: the directory of the run.
         environ: the caller's own environment, without the proxy; may name hosts of LLMs.
         proxy: returns where the run's proxy listens.
         own: processes that are not the program's, such as the local gateway.
-        connected: called once for each program and host, with both names.
+        connected: called once for each process and host, with the names of both.
+
+    Attributes:
+        hosts: the hosts of LLMs.
     """
 
     def __init__(
@@ -63,9 +100,11 @@ class TreeWatch:
         self._proxy = proxy
         self._own = own
         self._connected = connected
-        self._hosts = _Hosts(environ)
-        # Processes that have connected to the proxy, so that their requests are seen.
+        self.hosts = Hosts(environ)
+        # Processes that have connected to the proxy, so that their requests are seen; and the names
+        # of their programs.
         self._routed: set[int] = set()
+        self._reached: set[str] = set()
         # When each process that has not loaded guard was first seen.
         self._since_s: dict[int, float] = {}
         # Names of the processes that may have talked to an LLM past guard.
@@ -81,6 +120,27 @@ class TreeWatch:
         """Return the programs that have not loaded guard and may have talked to an LLM."""
         seen = self._routed - {pid for pid, _ in self._known}
         return sorted({name for pid, name in self._named.items() if pid not in seen})
+
+    def caller(self, client: Address) -> Caller | None:
+        """Return which process has opened a connection; None if that cannot be found.
+
+        Args:
+            client: its end of the connection.
+        """
+        left_out = self._own() | reports.nested(self._directory)
+        pids = sorted(processes.below(os.getpid())) if processes.IS_LINUX else []
+        pid = processes.holder(client, pids)
+        found = None if pid is None else processes.process(pid)
+        if pid is None or found is None:
+            return None
+        known = programs.known_in(processes.words(pid))
+        name = known or found.name
+        is_covered = pid not in self._tree(left_out)[1] or reports.vouches(self._directory, pid)
+        return Caller(pid, name, is_covered, known is not None, self.has_reached(pid, name))
+
+    def has_reached(self, pid: int, name: str) -> bool:
+        """Return whether a process, or another one of its program, has reached the run's proxy."""
+        return pid in self._routed or name in self._reached
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -98,9 +158,13 @@ class TreeWatch:
     def poll(self) -> None:
         """Look once."""
         now_s = time.monotonic()
-        guarded = reports.announced(self._directory)
         left_out = self._own() | reports.nested(self._directory)
         first, unguarded = self._tree(left_out)
+        # A process vouches with the lock that it holds, which is gone once it runs another program.
+        announced = reports.announced(self._directory)
+        guarded = announced - {
+            pid for pid in announced & unguarded if not reports.vouches(self._directory, pid)
+        }
         # 1. Reap adopted processes that have ended.
         for pid in self._below & set(first):
             found = processes.process(pid)
@@ -138,17 +202,22 @@ class TreeWatch:
         if is_python and now_s - since_s < _GRACE_S:
             return  # it is loading guard, which connects to the gateway
         peers = processes.peers(pid)
-        if self._proxy() in peers:
+        if self._proxy() in peers and pid not in self._routed:
             self._routed.add(pid)
-        for host in self._hosts.among(peers):
+            self._reached.add(programs.known_in(processes.words(pid)) or found.name)
+        for host in self.hosts.among(peers):
             self._named[pid] = found.name
             if (pid, host) not in self._known:
                 self._known.add((pid, host))
                 self._connected(pid, found.name, host)
 
 
-class _Hosts:
-    """The addresses of LLM hosts, looked up when the first connection is seen."""
+class Hosts:
+    """The hosts of LLMs, and their addresses, looked up when the first connection is seen.
+
+    Args:
+        environ: the caller's environment, which may name some.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -157,6 +226,17 @@ class _Hosts:
         self._by_address: dict[Address, str] = {}
         self._looked_up_s: float | None = None
         self._lock = threading.Lock()
+
+    def has(self, host: str, port: int) -> bool:
+        """Return whether a host is an LLM's, by its name."""
+        from guard.core.usage.vendors import plain_host, provider_of
+
+        host = plain_host(host)
+        return (
+            provider_of(host) is not None
+            or host in _OF_PROGRAMS
+            or (host, port) in set(_named(self._environ))
+        )
 
     def among(self, peers: set[Address]) -> list[str]:
         """Return the LLM hosts among some addresses, as far as they are known by now."""
@@ -181,7 +261,15 @@ def _wanted(environ: Mapping[str, str]) -> Iterator[Address]:
     """Yield the names and ports of LLM hosts."""
     from guard.core.usage.vendors import HOSTS  # with all formats: most programs never need it
 
-    yield from ((host, _HTTPS) for host in HOSTS)
+    yield from ((host, _HTTPS) for host in (*HOSTS, *_OF_PROGRAMS))
+    yield from _named(environ)
+    for region in _regions(environ):
+        yield f"bedrock-runtime.{region}.amazonaws.com", _HTTPS
+        yield f"{region}-aiplatform.googleapis.com", _HTTPS
+
+
+def _named(environ: Mapping[str, str]) -> Iterator[Address]:
+    """Yield what an environment names."""
     for name, text in environ.items():
         if _BASE_URL.match(name):
             with contextlib.suppress(ValueError):
@@ -189,9 +277,12 @@ def _wanted(environ: Mapping[str, str]) -> Iterator[Address]:
                 if parts.hostname:
                     port = parts.port or (80 if parts.scheme == "http" else _HTTPS)
                     yield parts.hostname, port
-    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-    if region:
-        yield f"bedrock-runtime.{region}.amazonaws.com", _HTTPS
+
+
+def _regions(environ: Mapping[str, str]) -> set[str]:
+    names = ("AWS_REGION", "AWS_DEFAULT_REGION", "CLOUD_ML_REGION", "GOOGLE_CLOUD_LOCATION")
+    found = {environ.get(name, "").strip().lower() for name in names}
+    return {region for region in found if _REGION.match(region)}
 
 
 def end(pid: int) -> None:

@@ -113,7 +113,8 @@ def test_under_a_limit_curl_ends_the_run(guard: Runs, slow_vendor: str) -> None:
     done = guard("run", "--limit", "$2", "--json", "--", *program, env=environment(slow_vendor))
     facts = facts_of(done)
     assert done.returncode == 77, done.stderr
-    assert facts["unguarded_connections"] == [{"program": "curl", "host": "127.0.0.1"}]
+    (past,) = facts["unguarded_connections"]
+    assert (past["program"], past["host"], past["sent_bytes"]) == ("curl", "127.0.0.1", 0)
     assert "curl talks to 127.0.0.1" in facts["refused"]["message"]
     assert "--allow-unseen" in facts["refused"]["reason"]
     takes(slow_vendor, 3)

@@ -118,13 +118,6 @@ def test_claude_code_is_told_that_anthropic_is_behind_it() -> None:
     assert "ENABLE_TOOL_SEARCH" not in Routes.of({"ENABLE_TOOL_SEARCH": "false"}).variables
 
 
-def test_requests_to_the_proxy_go_past_a_forward_proxy() -> None:
-    assert not {"NO_PROXY", "no_proxy"} & Routes.of({}).variables.keys()
-    routed = Routes.of({"https_proxy": "http://corp:3128", "NO_PROXY": "a, b"}).variables
-    assert (routed["NO_PROXY"], routed["no_proxy"]) == ("a,b,127.0.0.1", "127.0.0.1")
-    assert "NO_PROXY" not in Routes.of({"ALL_PROXY": "x", "NO_PROXY": "*"}).variables
-
-
 names = st.sampled_from([each.name for each in VARIABLES] + ["NO_PROXY", "HTTP_PROXY", "OTHER"])
 values = st.sampled_from(["", "http://h:1/v1", "https://api.openai.com/v1", "nonsense", "*"])
 

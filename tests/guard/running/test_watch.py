@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from guard.local_gateway import try_lock
 from guard.running import processes, watch
 from guard.running.watch import TreeWatch
 
@@ -31,7 +33,9 @@ def test_a_python_that_starts_slowly_is_not_named_once_it_reports(
         child.stdout.readline()
         tree.poll()
         assert child.pid in tree._named
-        (tmp_path / report.format(child.pid)).touch()
+        lock = try_lock(tmp_path / report.format(child.pid))  # as the process itself holds it
+        assert lock is not None
         tree.poll()
         assert child.pid not in tree._named
+        os.close(lock)
         child.communicate(b"\n")
