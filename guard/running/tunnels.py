@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import re
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -27,6 +28,8 @@ _HEAD_S: Final = 60.0
 _CONNECT_S: Final = 60.0
 _READ_BYTES: Final = 262_144
 _EYEBALLS_S: Final = 0.25
+_DESCRIPTORS_KEPT: Final = 256
+_DESCRIPTORS_MAX: Final = 8192
 _REQUEST: Final = re.compile(rb"([A-Z]+) (\S+) (HTTP/1\.[01])\r\n", re.IGNORECASE)
 _PLAIN: Final = re.compile(rb"http://([^/?#]+)(.*)$", re.IGNORECASE)
 _PLACE: Final = re.compile(r"(?:\[([0-9a-f:.%]+)\]|([^:\[\]@]+))(?::(\d{1,5}))?$", re.IGNORECASE)
@@ -62,6 +65,8 @@ class Tunnels:
         self._proxies = proxies
         self._past = past
         self._tasks: set[asyncio.Task[None]] = set()
+        # Others wait: `guard run` needs descriptors of its own, to see its processes.
+        self._turns = asyncio.Semaphore(_tunnels_max())
 
     def run(
         self, woken: socket.socket, taken: Callable[[], list[tuple[socket.socket, int | None]]]
@@ -95,7 +100,7 @@ class Tunnels:
         self, port: int | None
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            work = self._program(reader, writer) if port is None else _join(reader, writer, port)
+            work = self._in_turn(reader, writer) if port is None else _join(reader, writer, port)
             task = asyncio.create_task(self._guarded(work, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -111,6 +116,10 @@ class Tunnels:
             logger.exception("a connection of the forward proxy has failed")
         finally:
             writer.close()
+
+    async def _in_turn(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with self._turns:
+            await self._program(reader, writer)
 
     async def _program(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer, own = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
@@ -173,6 +182,12 @@ class Tunnels:
             return True
 
         await _both(_pump(reader, server_writer, sent), _pump(server_reader, writer, received))
+
+
+def _tunnels_max() -> int:
+    """Return how many connections may be open: each needs two descriptors."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(16, (min(limit, _DESCRIPTORS_MAX) - _DESCRIPTORS_KEPT) // 2)
 
 
 async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:

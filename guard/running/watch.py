@@ -45,7 +45,7 @@ class Caller:
     """A process that asks the run's forward proxy for a server.
 
     Attributes:
-        pid: its number.
+        pid: its number; None where the system does not tell.
         name: the program's, for people.
         is_covered: whether what it asks an LLM is counted without the forward proxy: it has loaded
             guard, or belongs to a run within this one.
@@ -53,7 +53,7 @@ class Caller:
         has_reached: whether the program has connected to that proxy.
     """
 
-    pid: int
+    pid: int | None
     name: str
     is_covered: bool = False
     is_known: bool = False
@@ -127,9 +127,10 @@ class TreeWatch:
         Args:
             client: its end of the connection.
         """
+        if not processes.IS_LINUX:  # it may be one that guard covers, as far as can be known
+            return Caller(None, "a program", is_known=True)
         left_out = self._own() | reports.nested(self._directory)
-        pids = sorted(processes.below(os.getpid())) if processes.IS_LINUX else []
-        pid = processes.holder(client, pids)
+        pid = processes.holder(client, sorted(processes.below(os.getpid())))
         found = None if pid is None else processes.process(pid)
         if pid is None or found is None:
             return None
