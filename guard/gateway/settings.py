@@ -312,7 +312,9 @@ class GatewaySettings:
     fallback_output_per_mtok: int = _setting(
         "The same for output tokens.", 75_000_000_000, _whole(1)
     )
-    log_level: str = _setting("critical, error, warning, info or debug.", "warning", _level)
+    log_level: str = _setting(
+        "How much is logged: critical, error, warning, info or debug.", "warning", _level
+    )
     log_format: str = _setting(
         "How the log is written to standard error: text, or json for one object a line.",
         "text", _log_format,

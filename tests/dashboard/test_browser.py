@@ -222,6 +222,7 @@ def test_a_budget_of_tokens_keeps_a_share_and_is_raised(
     page.locator("select[name=unit]").select_option("tokens")
     page.get_by_label("Window").select_option("total")
     page.get_by_label("Limit", exact=True).fill("1000")
+    page.get_by_text("Ask before refusing").click()
     page.get_by_label("Before it refuses").select_option("ask")
     page.get_by_label("Percent kept for winding down").fill("20")
     page.get_by_role("button", name="Activate").click()

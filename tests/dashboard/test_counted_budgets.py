@@ -32,7 +32,7 @@ def test_they_are_set_shown_and_edited(tenant: Tenant, visit: Callable[..., Visi
     (tokens,) = [each for each in tenant.admin.budgets() if each["unit"] == "tokens"]
     form = visitor.get("/budgets/edit", id=tokens["budget_id"]).text
     assert 'name="unit" value="tokens"' in form
-    assert 'name="limit" inputmode="decimal" required value="20000"' in form
+    assert 'name="limit" inputmode="decimal" required size="10" value="20000"' in form
     preview = visitor.post("/budgets", unit="tokens", limit="5", **{**fields, "do": "preview"})
     assert "no preview" in preview.text or "none for this unit" in preview.text
     wrong = visitor.post("/budgets", unit="tokens", limit="1.5", **fields)

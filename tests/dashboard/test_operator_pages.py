@@ -158,8 +158,8 @@ def test_who_sees_and_changes_prices_and_settings(
 ) -> None:
     page = visitor.get("/settings/gateway").text
     shown = text_of(page)
-    assert "first_admin_key not set default" in shown
-    assert "sweep_interval 250ms the program that runs the gateway default 500ms" in shown
+    assert "--first-admin-key not set default" in shown
+    assert "--sweep-interval 250ms the program that runs the gateway default 500ms" in shown
     assert f'href="/people?organisation={tenant.organisation_id}"' in visitor.get("/settings").text
     viewer = bound("viewer")
     assert viewer.get("/settings/gateway").status_code == 404

@@ -270,7 +270,7 @@ async def test_a_closed_hold_stays_until_its_time_and_so_does_its_window(
     await prune(store)
     assert counts(tmp_path, "reservations", "balances") == [2, 2]
     assert (await store.charge("late", 7, reservation_id=held)).status == 202
-    newest = (await store.storage.newest_events(store.org, 2**62, 1, None, None, None))[0]
+    newest = (await store.storage.newest_events(store.org, 2**62, 1)).events[0]
     assert newest.flags == ["late"]
     views = await store.storage.balances(store.org, current_only=False)
     assert [view.committed for view in views][:2] == [7, 0]
@@ -381,7 +381,7 @@ async def test_an_event_that_comes_again_after_its_time_is_a_new_one(store: Stor
     )
     assert (reply.accepted, reply.duplicates) == (1, 0)
     assert await committed(store) == [15]
-    newest = (await store.storage.newest_events(store.org, 2**62, 1, None, None, None))[0]
+    newest = (await store.storage.newest_events(store.org, 2**62, 1)).events[0]
     assert newest.flags == ["unknown_reservation"]
 
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, RequestOrigin
-from guard.gateway.domain.records import BudgetRule
+from guard.gateway.domain.records import BudgetRule, EventSearch
 from guard.gateway.ledger import catalogue
 from guard.gateway.storage.sql import finding, latency
 from guard.gateway.storage.sqlite.migrations import convert_0_7
@@ -208,9 +208,17 @@ def _pages(storage: SqliteStorage) -> dict[str, Any]:
         "models of one": storage.usage_by_model("o", HOUR, NOW - 30 * DAY, "w5", 6),
         "workflows": storage.workflow_page("o", "", "seen", 0, 100),
         "search": storage.workflow_page("o", "nothing", "seen", 0, 100),
-        "events": storage.newest_events("o", 2**62, 51, None, None, None),
+        "events": storage.newest_events("o", 2**62, 51),
         "events of a type": storage.events("o", 0, 100, None, "none"),
-        "events of a run": storage.newest_events("o", 2**62, 51, "w5", None, "none"),
+        "events of a run": storage.newest_events(
+            "o", 2**62, 51, EventSearch(workflow_id="w5", run_id="none")
+        ),
+        "events that are sought": storage.newest_events(
+            "o", 2**62, 51, EventSearch(
+                user="u5", tag=("team", "none"), model="none", cost_nanousd=1,
+                since_ms=NOW - 30 * DAY, until_ms=NOW - 20 * DAY,
+            )
+        ),
         "runs": storage.runs("o", None, "", 100),
         "runs of one": storage.runs("o", "w5", "", 100),
         "known": storage.target_exists("o", "w*", None),

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent
+from guard.gateway.domain.records import EventSearch
 from guard.gateway.domain.spend_series import GROUPS
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS
 from guard.gateway.storage.port import Storage
@@ -184,8 +185,8 @@ async def test_the_events_of_a_scope_and_what_they_were_for(
     found = await store.storage.events_of_scope(store.org, "user", "u1", 5)
     assert (found.counted, found.is_cut) == (3, True)
     assert (await store.storage.events_of_scope(store.org, "workflow", "w1", 5)).is_cut
-    events = await store.storage.newest_events(store.org, 2**62, 5, None, None, None, "c3-4")
-    assert [each.event_id for each in events] == ["e3-4"]
+    events = await store.storage.newest_events(store.org, 2**62, 5, EventSearch(call_id="c3-4"))
+    assert [each.event_id for each in events.events] == ["e3-4"]
 
 
 @pytest.mark.asyncio

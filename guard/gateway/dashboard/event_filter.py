@@ -6,8 +6,11 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from guard.core.written_numbers import read_dollars
 from guard.gateway.dashboard.site import RequestContext
-from guard.gateway.domain.records import StoredEvent
+from guard.gateway.dashboard.spend import asked_range
+from guard.gateway.dashboard.time_ranges import TimeRange
+from guard.gateway.domain.records import EventSearch, FoundEvents
 from guard.gateway.domain.usage import Refused
 from guard.gateway.storage.port import NEWEST, Storage
 
@@ -21,25 +24,23 @@ TYPES: Final = {
 
 
 class EventFilter(Struct, kw_only=True):
-    """What a query asks for; empty: any.
+    """What a query asks for.
 
     Attributes:
         show: reported events, or refused calls.
-        workflow_id: only of this workflow.
-        kind: only of this type.
-        run_id: only of this run.
-        call_id: only of this call.
-        event_id: only this event.
+        given: the fields as they were typed, by the names in a query.
+        search: the same for the store.
         before: only those with a lower number.
+        shown: the range of time; None for all of it.
+        error: why a field was left out.
     """
 
     show: Literal["events", "refused"]
-    workflow_id: str
-    kind: str
-    run_id: str
-    call_id: str
-    event_id: str
+    given: dict[str, str]
+    search: EventSearch
     before: int
+    shown: TimeRange | None
+    error: str = ""
 
     @property
     def is_newest(self) -> bool:
@@ -48,35 +49,57 @@ class EventFilter(Struct, kw_only=True):
 
     def query(self) -> dict[str, str]:
         """Return the query of a link to the same events, without the position."""
-        found = {
-            "show": "refused" if self.show == "refused" else "", "workflow": self.workflow_id,
-            "type": self.kind, "run": self.run_id, "call": self.call_id, "event": self.event_id,
-        }  # fmt: skip
+        found = {"show": "refused" if self.show == "refused" else "", **self.given}
+        found |= self.shown.query() if self.shown is not None else {}
         return {name: value for name, value in found.items() if value}
 
     async def events(
         self, storage: Storage, organisation_id: str, before: int, limit: int
-    ) -> list[StoredEvent]:
+    ) -> FoundEvents:
         """Read events, newest first."""
-        return await storage.newest_events(
-            organisation_id, before, limit, self.workflow_id or None, self.kind or None,
-            self.run_id or None, self.call_id or None, self.event_id or None,
-        )  # fmt: skip
+        return await storage.newest_events(organisation_id, before, limit, self.search)
 
     async def refused(
         self, storage: Storage, organisation_id: str, before: int, limit: int
     ) -> list[Refused]:
         """Read refused calls, newest first."""
         return await storage.refusals(
-            organisation_id, self.workflow_id or None, before, limit, self.call_id or None
+            organisation_id, self.search.workflow_id, before, limit, self.search.call_id
         )
 
 
-def event_filter(context: RequestContext) -> EventFilter:
+FIELDS: Final = {
+    "workflow": "workflow_id", "type": "type", "run": "run_id", "call": "call_id",
+    "event": "event_id", "user": "user", "agent": "agent", "model": "model",
+}  # fmt: skip
+"""Fields of a query that name one thing, and what the store calls them."""
+
+
+def event_filter(context: RequestContext, now_ms: int) -> EventFilter:
     """Read the filter from a page's query."""
+    given = {name: context.query(name).strip() for name in (*FIELDS, "tag", "cost")}
+    error, tag, cost = "", None, None
+    if given["tag"]:
+        name, _, value = given["tag"].partition("=")
+        tag = (name.strip(), value.strip())
+        if not all(tag):
+            error, tag = "A tag is written team=search.", None
+    if given["cost"]:
+        try:
+            cost = read_dollars(given["cost"], "Cost")
+        except ValueError as exc:
+            error = f"{exc}."
+    shown = None
+    if context.query("range") or context.query("from") or context.query("to"):
+        shown = asked_range(context, now_ms)
+        error = error or shown.error
+    since_ms, until_ms = (None, None) if shown is None else (shown.edges()[0], shown.edges()[-1])
     return EventFilter(
         show="refused" if context.query("show") == "refused" else "events",
-        workflow_id=context.query("workflow"), kind=context.query("type"),
-        run_id=context.query("run"), call_id=context.query("call"),
-        event_id=context.query("event"), before=context.number("before", NEWEST),
+        given=given,
+        search=EventSearch(
+            **{field: given[name] or None for name, field in FIELDS.items()}, tag=tag,
+            cost_nanousd=cost, since_ms=since_ms, until_ms=until_ms,
+        ),
+        before=context.number("before", NEWEST), shown=shown, error=error,
     )  # fmt: skip

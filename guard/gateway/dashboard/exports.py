@@ -146,22 +146,25 @@ class Exports(PageGroup):
                 return
 
     def _events(self, context: RequestContext) -> Export:
-        if event_filter(context).show == "refused":
+        if event_filter(context, self._site.parts.clock_ms()).show == "refused":
             return Export(_REFUSED, self._refused_rows)
         return Export(_EVENT, self._event_rows)
 
     async def _event_rows(self, context: RequestContext) -> Batches:
-        wanted = event_filter(context)
+        wanted = event_filter(context, self._site.parts.clock_ms())
         before = wanted.before
         while True:
             found = await wanted.events(self._storage, context.org(), before, BATCH)
-            yield [_event(each) for each in found]
-            if len(found) < BATCH:
+            yield [_event(each) for each in found.events]
+            if len(found.events) == BATCH:
+                before = found.events[-1].event_seq
+            elif found.further is not None:
+                before = found.further
+            else:
                 return
-            before = found[-1].event_seq
 
     async def _refused_rows(self, context: RequestContext) -> Batches:
-        wanted = event_filter(context)
+        wanted = event_filter(context, self._site.parts.clock_ms())
         before = wanted.before
         while True:
             found = await wanted.refused(self._storage, context.org(), before, BATCH)

@@ -16,9 +16,15 @@ from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.refusal_groups import grouped
 from guard.gateway.dashboard.site import OWN, PageGroup, RequestContext
 from guard.gateway.dashboard.spend import viewers_zone
-from guard.gateway.dashboard.time_ranges import RANGES, Range
+from guard.gateway.dashboard.time_ranges import PRESETS, RANGES, Range
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
+from guard.gateway.domain.records import (
+    BalanceView,
+    EventSearch,
+    FoundEvents,
+    StoredEvent,
+    Workflow,
+)
 from guard.gateway.domain.usage import (
     DAY_MS,
     HOUR_MS,
@@ -233,11 +239,13 @@ class Pages(PageGroup):
         before = context.number("before", NEWEST)
         if tab == "spans":
             run_id = context.query("run") or (run_ids[0] if run_ids else "")
-            events = (
-                await storage.newest_events(own, NEWEST, RUN_EVENTS_MAX, workflow_id, None, run_id)
+            search = EventSearch(workflow_id=workflow_id, run_id=run_id)
+            found = (
+                await storage.newest_events(own, NEWEST, RUN_EVENTS_MAX, search)
                 if run_id
-                else []
+                else FoundEvents([])
             )
+            events = found.events
             return {"lines": spans.lines(spans.tree(events)), "run_id": run_id,
                     "loops": await storage.loops(own, workflow_id, run_id),
                     "is_cut": len(events) == RUN_EVENTS_MAX}  # fmt: skip
@@ -255,9 +263,9 @@ class Pages(PageGroup):
                 "last": refused[:REFUSALS][-1].refusal_seq if refused else 0,
                 "approvals": [a for a in approvals if a.workflow_id == workflow_id][:20],
             }
-        events = await storage.newest_events(
-            own, before, 10 * PAGE if tab == "errors" else PAGE + 1, workflow_id, None, None
-        )
+        limit = 10 * PAGE if tab == "errors" else PAGE + 1
+        search = EventSearch(workflow_id=workflow_id)
+        events = (await storage.newest_events(own, before, limit, search)).events
         if tab == "errors":
             return {"events": [e for e in events if is_error(e)][:PAGE], "looked_at": len(events)}
         return {"events": events[:PAGE], "has_more": len(events) > PAGE,
@@ -274,12 +282,13 @@ class Pages(PageGroup):
 
     async def events(self, context: RequestContext) -> Response:
         """Show events as they arrive, or refused calls, newest first."""
-        own, wanted = context.org(), event_filter(context)
-        events: list[StoredEvent] = []
+        own, wanted = context.org(), event_filter(context, self._site.parts.clock_ms())
+        found = FoundEvents([])
         refused: list[Refused] = []
         if wanted.show == "events":
-            events = await wanted.events(self._storage, own, wanted.before, PAGE + 1)
-        if wanted.show == "refused" or wanted.call_id:
+            found = await wanted.events(self._storage, own, wanted.before, PAGE + 1)
+        events = found.events
+        if wanted.show == "refused" or wanted.search.call_id:
             refused = await wanted.refused(self._storage, own, wanted.before, REFUSALS + 1)
         return await self._site.render(
             context,
@@ -289,6 +298,8 @@ class Pages(PageGroup):
             last_refusal=refused[:REFUSALS][-1].refusal_seq if refused else 0,
             wanted=wanted,
             types=TYPES,
+            presets=PRESETS,
+            further=found.further,
             has_more=len(events) > PAGE or len(refused) > REFUSALS,
         )
 

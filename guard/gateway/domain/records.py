@@ -426,7 +426,9 @@ class Workflow(Struct, kw_only=True):
     """A workflow as seen by the gateway, with its control state.
 
     ``uncertain_nanousd`` is the part of the spend that was charged in doubt: at most this much was
-    not billed. ``stopped_by`` is the id or glob of the directive that has killed or paused it.
+    not billed. ``llm_calls`` is how many requests to models were charged, ``calls`` how many calls
+    of all kinds asked before they ran. ``stopped_by`` is the id or glob of the directive that has
+    killed or paused it.
     """
 
     workflow_id: str
@@ -442,6 +444,7 @@ class Workflow(Struct, kw_only=True):
     events: int = 0
     uncertain_nanousd: NanoUsd = 0
     uncertain_cents: float = 0.0
+    llm_calls: int = 0
 
 
 class TargetExists(Struct, kw_only=True):
@@ -602,6 +605,42 @@ class StoredEvent(Struct, kw_only=True):
     parent_span_id: str | None = None
     user: str | None = None
     tags: dict[str, str] = {}
+
+
+class EventSearch(Struct, kw_only=True, frozen=True):
+    """Which events are sought; ``None``: any.
+
+    Attributes:
+        workflow_id, type, run_id, call_id, event_id, user, agent, model: only of this one.
+        tag: only with this tag, a name and a value.
+        cost_nanousd: only those that cost at least this.
+        since_ms, until_ms: only those that were charged from the one time on, and before the other.
+    """
+
+    workflow_id: str | None = None
+    type: str | None = None
+    run_id: str | None = None
+    call_id: str | None = None
+    event_id: str | None = None
+    user: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    tag: tuple[str, str] | None = None
+    cost_nanousd: int | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+class FoundEvents(Struct):
+    """What was found among the events that were looked at.
+
+    Attributes:
+        events: newest first.
+        further: before which event to look on; ``None`` where all were looked at.
+    """
+
+    events: list[StoredEvent]
+    further: int | None = None
 
 
 class Doubt(Struct, kw_only=True):

@@ -13,9 +13,9 @@ from guard.gateway.unit.rows import BALANCES, BUDGETS
 from guard.gateway.unit.usage import DOUBT, FOREVER
 
 SELECT_WORKFLOWS: Final = (
-    "SELECT scope_id, first_ms, last_ms, cost_nanousd, calls, events, doubt_nanousd FROM usage"
-    " WHERE organisation_id = ? AND scope_kind = 'workflow' AND size_ms = 0 AND start_ms = 0"
-    " AND last_ms IS NOT NULL"
+    "SELECT scope_id, first_ms, last_ms, cost_nanousd, calls, events, doubt_nanousd,"
+    " llm_calls FROM usage WHERE organisation_id = ? AND scope_kind = 'workflow' AND size_ms = 0"
+    " AND start_ms = 0 AND last_ms IS NOT NULL"
 )
 """The beginning of a query of an organisation's workflows, in the order of
 :func:`workflow_record`."""
@@ -85,7 +85,7 @@ def balance_view(account: BudgetBalance, uncertain: int) -> records.BalanceView:
 
 
 def workflow_record(row: tuple[Any, ...], control: TargetState) -> records.Workflow:
-    """Build a workflow from its row of  and its control state."""
+    """Build a workflow from its row of ``SELECT_WORKFLOWS`` and its control state."""
     return records.Workflow(
         workflow_id=row[0],
         state=control.state,
@@ -100,6 +100,7 @@ def workflow_record(row: tuple[Any, ...], control: TargetState) -> records.Workf
         events=row[5],
         uncertain_nanousd=row[6],
         uncertain_cents=wire.cents(row[6]),
+        llm_calls=row[7],
     )
 
 

@@ -56,7 +56,7 @@ def workflows(
             state = directives.state_of(target, None, now_ms)
             if row is None and state.state == "active":
                 continue  # a lifted directive for a workflow that has made no call
-            seen[target] = workflow_record(row or (target, None, None, 0, 0, 0, 0), state)
+            seen[target] = workflow_record(row or (target, None, None, 0, 0, 0, 0, 0), state)
     return sorted(seen.values(), key=lambda workflow: workflow.workflow_id)[:limit]
 
 
@@ -73,7 +73,7 @@ def workflow(
     state = directives.state_of(workflow_id, None, now_ms)
     if row is None and state.state == "active":
         raise NotFoundError("no such workflow")
-    return workflow_record(row or (workflow_id, None, None, 0, 0, 0, 0), state)
+    return workflow_record(row or (workflow_id, None, None, 0, 0, 0, 0, 0), state)
 
 
 def target_exists(

@@ -25,6 +25,9 @@ from guard.gateway.unit.rows import AUDIT, EVENTS, REFUSALS
 SCAN_MAX: Final = 20_000
 """How many of the newest rows a filter without an index scans."""
 
+_ANY: Final = records.EventSearch()
+_CLOCKS_MS: Final = 60_000
+
 LAST_ID: Final = "\U0010ffff"
 """Sorts after every id."""
 
@@ -113,28 +116,75 @@ def usage_by_model(
 
 
 def newest_events(
-    connection: Connection, organisation_id: str, before: int, limit: int, workflow_id: str | None,
-    event_type: str | None, run_id: str | None, call_id: str | None = None,
-    event_id: str | None = None,
-) -> list[records.StoredEvent]:  # fmt: skip
-    """Return events, newest first; types and runs are searched among the newest ``SCAN_MAX``."""
+    connection: Connection, organisation_id: str, before: int, limit: int,
+    search: records.EventSearch = _ANY,
+) -> records.FoundEvents:  # fmt: skip
+    """Return events, newest first.
+
+    What no index finds is searched among ``SCAN_MAX`` events; the answer says where these end.
+    """
+    if search.until_ms is not None:
+        # Events are charged in the order of their numbers, as far as the clocks of replicas agree.
+        after = connection.rows(
+            "SELECT event_seq FROM events WHERE organisation_id = ? AND charged_at_ms >= ?"
+            " ORDER BY charged_at_ms LIMIT 1",
+            organisation_id, search.until_ms + _CLOCKS_MS,
+        )  # fmt: skip
+        before = min([before, *(row[0] for row in after)])
     where, arguments = equals(
-        organisation_id=organisation_id, workflow_id=workflow_id, call_id=call_id,
-        event_id=event_id,
+        organisation_id=organisation_id, workflow_id=search.workflow_id, call_id=search.call_id,
+        event_id=search.event_id, user_id=search.user,
     )  # fmt: skip
     where, arguments = f"{where} AND event_seq < ?", [*arguments, before]
-    filters = [
-        (column, value)
-        for column, value in (("type", event_type), ("run_id", run_id))
+    scanned, values = _scanned(search)
+    if not scanned:
+        sql = f"SELECT {EVENTS.names()} FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?"
+        rows = connection.rows(sql, *arguments, limit)
+        return records.FoundEvents([EVENTS.read(row) for row in rows])
+    source = f"(SELECT * FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?) newest"
+    sql = f"SELECT {EVENTS.names()} FROM {source} WHERE {scanned} ORDER BY event_seq DESC LIMIT ?"
+    rows = connection.rows(sql, *arguments, SCAN_MAX, *values, limit)
+    found = records.FoundEvents([EVENTS.read(row) for row in rows])
+    if len(found.events) < limit:
+        last = connection.rows(
+            f"SELECT event_seq, charged_at_ms FROM events WHERE {where} ORDER BY event_seq DESC"
+            " LIMIT 1 OFFSET ?",
+            *arguments, SCAN_MAX - 1,
+        )  # fmt: skip
+        is_over = (
+            last and search.since_ms is not None and (last[0][1] < search.since_ms - _CLOCKS_MS)
+        )
+        found.further = last[0][0] if last and not is_over else None
+    return found
+
+
+def _scanned(search: records.EventSearch) -> tuple[str, list[Any]]:
+    """Return the conditions of a search that no index serves, and their arguments."""
+    found = [
+        (f"{column} {sign} ?", value)
+        for column, sign, value in (
+            ("type", "=", search.type), ("run_id", "=", search.run_id),
+            ("agent", "=", search.agent), ("model", "=", search.model),
+            ("cost_nanousd", ">=", search.cost_nanousd),
+            ("charged_at_ms", ">=", search.since_ms), ("charged_at_ms", "<", search.until_ms),
+        )
         if value is not None
-    ]
-    source = "events"
-    if filters:
-        source = f"(SELECT * FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?) newest"
-        where = " AND ".join(f"{column} = ?" for column, _ in filters)
-        arguments += [SCAN_MAX, *(value for _, value in filters)]
-    sql = f"SELECT {EVENTS.names()} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"
-    return [EVENTS.read(row) for row in connection.rows(sql, *arguments, limit)]
+    ]  # fmt: skip
+    conditions, values = [each for each, _ in found], [value for _, value in found]
+    if search.tag is not None:
+        condition, more = has_tag(*search.tag)
+        conditions, values = [*conditions, condition], [*values, *more]
+    return " AND ".join(conditions), values
+
+
+def has_tag(name: str, value: str) -> tuple[str, list[str]]:
+    """Return the condition that an event has a tag, and its arguments.
+
+    Tags are stored as JSON in which a quote within a text has a backslash before it, so that this
+    is only found where a pair begins.
+    """
+    pair = json.dumps({name: value}, ensure_ascii=False)[1:-1]
+    return "(instr(tags, ?) = 1 OR instr(tags, ?) > 0)", ["{" + pair, ", " + pair]
 
 
 def active_directives(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from guard.gateway.storage.sql.admin_rows import (
     SELECT_WORKFLOWS,
     balance_view_from_row,
 )
-from guard.gateway.storage.sql.dashboard import LAST_ID, SCAN_MAX
+from guard.gateway.storage.sql.dashboard import LAST_ID, SCAN_MAX, has_tag
 from guard.gateway.storage.sql.usage_report import COLUMNS
 from guard.gateway.unit.connection import Connection
 from guard.gateway.unit.rows import EVENTS
@@ -132,13 +131,8 @@ def _where(organisation_id: str, group_by: str, scope_id: str) -> tuple[str, lis
             f"{newest} WHERE {COLUMNS[group_by]} = ?",
             [organisation_id, SCAN_MAX, scope_id],
         )
-    # Tags are stored as JSON in which a quote within a text has a backslash before it, so that
-    # this is only found where a pair begins.
-    pair = json.dumps({group_by.removeprefix(TAG): scope_id}, ensure_ascii=False)[1:-1]
-    return (
-        f"{newest} WHERE (instr(tags, ?) = 1 OR instr(tags, ?) > 0)",
-        [organisation_id, SCAN_MAX, "{" + pair, ", " + pair],
-    )
+    condition, pairs = has_tag(group_by.removeprefix(TAG), scope_id)
+    return f"{newest} WHERE {condition}", [organisation_id, SCAN_MAX, *pairs]
 
 
 def _has_more(connection: Connection, organisation_id: str) -> bool:
