@@ -20,6 +20,7 @@ nox.options.default_venv_backend = "uv|virtualenv"  # without uv, an environment
 nox.options.error_on_missing_interpreters = False
 
 LOCK = "requirements.lock"
+EXTRAS = ("--extra", "all", "--extra", "spam-train")
 SDKS = "openai", "anthropic", "google-genai", "mistralai", "cohere", "groq", "botocore"
 # Two workers more than there are cores, since half of their time tests wait; one that has nothing
 # left to do takes over from another. More than eight would want more connections than PostgreSQL
@@ -49,7 +50,7 @@ def install(session: nox.Session, group: str | None = None) -> None:
     that tests start would compile guard again.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = None
-    lock = LOCK if group is None else locked(session, "--extra", "all", "--group", group)
+    lock = LOCK if group is None else locked(session, *EXTRAS, "--group", group)
     session.install("--quiet", "--require-hashes", "-r", lock)
     session.install("--quiet", "--no-deps", "-e", ".")
     session.install("--quiet", "pip")  # which uv leaves out, and some tests use
@@ -351,7 +352,7 @@ def package(session: nox.Session) -> None:
     shutil.rmtree("dist", ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", "dist")
     # What users install, in the locked versions, without the tools of development.
-    components = locked(session, "--extra", "all")
+    components = locked(session, *EXTRAS)
     session.run(
         "cyclonedx-py", "requirements", components, "--pyproject", "pyproject.toml",
         "--output-reproducible", "--output-format", "JSON", "--output-file", "dist/sbom.json",
@@ -421,7 +422,7 @@ def lock(session: nox.Session) -> None:
     session.run(
         "uv", "pip", "compile", "pyproject.toml",
         "--universal", "--python-version", "3.11",
-        "--extra", "all", "--group", "dev",
+        *EXTRAS, "--group", "dev",
         "--generate-hashes", "--no-emit-index-url", "--no-header",
         "--upgrade", "-o", LOCK, "--quiet",
     )  # fmt: skip

@@ -158,6 +158,8 @@ def follow(command: str, cwd: Path, env: dict[str, str], servers: list[Server]) 
         else:
             env["SPAMDETECT_BASE_URL"] = url
     elif command.startswith("guard run "):
+        agent = "python", "-m", "pip", "install", "--quiet", "openai-agents"  # the stranger has it
+        subprocess.run(agent, cwd=cwd, env=env, check=True)
         subprocess.run(["python", "-c", _AGENT], cwd=cwd, env=env, check=True)
         said = subprocess.run(
             command, cwd=cwd, env=env, shell=True, check=True, timeout=600, capture_output=True,

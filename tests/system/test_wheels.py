@@ -27,7 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = sorted(PROJECT["optional-dependencies"])
 STEM = f"{DISTRIBUTION.replace('-', '_')}-{__version__}"
 BRINGS = {
-    "agents": "agents", "all": "sklearn", "gateway": "genai_prices", "langgraph": "langgraph",
+    "agents": "agents", "all": "redis", "gateway": "genai_prices", "langgraph": "langgraph",
     "oidc": "authlib",
     "postgres": "psycopg", "redis": "redis", "replicas": "psycopg", "spam": "numpy",
     "spam-train": "sklearn",
@@ -101,6 +101,17 @@ def test_no_text_tells_to_install_the_name_of_another_project() -> None:
 
 def test_each_extra_is_tried() -> None:
     assert sorted(BRINGS) == EXTRAS
+
+
+def test_all_is_what_one_runs_and_not_what_trains_a_model() -> None:
+    [all_of] = PROJECT["optional-dependencies"]["all"]
+    named = all_of.partition("[")[2].removesuffix("]").split(",")
+    below = {"postgres", "redis"}  # which `replicas` brings
+    assert sorted({*named, *below, "all", "spam-train"}) == EXTRAS
+
+
+def test_the_readme_names_this_version() -> None:
+    assert f"badge/version-{__version__}-" in (ROOT / "README.md").read_text("utf-8")
 
 
 @long
