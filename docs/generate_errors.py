@@ -30,8 +30,8 @@ _HEAD: Final = """\
 
 Every exception of the SDK carries `error_code`, `user_action` (what to do), `retryable` and
 `docs_url` (this page's section, as each gateway serves it). `str(exc)` is for developers and
-holds internal identifiers; an end user gets `guard.format_user_message(exc)`. Any message can be
-replaced in the process with `guard.set_user_message(code, text)`.
+holds internal identifiers. An end user gets `guard.format_user_message(exc)`, whose text
+`guard explain CODE` shows and `guard.set_user_message(code, text)` replaces.
 """
 
 
@@ -69,9 +69,9 @@ def section(code: str, entry: CatalogueEntry) -> str:
         names = ", ".join(
             f"`{(each if isinstance(each, type) else type(each)).__name__}`" for each in raised
         )
-        again = "retryable" if first.retryable else "not retryable"
-        lines += [f"{names}, {again}. **Do:** {first.user_action}", ""]
-    lines += [entry.explanation, "", f"> {entry.user_message}", ""]
+        again = ", retryable" if first.retryable else ""
+        lines += [f"{names}{again}. **Do:** {first.user_action}", ""]
+    lines += [entry.explanation, ""]
     return "\n".join(lines)
 
 

@@ -54,8 +54,9 @@ trusted_proxies = ["10.0.0.0/8"]
 
 A flag is `true` or `false`; `--no-durable` and the like say no. A list is repeated as an option
 and separated by commas in the environment. Bytes take `KiB`, `MiB` and `GiB`,
-times `ms`, `s`, `m`, `h` and `d`; prices are dollars. Names of older releases, which end in `_ms`
-and `_per_mtok`, go on taking plain numbers of milliseconds and nano-dollars.
+times `ms`, `s`, `m`, `h` and `d`; prices are dollars. A setting that ends in `-file` names a file
+that holds the value, such as a mounted secret. Names of older releases, which end in `_ms` and
+`_per_mtok`, go on taking plain numbers of milliseconds and nano-dollars.
 
 | Option and variable | Default | |
 |---|---|---|
@@ -65,11 +66,14 @@ and `_per_mtok`, go on taking plain numbers of milliseconds and nano-dollars.
 def page() -> str:
     """Return the page."""
     rows = []
+    files = {setting.name: setting for setting in table() if setting.name.endswith("_file")}
     for setting in table():
+        if setting.name in files:
+            continue
+        named = [setting, *(files[name] for name in (f"{setting.name}_file",) if name in files)]
+        names = "<br>".join(f"`{each.option}`<br>`{each.variable}`" for each in named)
         default = f"`{setting.shown_default}`" if setting.shown_default else ""
-        rows.append(
-            f"| `{setting.option}`<br>`{setting.variable}` | {default} | {setting.text} |\n"
-        )
+        rows.append(f"| {names} | {default} | {setting.text} |\n")
     return _HEAD + "".join(rows)
 
 

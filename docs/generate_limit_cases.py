@@ -22,16 +22,14 @@ _CASES: Final = """\
 ### Measured
 
 Each case is a program of its own under `guard run --limit`, against a stand-in of the vendor
-that bills by a price table of its own. A case holds when the bill is at most the limit, what
-guard has charged is at least the bill, and the program was not stopped while the money left
-would have paid for its prompt and the least answer. {held} of {played} held, in {rounds}
-({date}, {machine}).
+that bills by its own price table. A case holds when the bill is at most the limit, the charge is
+at least the bill, and the program was not stopped while the money left would have paid for its
+prompt and the least answer. {held} of {played} held, in {rounds} ({date}, {machine}).
 
-The cases are: requests one after the other, as tasks and in threads; whole answers and streams;
-with and without a limit on the output; connections that are reset, cut, silent or answered by a
-failing proxy; clients that cancel, close, time out or leave; programs that are forked, nested,
-started without an environment, killed. *Charged* is how much of the limit: less than all where
-the next request does not fit. Each case is in `benchmarks/results`.
+They are requests one by one, as tasks and in threads; whole answers and streams, with and without
+a limit on the output; connections that are reset, cut, silent or answered by a failing proxy;
+clients that cancel, close, time out or leave; programs that fork, nest or are killed. *Charged*
+is how much of the limit. Each case is in `benchmarks/results`.
 
 <!-- not run: takes about an hour -->
 ```bash
@@ -49,10 +47,9 @@ _FAILED: Final = """
 """
 
 _KINDS: Final = """\
-{requests} requests at once or one after the other under a limit for ten of them, for each kind
-of limit: dollars, tokens, calls, dollars of which a fifth is kept for winding down, and dollars
-that are raised once by half while requests wait. Each cell says how many ran, and how much of
-what the limit allows that was ({date}, {machine}). *Not gated*: without the cover of requests.
+{requests} requests under a limit for ten of them: how many ran, and how much of what the limit
+allows that was ({date}, {machine}). *Share*: a fifth of the dollars is kept for winding down;
+*Raised*: once by half, while requests wait.
 
 | Program | {kinds} |
 |---|{rule}
@@ -76,11 +73,13 @@ def kinds(results: dict[str, Any]) -> str:
     said = {key: results[key] for key in ("date", "machine", "requests")}
     rule = "---:|" * len(names)
     lines = [_KINDS.format(kinds=" | ".join(map(str.capitalize, names)), rule=rule, **said)]
+    alike: dict[str, list[str]] = {}
     for program, row in results["results"].items():
         found = [row.get(name) for name in names]
-        cells = [f"{each['ran']} ({each['used'] / each['most']:.0%})" if each else ""
-                 for each in found]  # fmt: skip
-        lines.append(f"| {program.removeprefix('requests ')} | {' | '.join(cells)} |\n")
+        cells = " | ".join(f"{each['ran']} ({each['used'] / each['most']:.0%})" if each else ""
+                           for each in found)  # fmt: skip
+        alike.setdefault(cells, []).append(program.removeprefix("requests "))
+    lines += [f"| {'; '.join(programs)} | {cells} |\n" for cells, programs in alike.items()]
     return "".join(lines)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "deploy" / "sizing.md"
-SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
+SIZES: Final = (10_000, 100_000, 1_000_000)
 REPLICAS: Final = (1, 2, 4)
 
 CONSTANTS: Final = {
@@ -189,7 +189,7 @@ def page() -> str:
     lines += [_NEEDS, *_table(ROWS, columns)]
     lines += [_SCALE.format(**scale), *_beside_sqlite(scale["rows"], of_replicas)]
     lines += [_BROUGHT.format(**shares), *_brought(shares["rows"])]
-    lines += [_SHARED, *_brought(scale["rows"]), _DATABASE, *_table(DATABASE_ROWS, columns)]
+    lines += [_DATABASE, *_table(DATABASE_ROWS, columns)]
     per_event = own["cpu_us_per_event"]
     turn = of_replicas["replica_us_per_event"] + of_replicas["database_us_per_event"]
     told = columns[-1] | {
@@ -243,13 +243,11 @@ _HEAD: Final = """\
 # Sizing
 
 What a number of agents needs, calculated from constants that `python -m benchmarks.sizing`, and for
-replicas `python -m benchmarks.scale`, measure on your own machine.
-
-Measured on {machine}, {date}, one gateway over SQLite, {sockets:,} control sockets, {events:,}
-events:
+replicas `python -m benchmarks.scale`, measure on your own machine. Here: on {machine}, {date}, one
+gateway over SQLite, {sockets:,} control sockets, {events:,} events:
 """
 _ASSUMED: Final = """
-Assumed are agents that work without a break, each in its own process:
+Assumed are agents that work without a break:
 """
 _NEEDS: Final = """
 Then:
@@ -261,30 +259,25 @@ Measured by `benchmarks/scale.py` on {machine}, {date}, with one replica:
 """
 _BROUGHT: Final = """
 Replicas on separate machines, imitated: each of them, and the gateway over SQLite, gets {share:g}
-of a core, PostgreSQL and the clients the rest. Compare the columns:
-"""
-_SHARED: Final = """
-If all of them share the two cores instead, each replica takes CPU from the others:
+of a core, PostgreSQL and the clients the rest. Replicas on one machine take CPU from each other.
 """
 _DATABASE: Final = """
-The needs of the same agents then. Units of work of one organisation take turns, whichever replica
-they run in; the last row is the smallest number of equal organisations whose turns are enough:
+The needs of the same agents then. Units of work of one organisation take turns; the last row is the
+smallest number of equal organisations whose turns are enough:
 """
 _TAIL: Final = """
 ## What runs short first
 
-1. **Up to about ten thousand agents**: nothing. One gateway over SQLite is enough; add a second
-   replica for failures and updates.
+1. **Up to about ten thousand agents**: nothing. One gateway over SQLite is enough.
 2. **Sockets**: agents that share a process share its socket. Add replicas.
 3. **The disk for events**: {events_per_s} events a second are {gb_per_day} GB a day. Keep fewer
    days (`--retention-days`): totals, budgets and the audit log do not depend on stored events.
-4. **The writer**: a gateway over SQLite has one, busy with {events_per_writer} events a second at
-   {cpu_us_per_event} µs each. Over PostgreSQL every replica is one, and the database needs
-   {database_cores} cores for a million agents. Leases keep decisions away from it ({asked_per_s}
-   are asked a second instead of {calls_per_s}), but every event is a row.
+4. **The writer**: a gateway over SQLite has one, busy with {events_per_writer} events a second.
+   Over PostgreSQL every replica is one, and the database needs {database_cores} cores for a million
+   agents. Leases keep decisions away from it, but every event is a row.
 5. **One organisation**: its units take turns, so more replicas bring it nothing beyond about
    {events_per_organisation} events a second; a million such agents in one send {turns} times
-   as many. Leases help a budget that all agents share.
+   as many.
 """
 
 if __name__ == "__main__":

@@ -108,12 +108,6 @@ def spread_table(evaluation: Evaluation) -> str:
             f"| {median(shares.values()):.3f} | {shares[worst]:.3f} ({worst}) "
             f"| {sum(of.found.values()) / len(of.found):.3f} |"
         )
-    lines += ["", "| source | " + " | ".join(f"`{name}`" for name in evaluation.profiles) + " |"]
-    lines.append("|---" * (1 + len(evaluation.profiles)) + "|")
-    for source in evaluation.by_source:
-        shares = [of.by_source.get(source) for of in evaluation.profiles.values()]
-        cells = ["" if share is None else f"{share:.3f}" for share in shares]
-        lines.append(f"| {source} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -132,7 +126,7 @@ def parts_table(evaluation: Evaluation) -> str:
 
 
 def detail_tables(evaluation: Evaluation) -> str:
-    """Each disguise and harmless addition."""
+    """Each disguise and harmless addition, and the false alarms of each profile by source."""
     lines = ["| disguise | F1 | change | AUC |", "|---|---|---|---|"]
     lines.append(f"| none | {evaluation.clean.f1:.3f} | | {evaluation.clean.auc:.3f} |")
     lines += [
@@ -148,6 +142,12 @@ def detail_tables(evaluation: Evaluation) -> str:
     lines += [f"| {name} | {share:.3f} |" for name, share in evaluation.mirror.items()]
     lines += ["", "| copy | verdicts changed |", "|---|---|"]
     lines += [f"| {name} | {share:.3f} |" for name, share in evaluation.copies.items()]
+    lines += ["", "| source | " + " | ".join(f"`{name}`" for name in evaluation.profiles) + " |"]
+    lines.append("|---" * (1 + len(evaluation.profiles)) + "|")
+    for source in evaluation.by_source:
+        shares = [of.by_source.get(source) for of in evaluation.profiles.values()]
+        cells = ["" if share is None else f"{share:.3f}" for share in shares]
+        lines.append(f"| {source} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -38,9 +38,8 @@ def test_the_api_page_describes_every_exception() -> None:
 
 def test_the_semantics_page_has_a_row_for_every_setting() -> None:
     """Part 2, Runtime: settings from the environment or from the constructor."""
-    rows = re.findall(r"^\| `GUARD_(\w+)` \| `(\w+)` \|", _page("semantics.md"), re.MULTILINE)
-    assert {argument for _, argument in rows} == {field.name for field in Settings.__attrs_attrs__}
-    assert all(variable == argument.upper() for variable, argument in rows)
+    rows = re.findall(r"^\| `GUARD_(\w+)` \|", _page("semantics.md"), re.MULTILINE)
+    assert sorted(map(str.lower, rows)) == sorted(field.name for field in Settings.__attrs_attrs__)
 
 
 def test_every_code_that_the_semantics_page_links_to_exists() -> None:

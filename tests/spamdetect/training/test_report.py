@@ -88,7 +88,7 @@ def test_the_card_is_generated_whole(
     assert report.main([*arguments, "--join", str(tmp_path / "peers.json")]) == 0
     printed = capsys.readouterr()
     text = card.read_text(encoding="utf-8")
-    titles = ["Targets", "Classifier", "Strangers", "Profiles", "Language", "Cost"]
+    titles = ["Classifier", "Strangers", "Profiles", "Language", "Cost"]
     assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == titles
     assert all(f"\n| {name} | " in printed.out for name in PARTS)
     assert "| other detector | 0.800 | " in text
@@ -96,7 +96,7 @@ def test_the_card_is_generated_whole(
     assert "those that all were tested on: s1." in text
     assert "{" not in text
     assert "| s0 |  |  |  | " in text
-    for title in [*titles, "Parts", "Details"]:
+    for title in ["Targets", *titles, "Parts", "Details"]:
         assert f"## {title}\n" in printed.out
     assert "] cross-validating" in printed.err
 
