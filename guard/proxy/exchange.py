@@ -66,6 +66,7 @@ from guard.proxy.refusals import (
     unknown_caller,
     unreachable,
 )
+from guard.proxy.sent_url import SentURL
 from guard.proxy.upstreams import Destination
 from guard.scope.scope import current_scope
 from guard.spending import spend_async
@@ -280,8 +281,8 @@ class Exchange:
             self._destination.url,
             headers=headers,
             content=content or None,
-            extensions={"target": self._destination.target},
         )
+        request.url = SentURL(self._destination.url, self._destination.target)
         self._length = request.headers.get("content-length")
         return request
 

@@ -1,8 +1,8 @@
 """Judges the connections of a run's programs to LLM hosts past guard, and counts their bytes.
 
 A connection by name is judged before it is made, by the process that asks for it. A program that
-guard covers may also report to its vendor (what it is, how it fares, whether there is a newer one),
-as long as it sends no more than that takes: a coding agent's request to a model is larger.
+guard covers may also report to its vendor (what it is, how it fares, whether there is a newer one).
+Such reports are as large as requests to models, but only the latter are answered at length.
 """
 
 from __future__ import annotations
@@ -20,13 +20,20 @@ from guard.running.processes import Address
 from guard.running.watch import TreeWatch, end
 
 _HOSTS_MAX: Final = 100
-_REACHED_AT_ONCE: Final = 65_536
-"""Bytes that a program which guard covers may send to a vendor at once, encryption included."""
+_ASKED: Final = 16_384
+"""Bytes that a request to a model has at least, encryption included: those of coding agents begin
+at 30 kB. What they report is up to 250 kB at once, also before anybody has asked them anything."""
 
-_UNREACHED_AT_ONCE: Final = 24_576
-"""The same before a request of the program has reached guard."""
+_ANSWERED: Final = 4096
+"""Bytes that come back for a report at most: a status, headers, the tickets of a TLS session."""
 
-_MORE_A_SECOND: Final = 256
+_CONTROL: Final = 64
+"""Bytes of HTTP/2 that only acknowledge: they begin no request."""
+
+_AT_ONCE: Final = 1_048_576
+"""Bytes that a program which guard covers may send to a vendor at once, in many small requests."""
+
+_MORE_A_SECOND: Final = 16_384
 """What it may send besides in the course of time."""
 
 _ADVICE: Final = (
@@ -49,6 +56,7 @@ class Traffic:
         pid: the newest process of it; None where that is not known.
         connections: how many there were; of those that the watch has seen, one a process.
         sent, received: bytes, where the connection went through the forward proxy.
+        is_limited: whether it may only report to the host.
     """
 
     program: str
@@ -57,23 +65,44 @@ class Traffic:
     connections: int = 0
     sent: int = 0
     received: int = 0
-    # What it may send at once, 0 where nothing limits it; what is left of that, and since when.
-    _at_once: int = 0
-    _room: float = 0.0
+    is_limited: bool = False
+    # What is left of what it may send at once, and since when.
+    _room: float = _AT_ONCE
     _since_s: float = 0.0
 
     def takes(self, size: int, now_s: float) -> bool:
         """Count bytes that it sends; return whether it may send them."""
         self.sent += size
         more = (now_s - self._since_s) * _MORE_A_SECOND
-        self._room = min(self._room + more, self._at_once) - size
+        self._room = min(self._room + more, _AT_ONCE) - size
         self._since_s = now_s
-        return not self._at_once or self._room >= 0
+        return not self.is_limited or self._room >= 0
 
-    def allow(self, at_once: int) -> None:
-        """Limit what it may send at once, or raise that limit."""
-        self._room += max(0, at_once - self._at_once)
-        self._at_once = max(self._at_once, at_once)
+
+@attrs.define(eq=False)
+class Connection:
+    """One connection of a program to a host.
+
+    Attributes:
+        traffic: what it counts for.
+    """
+
+    traffic: Traffic
+    # What the program has sent since it last began to send, and what has come back for that.
+    _asked: int = 0
+    _answered: int = 0
+
+    def sends(self, size: int) -> None:
+        """Take note of bytes that the program sends."""
+        if self._answered and size > _CONTROL:
+            self._asked = self._answered = 0
+        self._asked += size
+
+    def gets(self, size: int) -> bool:
+        """Take note of bytes for the program; return whether a report could be answered so."""
+        self._answered += size
+        is_models = self._asked >= _ASKED and self._answered >= _ANSWERED
+        return not (self.traffic.is_limited and is_models)
 
 
 class PastGuard:
@@ -109,7 +138,7 @@ class PastGuard:
             # After the report: once the program has ended, `guard run` looks why.
             end(pid)
 
-    def open(self, host: str, port: int, client: Address) -> Traffic:
+    def open(self, host: str, port: int, client: Address) -> Connection:
         """Judge a connection that a program asks the forward proxy for.
 
         Args:
@@ -121,10 +150,11 @@ class PastGuard:
         """
         if not self._watch.hosts.has(host, port):
             with self._lock:
-                return self._other(host)
+                return Connection(self._other(host))
         caller = self._watch.caller(client)
         if caller is not None and caller.is_covered:
-            return Traffic(caller.name, host, caller.pid)  # its requests are counted by itself
+            # Its requests are counted by itself.
+            return Connection(Traffic(caller.name, host, caller.pid))
         name = "a program" if caller is None else caller.name
         with self._lock:
             traffic = self._traffic(None if caller is None else caller.pid, name, host)
@@ -132,27 +162,35 @@ class PastGuard:
             if caller is None or not (caller.is_known or caller.has_reached):
                 self._refuse(f"{name} talks to {host}, and guard cannot see what it spends")
                 raise RefusedError(f"{host} would be asked past guard; {_ADVICE}")
-            with self._lock:
-                traffic.allow(_REACHED_AT_ONCE if caller.has_reached else _UNREACHED_AT_ONCE)
-        return traffic
+            traffic.is_limited = True
+        return Connection(traffic)
 
-    def sent(self, traffic: Traffic, size: int) -> bool:
+    def sent(self, connection: Connection, size: int) -> bool:
         """Count bytes that a program sends to a host; return whether it may send them."""
+        traffic = connection.traffic
         with self._lock:
+            connection.sends(size)
             if traffic.takes(size, time.monotonic()):
                 return True
-            # It may have reached guard since.
-            if traffic.pid is not None and self._watch.has_reached(traffic.pid, traffic.program):
-                traffic.allow(_REACHED_AT_ONCE)
-                if traffic.takes(0, time.monotonic()):
-                    return True
-        self._refuse(
-            f"{traffic.program} has sent {size_of(traffic.sent)} to {traffic.host} past guard, "
-            "more than it needs to report to it"
-        )
+        self._end(traffic, f"has sent {size_of(traffic.sent)} to {traffic.host} past guard, "
+                           "more than it needs to report to it")  # fmt: skip
+        return False
+
+    def received(self, connection: Connection, size: int) -> bool:
+        """Count bytes that a host sends to a program; return whether the program may have them."""
+        traffic = connection.traffic
+        with self._lock:
+            traffic.received += size
+            if connection.gets(size):
+                return True
+        self._end(traffic, f"is answered by {traffic.host} past guard as models answer, after "
+                           f"{size_of(traffic.sent)}")  # fmt: skip
+        return False
+
+    def _end(self, traffic: Traffic, why: str) -> None:
+        self._refuse(f"{traffic.program} {why}")
         if traffic.pid is not None:
             end(traffic.pid)
-        return False
 
     def _refuse(self, message: str) -> None:
         reports.refuse(self._directory, "GD-X001", _ADVICE, message=message)

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from guard.running import processes
 from guard.running.outward import UserProxies, UserProxy
-from guard.running.past_guard import PastGuard, RefusedError, Traffic
+from guard.running.past_guard import Connection, PastGuard, RefusedError
 
 logger = logging.getLogger("guard.run")
 
@@ -128,7 +128,7 @@ class Tunnels:
             return  # another user of this machine
         try:
             asked = await _asked(reader)
-            traffic = await asyncio.to_thread(self._past.open, asked.host, asked.port, peer)
+            connection = await asyncio.to_thread(self._past.open, asked.host, asked.port, peer)
             server = await self._connect(asked)
         except _Failure as exc:
             await _answer(writer, exc.status, str(exc))
@@ -139,7 +139,7 @@ class Tunnels:
         if not asked.head:
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         with contextlib.closing(server[1]):
-            await self._carry(reader, writer, *server, traffic)
+            await self._carry(reader, writer, *server, connection)
 
     async def _connect(self, asked: _Asked) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open the connection to a server, or to the user's proxy that leads there.
@@ -172,14 +172,13 @@ class Tunnels:
         writer: asyncio.StreamWriter,
         server_reader: asyncio.StreamReader,
         server_writer: asyncio.StreamWriter,
-        traffic: Traffic,
+        connection: Connection,
     ) -> None:
         def sent(size: int) -> bool:
-            return self._past.sent(traffic, size)
+            return self._past.sent(connection, size)
 
         def received(size: int) -> bool:
-            traffic.received += size
-            return True
+            return self._past.received(connection, size)
 
         await _both(_pump(reader, server_writer, sent), _pump(server_reader, writer, received))
 

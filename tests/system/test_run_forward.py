@@ -114,6 +114,37 @@ def test_what_is_no_llm_passes_and_is_counted(
     assert "secret" not in done.stdout + done.stderr
 
 
+ASK = """
+import os, urllib.request
+body = b'{"model": "gpt-4o", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}'
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions?a=%7e&b=[1]"
+headers = {"Content-Type": "application/json", "Authorization": "Bearer k"}
+try:
+    urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60).read()
+except OSError as exc:
+    print(exc, flush=True)
+"""
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_the_runs_own_proxy_reaches_vendors_through_the_users(
+    guard: Runs, users: UsersProxy, tmp_path: Path, scheme: str
+) -> None:
+    """The path of a request stands as it was in what a forward proxy reads itself, else nowhere."""
+    (tmp_path / "ask.py").write_text(ASK)
+    command = ["bash", "-c", f"{sys.executable} -I {tmp_path / 'ask.py'}; exit $?"]
+    env = {f"{scheme.upper()}_PROXY": users.url, "OPENAI_BASE_URL": f"{scheme}://llm.example/v1"}
+    done = guard("run", "--limit", "$1", "--json", "--", *command, env=env)
+    facts = facts_of(done)
+    assert facts["proxied_requests"] == 1, done.stderr
+    if scheme == "https":
+        assert set(users.lines()) == {"CONNECT llm.example:443 HTTP/1.1"}
+        assert all(users.received.values()), "TLS has begun"
+    else:
+        place = "http://llm.example/v1/chat/completions?a=%7e&b=[1]"
+        assert users.lines() == [f"POST {place} HTTP/1.1"]
+
+
 @on_linux
 @pytest.mark.parametrize(
     "place",
@@ -164,18 +195,19 @@ def test_a_known_program_may_report_to_its_vendor(
 
 
 @on_linux
-@pytest.mark.parametrize(("before", "most"), [("", 24_576), ("it = stay()", 65_536)])
+@pytest.mark.parametrize("before", ["", "it = stay()"])
 def test_it_may_not_ask_it_for_an_answer(
-    guard: Runs, users: UsersProxy, vendor: str, tmp_path: Path, before: str, most: int
+    guard: Runs, users: UsersProxy, vendor: str, tmp_path: Path, before: str
 ) -> None:
-    """A request to a model that its own settings lead past guard is cut before it is whole."""
+    """An answer by a model, to a request that its own settings lead past guard, is cut."""
     code = f"{before}\ntunnel('api.anthropic.com:443', 100_000)"
     command = program(tmp_path, "claude", code)
     done = guard("run", "--limit", "$1", "--json", "--", *command, env=set_by(users, vendor))
     assert done.returncode == 77, done.stderr
-    assert "kB to api.anthropic.com past guard" in facts_of(done)["refused"]["message"]
-    (received,) = users.received.values()
-    assert received <= most + 1024  # and what time allows meanwhile
+    facts = facts_of(done)
+    assert "past guard as models answer, after" in facts["refused"]["message"]
+    (past,) = facts["unguarded_connections"]
+    assert past["sent_bytes"] <= 100_000
 
 
 @on_linux

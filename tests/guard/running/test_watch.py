@@ -12,7 +12,7 @@ import pytest
 
 from guard.local_gateway import try_lock
 from guard.running import processes, reports, watch
-from guard.running.past_guard import PastGuard, Traffic
+from guard.running.past_guard import Connection, PastGuard, Traffic
 from guard.running.watch import TreeWatch
 
 pytestmark = pytest.mark.skipif(not processes.IS_LINUX, reason="reads /proc")
@@ -50,24 +50,52 @@ def test_where_no_process_can_be_found_it_may_be_a_known_one(
     tree = TreeWatch(tmp_path, {}, lambda: None, nobody, lambda *_: None)
     monkeypatch.setattr(processes, "IS_LINUX", False)
     past = PastGuard(tmp_path, tree, ends=True)
-    traffic = past.open("api.anthropic.com", 443, ("127.0.0.1", 1))
-    assert past.sent(traffic, 20_000)
+    connection = past.open("api.anthropic.com", 443, ("127.0.0.1", 1))
+    assert past.sent(connection, 250_000)
+    assert past.received(connection, 2000)
     assert reports.refusal(tmp_path) is None
-    assert not past.sent(traffic, 20_000)
+    assert not past.received(connection, 4000)
     refused = reports.refusal(tmp_path)
     assert refused is not None
-    assert "a program has sent 40.0 kB" in refused["message"]
+    assert "a program is answered by api.anthropic.com past guard" in refused["message"]
+
+
+REPORT, QUESTION, ACKNOWLEDGED = 247_156, 30_000, 35
+
+
+@pytest.mark.parametrize(
+    ("parts", "may"),
+    [
+        pytest.param([QUESTION, -500, -3000, -600], False, id="a request to a model"),
+        pytest.param([1800, -3000, QUESTION, -500, ACKNOWLEDGED, -4000], False, id="over HTTP/2"),
+        pytest.param([1800, -3000, REPORT, -1500, 333, -20_000], True, id="a report, a download"),
+        pytest.param([1800, -3000, *[2000, -2000] * 50], True, id="many small ones"),
+        pytest.param([1800, -3000, *[15_000, -15_000] * 80], False, id="too many"),
+    ],
+)
+def test_what_is_answered_at_length_was_asked_of_a_model(parts: list[int], may: bool) -> None:
+    """Bytes that a program sends, and less than 0 those that come back."""
+    traffic = Traffic("claude", "api.anthropic.com", is_limited=True)
+    connection = Connection(traffic)
+
+    def passes(size: int) -> bool:
+        if size < 0:
+            return connection.gets(-size)
+        connection.sends(size)
+        return traffic.takes(size, 0.0)
+
+    assert all(passes(size) for size in parts) is may
+    unlimited = Connection(Traffic("python", "api.anthropic.com"))
+    unlimited.sends(QUESTION)
+    assert unlimited.gets(REPORT)
 
 
 def test_room_comes_back_by_the_clock() -> None:
     traffic = Traffic("claude", "api.anthropic.com")
     assert traffic.takes(10**9, 0.0)  # nothing limits it
-    traffic = Traffic("claude", "api.anthropic.com")
-    traffic.allow(1000)
-    assert traffic.takes(1000, 100.0)
-    assert traffic.takes(200, 101.0)
-    assert not traffic.takes(200, 101.0)
-    traffic.allow(2000)
-    assert traffic.takes(800, 101.0)
-    assert traffic.takes(2000, 10_000.0)  # and never more than at once
+    traffic = Traffic("claude", "api.anthropic.com", is_limited=True)
+    assert traffic.takes(1_048_576, 100.0)
+    assert traffic.takes(16_000, 101.0)
+    assert not traffic.takes(1000, 101.0)
+    assert traffic.takes(1_048_576, 10_000.0)  # and never more than at once
     assert not traffic.takes(1, 10_000.0)
