@@ -18,6 +18,8 @@ _TRACE_BYTES: Final = 16
 _DRAWN_AHEAD: Final = 100
 """Ids that one call of the system's random generator is enough for."""
 _VARIANTS: Final = {digit: "89ab"[number & 3] for number, digit in enumerate("0123456789abcdef")}
+_TAILS: Final = tuple(f"{number:02x}" for number in range(256))
+"""The last two digits of ids: to format them takes as long as all the rest of an event's id."""
 
 
 class IdFactory:
@@ -70,7 +72,7 @@ class IdFactory:
         if head_ms != at_ms or head_block != block:
             head = self._head_of(at_ms, block)
             self._head = (at_ms, block, head)
-        return f"{head}{serial & 0xFF:02x}"
+        return head + _TAILS[serial & 0xFF]
 
     def _head_of(self, at_ms: int, block: int) -> str:
         serial = (block << 8) & ((1 << _COUNTER_BITS) - 1)
