@@ -16,7 +16,7 @@ import attrs
 
 from guard.core.visible import one_line
 from guard.running import reports
-from guard.running.processes import Address
+from guard.running.processes import Ends
 from guard.running.watch import TreeWatch, end
 
 _HOSTS_MAX: Final = 100
@@ -138,12 +138,12 @@ class PastGuard:
             # After the report: once the program has ended, `guard run` looks why.
             end(pid)
 
-    def open(self, host: str, port: int, client: Address) -> Connection:
+    def open(self, host: str, port: int, client: Ends) -> Connection:
         """Judge a connection that a program asks the forward proxy for.
 
         Args:
             host, port: the server.
-            client: the program's end of its connection to the forward proxy.
+            client: the program's end of its connection to the forward proxy, and the other one.
 
         Raises:
             RefusedError: the run ends instead.

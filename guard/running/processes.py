@@ -33,6 +33,9 @@ _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 Address = tuple[str, int]
 """The IP address and the port of one end of a connection."""
 
+Ends = tuple[Address, Address]
+"""The own end of a connection and the other one."""
+
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parents end, so that none leaves the tree."""
@@ -167,26 +170,27 @@ def words(pid: int) -> list[str]:
     return []
 
 
-def holder(end: Address, pids: Iterable[int]) -> int | None:
-    """Return which of some processes has the socket with this own end; None if none has.
+def holder(ends: Ends, pids: Iterable[int]) -> int | None:
+    """Return which of some processes has this end of a connection; None if none has.
 
-    Each process is asked in its own network: a run may have put some behind a wall.
+    Each process is asked in its own network: a run may have put some behind a wall. By both ends:
+    another process may have the same port, in another network or to another server.
     """
     inodes: dict[str, str | None] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
             network = os.readlink(f"/proc/{pid}/ns/net")
             if network not in inodes:
-                inodes[network] = _inode(pid, end)
+                inodes[network] = _inode(pid, ends)
             if inodes[network] in _sockets(pid):
                 return pid
     return None
 
 
-def _inode(pid: int, end: Address) -> str | None:
-    port = f":{end[1]:04X}"
+def _inode(pid: int, ends: Ends) -> str | None:
+    port = f":{ends[0][1]:04X}"
     for fields in _connections(pid):
-        if fields[1].endswith(port) and _address(fields[1]) == end:
+        if fields[1].endswith(port) and (_address(fields[1]), _address(fields[2])) == ends:
             return fields[9]
     return None
 

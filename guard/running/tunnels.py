@@ -128,7 +128,8 @@ class Tunnels:
             return  # another user of this machine
         try:
             asked = await _asked(reader)
-            connection = await asyncio.to_thread(self._past.open, asked.host, asked.port, peer)
+            ends = (peer[:2], own[:2])
+            connection = await asyncio.to_thread(self._past.open, asked.host, asked.port, ends)
             server = await self._connect(asked)
         except _Failure as exc:
             await _answer(writer, exc.status, str(exc))

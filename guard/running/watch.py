@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from guard.running import processes, programs, reports
-from guard.running.processes import Address
+from guard.running.processes import Address, Ends
 from guard.running.repeating import repeating
 
 _LOOK_S: Final = 0.05
@@ -121,11 +121,11 @@ class TreeWatch:
         seen = self._routed - {pid for pid, _ in self._known}
         return sorted({name for pid, name in self._named.items() if pid not in seen})
 
-    def caller(self, client: Address) -> Caller | None:
+    def caller(self, client: Ends) -> Caller | None:
         """Return which process has opened a connection; None if that cannot be found.
 
         Args:
-            client: its end of the connection.
+            client: its end of the connection, and the other one.
         """
         if not processes.IS_LINUX:  # it may be one that guard covers, as far as can be known
             return Caller(None, "a program", is_known=True)
