@@ -19,6 +19,7 @@ from typing import Any, Final
 import attrs
 
 from guard.running import env_command
+from guard.running.outward import BEHIND_WALL, WALL_VARIABLE
 from guard.running.plan import HOOK
 from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
 from guard.running.routes import PROXY_VARIABLE, Changed
@@ -59,7 +60,9 @@ class RunEnvironment:
             environ: its environment.
             changed: the variables that lead the programs of its run to the proxy.
         """
-        names = (*VARIABLES, RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE, PROXY_VARIABLE)
+        names = [*VARIABLES, RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE, PROXY_VARIABLE, WALL_VARIABLE]
+        if environ.get(WALL_VARIABLE):
+            names += BEHIND_WALL
         found = {os.fsencode(n): os.fsencode(environ[n]) for n in names if n in environ}
         paths = [Path(path) for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         home = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +30,9 @@ from guard.running.report import RunReport, say
 from guard.running.reports import RUN_DIR_VARIABLE
 from guard.running.routing import Routing
 from guard.running.session_key import NAME_LENGTH_MAX
-from guard.running.supervise import supervise
+from guard.running.supervise import spawn, supervise
 from guard.running.unseen import RunUnseen
+from guard.running.wall import PORTS_MAX, Wall, WallError, require_linux
 
 _DELIVER_S: Final = 10.0
 _AGAIN_S: Final = 0.2
@@ -75,6 +76,12 @@ _AGAIN_S: Final = 0.2
                    "member:NAME, block:TYPE, path:HOST/PATH; may be repeated.")  # fmt: skip
 @click.option("--allow-unseen", is_flag=True,
               help="With a limit: let through, uncounted, what guard cannot see.")  # fmt: skip
+@click.option("--wall", is_flag=True,
+              help="The program has no network but guard: what ignores proxies fails "
+                   "(Linux).")  # fmt: skip
+@click.option("--allow-local", "local_ports", multiple=True, metavar="PORT", type=Whole(1, 65_535),
+              help="With --wall: a port of this machine that the program may reach; may be "
+                   "repeated.")  # fmt: skip
 @click.option("--session", metavar="NAME", default="",
               help="The limits are of all runs of this session, and what earlier ones have used "
                    "counts; kept for 30 days after the last.")  # fmt: skip
@@ -99,6 +106,8 @@ def run(
     strict: bool,
     trust: tuple[str, ...],
     allow_unseen: bool,
+    wall: bool,
+    local_ports: tuple[int, ...],
     session: str,
     workflow: str | None,
     as_json: bool,
@@ -124,6 +133,7 @@ def run(
       guard run --limit 0.50 --block-tool 'delete_*' -- python -m my_agent
       guard run --limit '$5' --allow-model 'gpt-*-mini' --watch -- pytest tests
       guard run --session feature-17 --limit '$5' -- claude --continue
+      guard run --limit '$5' --wall --allow-local 5432 -- claude
       guard run --dry-run --rate 60/min -- uvicorn app:app
     \b
     From another terminal:
@@ -133,6 +143,13 @@ def run(
         raise click.UsageError("no program; for example: guard run --limit '$2' -- python agent.py")
     if keep is not None and limit is limit_tokens is None:
         raise click.UsageError("--keep is a share of --limit or --limit-tokens")
+    if local_ports and not wall:
+        raise click.UsageError("--allow-local is for the program behind a --wall")
+    if wall and (allow_unseen or dry_run):
+        open_by = "--allow-unseen" if allow_unseen else "--dry-run"
+        raise click.UsageError(f"{open_by} lets through what --wall keeps in")
+    if len(local_ports) > PORTS_MAX:
+        raise click.UsageError(f"--allow-local opens {PORTS_MAX} ports at most")
     for option, text in (("--workflow", workflow), ("--session", session or None)):
         try:
             require_name("a name", "x" if text is None else text.strip())
@@ -166,8 +183,13 @@ def run(
             raise _Failure(said, reports.REFUSED_CODE)
         say(f"not guarded: {routing.unroutable}", fg="yellow")
     try:
+        if wall:
+            require_linux()
         with _account(name, limits) as (gateway, account):
-            code = _run(routing, name, limits, gateway, account, watch, dry_run, as_json)
+            ports = local_ports if wall else None
+            code = _run(routing, name, limits, gateway, account, ports, watch, dry_run, as_json)
+    except WallError as exc:
+        raise _Failure(str(exc), reports.REFUSED_CODE) from None
     except (LocalGatewayError, AdminError) as exc:
         raise _Failure(str(exc), 1) from None
     except OSError as exc:  # such as a disk that is full
@@ -212,6 +234,7 @@ def _run(
     limits: plan.RunLimits,
     gateway: LocalGateway,
     account: RunAccount,
+    ports: Sequence[int] | None,
     watch: bool,
     dry_run: bool,
     as_json: bool,
@@ -248,12 +271,16 @@ def _run(
         # The order of the ends: the program; the watch and the charging beside it; the proxies, of
         # which one delivers its own events; then what is left on disk; then the key, in `_account`.
         with proxy, ForwardProxy(routing.environ, unseen.past) as forward:
-            command, led = routing.at(proxy.url, forward.url, directory)
+            walled = ports is not None
+            command, led = routing.at(proxy.url, forward.url, directory, walled=walled)
+            start = spawn
+            if ports is not None:
+                start = Wall(forward, (proxy.url, gateway.url), ports).start
             if watch:
                 say(f"{workflow}: started")
             try:
                 with unseen.watch.watching(), left.charging():
-                    code = supervise(command, environ | led, directory, look, unseen.own)
+                    code = supervise(command, environ | led, directory, look, unseen.own, start)
                 look.at_the_end(code)
                 code = 128 - code if code < 0 else code
             except OSError as exc:

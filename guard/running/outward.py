@@ -22,6 +22,9 @@ _HTTPS: Final = ("HTTPS_PROXY", "https_proxy")
 _OTHERS: Final = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _EXCEPT: Final = ("NO_PROXY", "no_proxy")
 _NODE: Final = "NODE_USE_ENV_PROXY"
+WALL_VARIABLE: Final = "GUARD_RUN_WALL"
+"""Set if a run has no network but guard."""
+
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -138,6 +141,20 @@ def variables(environ: Mapping[str, str], forward: str) -> dict[str, str]:
     if not environ.get(_NODE):
         found[_NODE] = "1"
     return found
+
+
+BEHIND_WALL: Final = (*_HTTPS, *_OTHERS, *_EXCEPT, _NODE)
+"""The variables that a program behind a wall needs, whatever it was started with."""
+
+
+def behind_wall(forward: str) -> dict[str, str]:
+    """Return the variables of a program that has no other way out than the run's forward proxy."""
+    return {
+        **dict.fromkeys((*_HTTPS, *_OTHERS), forward),
+        **dict.fromkeys(_EXCEPT, HERE),
+        _NODE: "1",
+        WALL_VARIABLE: "1",
+    }
 
 
 def _past_another(environ: Mapping[str, str]) -> dict[str, str]:

@@ -58,7 +58,9 @@ class Routing:
         """The addresses behind the proxy that are not the vendors' own, by name."""
         return self._routes.upstreams.named
 
-    def at(self, url: str, forward: str, directory: Path) -> tuple[list[str], dict[str, str]]:
+    def at(
+        self, url: str, forward: str, directory: Path, *, walled: bool = False
+    ) -> tuple[list[str], dict[str, str]]:
         """Return the program's command and the variables for its environment.
 
         Writes the changes into the run's directory, for its guarded processes, and copies of
@@ -68,9 +70,12 @@ class Routing:
             url: the URL of the proxy.
             forward: the URL of the forward proxy.
             directory: the directory of the run.
+            walled: whether the program has no network but guard.
         """
         changed = self._routes.at(url)
-        for name, text in outward.variables(self.environ, forward).items():
+        # Behind a wall not among the changes: guarded Python has to go out by it as well.
+        only_way = outward.behind_wall(forward) if walled else {}
+        for name, text in () if walled else outward.variables(self.environ, forward).items():
             changed[name] = routes.Changed(text, self.environ.get(name))
         for variable, files in self._copied.items():
             folder = directory / _SETTINGS / variable.lower()
@@ -86,7 +91,7 @@ class Routing:
         reports.say_routed(directory, changed)
         variables = {name: change.routed for name, change in changed.items()}
         command = [word.replace(PROXY, url) for word in self._command]
-        return command, {**variables, PROXY_VARIABLE: url}
+        return command, {**variables, **only_way, PROXY_VARIABLE: url}
 
 
 def _text_of(path: Path) -> str | None:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from guard.running import processes, reports
 from guard.running.grace import LAST_WORDS_S, OWN_S, Grace
@@ -28,12 +28,28 @@ _IGNORED_BY_PYTHON: Final = [
 ]
 
 
+Start = Callable[[Sequence[str], Mapping[str, str], set[Any]], int]
+"""Starts a command with an environment and with some signals blocked, and returns its pid."""
+
+
+def spawn(command: Sequence[str], environ: Mapping[str, str], mask: set[Any]) -> int:
+    """Start a program as this process would be started; see :data:`Start`."""
+    return os.posix_spawn(
+        command[0],
+        list(command),
+        dict(environ),
+        setsigmask=mask,
+        setsigdef=_IGNORED_BY_PYTHON,
+    )
+
+
 def supervise(
     command: Sequence[str],
     environ: Mapping[str, str],
     directory: Path,
     look: Callable[[], None],
     spared: Callable[[], set[int]] = set,
+    start: Start = spawn,
 ) -> int:
     """Run a program to its end and return its exit code; after a signal, minus its number.
 
@@ -43,6 +59,7 @@ def supervise(
         directory: where its processes report refusals, which end it.
         look: called ten times a second, in a thread of its own.
         spared: returns the processes below this one that do not belong to the program.
+        start: starts it.
 
     Raises:
         OSError: it cannot be started.
@@ -51,13 +68,7 @@ def supervise(
     # blocked before it is started, so that none is lost in between.
     family = _Family(directory, spared)
     with SignalQueue() as signals, Terminal() as terminal:
-        pid = os.posix_spawn(
-            command[0],
-            list(command),
-            dict(environ),
-            setsigmask=signals.mask_before,
-            setsigdef=_IGNORED_BY_PYTHON,
-        )
+        pid = start(command, environ, signals.mask_before)
         # The terminal and the mask are restored after the program has ended, in reverse order.
         # In a thread: signals do not wait for a gateway that is slow to answer.
         with repeating(look, _POLL_S, "guard-run", _JOIN_S):
