@@ -67,18 +67,17 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 @click.option("--local", is_flag=True,
               help="For one person: charge this user's local gateway, without keys.")  # fmt: skip
 @click.option("--upstream", "upstreams", multiple=True, metavar="NAME=URL", callback=_upstreams,
-              help="A vendor's other address, or custom/NAME for one more. Repeats.")  # fmt: skip
+              help="Another address of a vendor, or custom/NAME for yours. Repeats.")  # fmt: skip
 @click.option("--accounts", "accounts_file", envvar="GUARD_PROXY_ACCOUNTS",
               type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A TOML file of the accounts at vendors whose keys the proxy holds, so that no "
               "program has them.  [env: GUARD_PROXY_ACCOUNTS]")  # fmt: skip
 @click.option("--require-session", is_flag=True,
-              help="Refuse requests to models that name no session, which a tool does, or "
-              "x-guard-run.")  # fmt: skip
+              help="Refuse requests to models that name no session.")  # fmt: skip
 @click.option("--allow-unseen", is_flag=True,
-              help="Let requests pass that no model is known to answer.")  # fmt: skip
+              help="Let requests pass that guard cannot see through, uncounted.")  # fmt: skip
 @click.option("--trust", metavar="KIND:NAME", multiple=True, callback=read_by(read_trusted),
-              help="What costs nothing besides although guard does not know it: tool:TYPE, "
+              help="What guard does not know but costs nothing more: tool:TYPE, "
               "member:NAME, block:TYPE, path:HOST/PATH. Repeats.")  # fmt: skip
 @click.option("--connections-max", default=4096, show_default=True, type=Whole(1, 1_000_000))
 @click.option("--drain-timeout", "drain_ms", default=f"{DRAIN_S}s", show_default=True,
@@ -87,9 +86,9 @@ def _upstreams(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Serve TLS with this certificate chain (PEM).")  # fmt: skip
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Its key, if that is in a file of its own.")  # fmt: skip
+              help="The certificate's key, if it is in another file.")  # fmt: skip
 @click.option("--metrics-key", envvar="GUARD_PROXY_METRICS_KEY", metavar="KEY",
-              help="Who has it gets /metrics. Give it as GUARD_PROXY_METRICS_KEY: others see a "
+              help="The key for /metrics. Give it as GUARD_PROXY_METRICS_KEY: others see a "
               "program's options.")  # fmt: skip
 @click.option("--log-level", default="warning", show_default=True,
               type=click.Choice(["debug", "info", "warning", "error"]))  # fmt: skip

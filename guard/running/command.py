@@ -51,7 +51,7 @@ _AGAIN_S: Final = 0.2
               help="With a limit: what happens to a request that it does not pay for. ask: it "
                    "waits for you to raise the limit; the default at a terminal.")  # fmt: skip
 @click.option("--ask-seconds", type=Finite(0.001, 366 * 86_400), default=300.0,
-              help="With --on-limit ask: how long a request waits for you (300).")  # fmt: skip
+              help="With --on-limit ask: how long a request waits (300).")  # fmt: skip
 @click.option("--keep", metavar="SHARE", callback=read_by(plan.read_share),
               help="With --limit or --limit-tokens: kept for the last request of the run, and for "
                    "code that winds down: 5%.")  # fmt: skip
@@ -64,15 +64,15 @@ _AGAIN_S: Final = 0.2
 @click.option("--rate", metavar="N/min", callback=read_by(plan.read_rate),
               help="The most requests in a time: 10/s, 60/min, 500/h; more wait.")  # fmt: skip
 @click.option("--wait", "wait_s", type=Finite(0, 86_400), metavar="SECONDS",
-              help="How long a request waits for money that is only set aside, from the last time "
-                   "that some came back (120); 0 refuses it at once.")  # fmt: skip
+              help="How long a request waits for reserved money to come back (120); "
+                   "0 refuses it at once.")  # fmt: skip
 @click.option("--max-output-tokens", type=Whole(1, 2**31),
-              help="Put into requests that have no limit of their own.")  # fmt: skip
+              help="An output limit for requests that have none.")  # fmt: skip
 @click.option("--strict", is_flag=True,
-              help="Refuse models whose price is not known, and requests in which there is "
-                   "something else that is not known.")  # fmt: skip
+              help="Refuse models without a known price, and requests with anything else that "
+                   "guard does not know.")  # fmt: skip
 @click.option("--trust", multiple=True, metavar="KIND:NAME", callback=read_by(plan.read_trusted),
-              help="What costs nothing besides although guard does not know it: tool:TYPE, "
+              help="What guard does not know but costs nothing more: tool:TYPE, "
                    "member:NAME, block:TYPE, path:HOST/PATH; may be repeated.")  # fmt: skip
 @click.option("--allow-unseen", is_flag=True,
               help="With a limit: let through, uncounted, what guard cannot see.")  # fmt: skip
@@ -83,8 +83,7 @@ _AGAIN_S: Final = 0.2
               help="With --wall: a port of this machine that the program may reach; may be "
                    "repeated.")  # fmt: skip
 @click.option("--session", metavar="NAME", default="",
-              help="The limits are of all runs of this session, and what earlier ones have used "
-                   "counts; kept for 30 days after the last.")  # fmt: skip
+              help="One limit for all runs of this session, kept for 30 days.")  # fmt: skip
 @click.option("--workflow", metavar="NAME", help="The run's workflow; a new one by default.")
 @click.option("--json", "as_json", is_flag=True,
               help="Report as JSON: the last line of standard output.")  # fmt: skip
@@ -118,10 +117,10 @@ def run(
     """Put a program under guard, without a server, a key or an edit.
 
     Each LLM request of the program and of its child processes is covered by the limit before it
-    is sent: in Python where it is made, in all other programs by a proxy that they are led to.
-    When one is refused, the program and all that it has started are ended, and the exit code is
-    77. With --limit a program that cannot be led to the proxy does not start (77), and one of
-    which nothing was seen ends with 78. Otherwise the exit code, signals, standard input and the
+    is sent: in Python where it is made, in all other programs by the run's proxy. When one is
+    refused, the program and all that it has started are ended, and the exit code is 77. With
+    --limit a program that guard cannot redirect to the proxy does not start (77), and a run that
+    guard saw nothing of exits with 78. Otherwise the exit code, signals, standard input and the
     terminal are the program's own.
 
     \b

@@ -70,7 +70,7 @@ class _Tally:
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Verdicts go here; .csv, .jsonl or .parquet.  [default: FILE.verdicts.csv]",
+    help="The file for the verdicts: .csv, .jsonl or .parquet.  [default: FILE.verdicts.csv]",
 )
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help="If the name misleads.")
 @click.option("--column", help="Column (CSV) or field (JSONL) that holds the texts.")

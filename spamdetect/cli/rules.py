@@ -20,7 +20,7 @@ _BASE_URL: Final = click.option("--base-url", help="The service.  [default: SPAM
 def lists_command() -> None:
     """Show and change the allow and block lists of your key (SPAMDETECT_API_KEY).
 
-    What is on a list decides alone, for texts sent with this key; allow goes before block.
+    An entry decides alone, for texts sent with this key; allow takes precedence over block.
     """
 
 

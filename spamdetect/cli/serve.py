@@ -34,9 +34,8 @@ from spamdetect.service.settings import ServiceSettings, read_service_settings
 def serve_command(**options: Any) -> None:
     """Run the spam-detection service until Ctrl-C.
 
-    Works as it is: keys are kept in a SQLite file in your data folder, and the first one is
-    made and printed once. Every option is also read from the environment, as in
-    SPAMDETECT_PORT or SPAMDETECT_DATABASE_URL.
+    Keys are kept in a SQLite file in your data folder; the first one is printed once. Every option
+    is also read from the environment, as in SPAMDETECT_PORT or SPAMDETECT_DATABASE_URL.
     """
     settings = read_service_settings(**options)
     asyncio.run(_serve(settings))

@@ -69,14 +69,14 @@ def alerts_kinds() -> None:
 
 @alerts.command("set")
 @click.argument("kind", metavar="KIND", type=OneOf(get_args(AlertKind)))
-@click.option("--name", help="The rule's name; by default its kind, of which there is one then.")
+@click.option("--name", help="The rule's name; by default its kind.")
 @click.option("--to", "channels", multiple=True, metavar="CHANNEL",
               help="May be repeated; all channels by default.")  # fmt: skip
 @click.option("--at-percent", type=Whole(1, 1000),
-              help="threshold: the least share; forecast: the share at its end.")  # fmt: skip
-@click.option("--count", type=Whole(1, 1000), help="refusals: so many (50).")
-@click.option("--minutes", type=Finite(1 / 60, 1440), help="refusals: within so long (10).")
-@click.option("--off", is_flag=True, help="Keep the rule, and tell nothing.")
+              help="threshold: the smallest share; forecast: the share at the end.")  # fmt: skip
+@click.option("--count", type=Whole(1, 1000), help="refusals: how many calls (50).")
+@click.option("--minutes", type=Finite(1 / 60, 1440), help="refusals: within so many (10).")
+@click.option("--off", is_flag=True, help="Keep the rule, but send nothing.")
 @with_client
 def alerts_set(
     client: AdminClient,
@@ -88,7 +88,7 @@ def alerts_set(
     minutes: float | None,
     off: bool,
 ) -> None:
-    """Set a rule. `alerts kinds` says what each kind is told for.
+    """Set a rule. `alerts kinds` says when each kind fires.
 
     \b
     Examples:
@@ -196,8 +196,8 @@ def _target(channel: dict[str, Any]) -> str:
 @channels.command("set")
 @click.argument("name")
 @click.option("--slack", "kind", flag_value="slack", help="An incoming webhook of Slack.")
-@click.option("--webhook", "webhook_url", metavar="URL", help="Signed messages for machines.")
-@click.option("--email", "to", multiple=True, metavar="ADDRESS", help="Mail; may be repeated.")
+@click.option("--webhook", "webhook_url", metavar="URL", help="Where signed messages go.")
+@click.option("--email", "to", multiple=True, metavar="ADDRESS", help="Mail it; may be repeated.")
 @click.option("--pagerduty", "kind", flag_value="pagerduty", help="Events API v2 of PagerDuty.")
 @click.option("--smtp", metavar="HOST[:PORT]", help="With --email: the mail server (port 587).")
 @click.option("--from", "sender", metavar="ADDRESS", help="With --email: the sender.")
@@ -210,7 +210,7 @@ def _target(channel: dict[str, Any]) -> str:
               help="With --answers: only these may answer; may be repeated.")  # fmt: skip
 @click.option("--keep-secret", is_flag=True,
               help="Leave the channel's secret: for the same address and user.")  # fmt: skip
-@click.option("--off", is_flag=True, help="Keep the channel, and send nothing.")
+@click.option("--off", is_flag=True, help="Keep the channel, but send nothing.")
 @with_client
 def channels_set(client: AdminClient, name: str, keep_secret: bool, **options: Any) -> None:
     """Set a channel: one of --slack, --webhook, --email, --pagerduty.

@@ -131,8 +131,8 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
     "--id",
     "scope_id",
     default="",
-    help="An id, of a tag its name and value (team=search); '*' or a glob ('user-*', 'team=*'): a "
-    "budget for each match.",
+    help="An id (of a tag: team=search), or a budget for each match of '*' or a glob ('user-*', "
+    "'team=*').",
 )
 @click.option(
     "--window", default="total", show_default=True, metavar="WINDOW",
@@ -144,8 +144,8 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
 )  # fmt: skip
 @click.option(
     "--zone", default="", metavar="ZONE",
-    help="Whose days, weeks and months they are, such as Europe/Berlin. The organisation's by "
-    "default: guard gateway settings set zone=ZONE.",
+    help="The time zone of its days, weeks and months, such as Europe/Berlin; the organisation's "
+    "by default (guard gateway settings set zone=ZONE).",
 )  # fmt: skip
 @click.option("--soft", is_flag=True, help="Warn instead of refusing.")
 @click.option(
@@ -173,9 +173,8 @@ def budgets_set(
 ) -> None:
     """Set the budget of a scope and window.
 
-    A key may be given by its id, its name or its prefix. What guard would know if it existed (keys,
-    tags, models) is refused where it does not, unless --anyway; workflows, agents, chains, users
-    and globs may come later.
+    A key may be given by its id, its name or its prefix. A key, a tag or a model that does not
+    exist is refused, unless --anyway; workflows, agents, chains, users and globs may come later.
 
     \b
     Examples:
@@ -272,7 +271,7 @@ def budgets_raise(client: AdminClient, name: str, by: dict[str, int], key: str) 
 @budgets.command("refuse")
 @click.argument("name")
 @click.option("--call", "call_id", metavar="ID", help="Only this call; all that wait by default.")
-@click.option("--reason", default="", help="The program and the audit log get it.")
+@click.option("--reason", default="", help="Shown to the program and kept in the audit log.")
 @with_client
 def budgets_refuse(client: AdminClient, name: str, call_id: str | None, reason: str) -> None:
     """Refuse the calls that wait for a budget to be raised; each ends at once.

@@ -76,7 +76,7 @@ def backup(target: Path, database: Path) -> None:
 @click.command()
 @click.argument("source", type=FILE)
 @_database("Where the gateway will open it; the gateway has to be stopped.")
-@click.option("--replace", is_flag=True, help="There is a database already; it is kept beside.")
+@click.option("--replace", is_flag=True, help="Replace a database that is there; it is kept.")
 @click.option("--expect", metavar="SEQ:HASH", help="An audit head noted earlier; it must be there.")
 def restore(source: Path, database: Path, replace: bool, expect: str | None) -> None:
     """Make a backup the gateway's database, once it has been checked.

@@ -72,7 +72,7 @@ def _own_options(action: str) -> Sequence[Callable[[click.Command], Any]]:
         "--for-seconds", type=Finite(min=0.001), help="Ends by itself after that time."
     )
     anyway = click.option(
-        "--anyway", is_flag=True, help="Also when nothing of this name is known: for later runs."
+        "--anyway", is_flag=True, help="Also if guard knows no such name yet: for later runs."
     )
     return {"kill": [anyway], "pause": [for_seconds, anyway]}.get(action, [])
 

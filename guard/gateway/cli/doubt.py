@@ -20,9 +20,9 @@ _SHOWN = ("event_id", "time_ms", "model", "workflow_id", "in_doubt", "why")
 def doubt() -> None:
     """List charges in doubt, and say what they have cost.
 
-    A request whose answer was lost, and what a process had under way that is gone, is charged at
-    most what it can have cost. A late event, a journal or the vendor's bill (reconcile) ends the
-    doubt; what none of them ends, ends here. Each settlement is in the audit log.
+    If an answer is lost, or a process dies, guard charges the most that it can have cost. A late
+    event, a journal or the vendor's bill (reconcile) corrects that; these commands correct the
+    rest. Each settlement is in the audit log.
 
     \b
     Examples:
@@ -57,11 +57,11 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--cost", "cost_nanousd", metavar="AMOUNT",
     callback=read_by(functools.partial(read_dollars, option="--cost", or_nothing=True)),
-    help="What it has cost, such as '$0.02'. By default what was charged.",
+    help="What it has cost, such as '$0.02'. By default, what was charged.",
 )  # fmt: skip
 @with_client
 def doubt_settle(client: AdminClient, event_id: str, cost_nanousd: int | None) -> None:
-    """Say that a charge in doubt is what it has cost.
+    """Settle a charge in doubt: keep it, or say what it has cost.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def doubt_settle(client: AdminClient, event_id: str, cost_nanousd: int | None) -
 @click.argument("event_id")
 @with_client
 def doubt_free(client: AdminClient, event_id: str) -> None:
-    """Take a charge in doubt back: it has cost nothing.
+    """Take back a charge in doubt that has cost nothing.
 
     \b
     Example:

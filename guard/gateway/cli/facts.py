@@ -26,10 +26,10 @@ _at = click.option("--at", default="", metavar="PLACE", help="The object's place
 
 @click.group()
 def facts() -> None:
-    """List, set, import and remove what is judged of requests, for a whole organisation.
+    """List, set, import and remove facts about requests, for a whole organisation.
 
-    What guard does not know in a request is held dear under a limit. A fact says what it is; each
-    running program has it within seconds.
+    Under a limit, guard reserves the most that something unknown in a request could cost. A fact
+    says what it is; each running program has it within seconds.
 
     \b
     Example:
@@ -41,7 +41,7 @@ def facts() -> None:
 @click.option("--toml", is_flag=True, help="Print a file for `facts import`.")
 @with_client
 def facts_list(client: AdminClient, toml: bool) -> None:
-    """List what operators have judged.
+    """List the facts that operators have set.
 
     \b
     Examples:
@@ -89,7 +89,7 @@ def facts_set(
 @click.option("--replace", is_flag=True, help="Also remove what the file does not name.")
 @with_client
 def facts_import(client: AdminClient, file: Path, replace: bool) -> None:
-    """Take the facts of a TOML file, such as one of a newer release's or of `facts list --toml`.
+    """Import facts from a TOML file: one of a newer release, or of `facts list --toml`.
 
     \b
     Examples:
@@ -109,7 +109,7 @@ def facts_import(client: AdminClient, file: Path, replace: bool) -> None:
 @_at
 @with_client
 def facts_delete(client: AdminClient, names: tuple[str, ...], format_: str | None, at: str) -> None:
-    """Remove what is judged of some names, so that this release's facts count again.
+    """Remove facts, so that this release's own count again.
 
     \b
     Examples:

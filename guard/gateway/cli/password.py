@@ -58,8 +58,8 @@ def password(
 def sign_in_link(client: AdminClient, name: str) -> None:
     """Make a link for a dashboard operator whose browser is new, while others try passwords.
 
-    Who opens it within ten minutes signs in with the password as usual, and waits for nobody else's
-    attempts. The link alone signs nobody in.
+    Whoever opens it within ten minutes signs in with the password as usual, without
+    waiting for anybody else's attempts. The link alone signs nobody in.
 
     \b
     Examples:

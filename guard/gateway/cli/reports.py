@@ -63,10 +63,10 @@ class _Groups(click.Choice[str]):
     help="A row for each model of a team, person, key, user, workflow or tag.",
 )
 @click.option("--since", metavar="TIME", callback=_MOMENT,
-              help="Only what came since: 24h or 7d (ago), or a date or time in the "
+              help="From this time on: 24h or 7d (ago), or a date or time in the "
                    "organisation's zone.")  # fmt: skip
 @click.option("--until", metavar="TIME", callback=_MOMENT,
-              help="Only what came before: 24h or 7d (ago), or a date or time.")  # fmt: skip
+              help="Until this time: 24h or 7d (ago), or a date or time.")  # fmt: skip
 @click.option("--since-ms", type=Whole(min=0), hidden=True)
 @click.option("--csv", "as_csv", is_flag=True,
               help="Print all rows as CSV, in the order of their names; times are widened to whole "

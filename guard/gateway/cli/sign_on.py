@@ -47,13 +47,13 @@ def sign_on_list(client: AdminClient) -> None:
 
 @sign_on.command("set")
 @click.argument("group")
-@click.option("--team", default="", help="Whose work it is; reports sum it.")
+@click.option("--team", default="", help="The team that their keys belong to.")
 @click.option("--role", type=OneOf(["owner", "operator", "viewer", "member"]),
-              help="As what they sign in to the dashboard; else as a member.")  # fmt: skip
+              help="Their role in the dashboard; member by default.")  # fmt: skip
 @click.option("--model", "models", multiple=True, metavar="GLOB",
               help="A model that they may use; without any, all. Repeats.")  # fmt: skip
 @click.option("--place", type=Whole(1, 1000),
-              help="In the table, 1 for the first. A new group comes last.")  # fmt: skip
+              help="Place in the table, 1 for the first. A new group comes last.")  # fmt: skip
 @with_client
 def sign_on_set(
     client: AdminClient,
