@@ -269,9 +269,9 @@ _TAIL: Final = """
 ## What runs short first
 
 1. **Up to about ten thousand agents**: nothing. One gateway over SQLite is enough.
-2. **Sockets**: agents that share a process share its socket. Add replicas.
+2. **Sockets**: add replicas.
 3. **The disk for events**: {events_per_s} events a second are {gb_per_day} GB a day. Keep fewer
-   days (`--retention-days`): totals, budgets and the audit log do not depend on stored events.
+   days (`--retention-days`).
 4. **The writer**: a gateway over SQLite has one, busy with {events_per_writer} events a second.
    Over PostgreSQL every replica is one, and the database needs {database_cores} cores for a million
    agents. Leases keep decisions away from it, but every event is a row.

@@ -75,10 +75,8 @@ lingua-py, Apache-2.0), Tatoeba (CC BY 2.0 FR), xSID (CC BY-SA 4.0) and the Univ
 Human Rights.
 
 {notices} notices of the kinds that these sources lack, spam and ham alike, were made from templates
-of this project in {languages_of_notices} languages (`spamdetect.training.notices`), and from these
-{composed} long letters with quotes, several subjects and signatures.
-
-Disguised and harmless copies were added.
+of this project in {languages_of_notices} languages (`spamdetect.training.notices`), and
+{composed} long letters.
 
 ## Figures
 
@@ -102,7 +100,7 @@ Disguised and harmless copies were added.
   20 in the project's own hundreds, model 3.1.0 found 1. First messages of scams ask for nothing
   yet: 1 of 10 of romance scams and 6 of 10 of investments were found, and 8 of 10 requests for a
   one-time code.
-- A verdict can be evaded by whoever may try often enough. Do not show scores to senders.
+- Do not show scores to senders: who may try often enough evades a verdict.
 - Similar languages (Bosnian, Croatian, Serbian; Bokmål, Nynorsk, Danish; Indonesian, Malay) are
   confused in short texts.
 - The weights hold no texts, but hashed n-grams of rare strings in the training data.

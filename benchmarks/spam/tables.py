@@ -88,7 +88,6 @@ def strangers_table(evaluation: Evaluation) -> str:
     lines += [line(f"{name}{' (sealed)' * (name in SEALED)}", of) for name, of in found.items()]
     if notices := evaluation.notices:
         lines.append(line(f"**made notices**, mean of {len(notices)}", mean([*notices.values()])))
-        lines += [line(name, of) for name, of in notices.items()]
     return "\n".join(lines)
 
 
