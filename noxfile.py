@@ -123,7 +123,10 @@ def programs(session: nox.Session) -> None:
         folder = folder.absolute()
     save = () if newest else ("--no-save",)  # which leaves the lock file as it is
     session.run("npm", "install", *save, "--prefix", str(folder), *packages, external=True)
-    tests = [f"tests/system/test_{name}.py" for name in ("coding_agents", "login_agents")]
+    tests = [
+        f"tests/system/test_{name}.py"
+        for name in ("coding_agents", "coding_agents_wall", "login_agents")
+    ]
     session.run("pytest", "-s", *tests, *given, env={"GUARD_TEST_PROGRAMS": str(folder)})
 
 
