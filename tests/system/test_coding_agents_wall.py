@@ -8,11 +8,14 @@ from tests.support.agent_answers import Turn
 from tests.support.agent_vendor import Asked
 from tests.support.coding_agents import MISSING, are_installed
 from tests.system.test_coding_agents import Desk, agent, desk, vendor  # noqa: F401  # fixtures
-from tests.system.test_run_wall import pytestmark as where_there_is_one
+from tests.system.test_run_wall import require_namespaces
 
-pytestmark = [
-    *where_there_is_one, pytest.mark.matrix, pytest.mark.skipif(not are_installed(), reason=MISSING)
-]  # fmt: skip
+pytestmark = [pytest.mark.matrix, pytest.mark.skipif(not are_installed(), reason=MISSING)]
+
+
+@pytest.fixture(autouse=True)
+def _namespaces() -> None:
+    require_namespaces()
 
 
 def test_an_agent_works_behind_a_wall(desk: Desk) -> None:  # noqa: F811

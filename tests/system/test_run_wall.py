@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -34,16 +35,22 @@ BODY = '{"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "con
 CURL = f"curl -s -o /dev/null -w '%{{http_code}}\\n' -d '{BODY}' $OPENAI_BASE_URL/chat/completions"
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="a wall needs Linux"),
-    pytest.mark.skipif(
-        sys.platform == "linux"
-        and subprocess.run(
-            ["unshare", "--user", "--map-current-user", "--net", "true"], capture_output=True
-        ).returncode != 0,
-        reason="no namespaces here",
-    ),
-]  # fmt: skip
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a wall needs Linux")
+
+
+@functools.cache
+def are_namespaces_here() -> bool:
+    """Tell whether this user may have them, as the system's own command finds."""
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "--user", "--map-current-user", "--net", "true"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def require_namespaces() -> None:
+    """Skip where there are none."""
+    if not are_namespaces_here():
+        pytest.skip("no namespaces here")
 
 
 class Walled(Runs):
@@ -63,6 +70,7 @@ class Walled(Runs):
 @pytest.fixture(params=["own", "unprivileged"])
 def walled(request: pytest.FixtureRequest, directory: Path) -> Iterator[Walled]:
     """``guard run --wall``, as the user of the tests and as one without any right."""
+    require_namespaces()
     with contextlib.ExitStack() as stack:
         place = directory
         prefix: list[str] = []
@@ -676,6 +684,8 @@ NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
 def test_where_there_is_none_the_program_does_not_start(
     directory: Path, tmp_path: Path, within: list[str], said: str
 ) -> None:
+    if within[0] == "unshare":
+        require_namespaces()
     with contextlib.closing(Walled(directory)) as walled:
         walled.prefix = tuple(within)
         done = walled("--", "touch", str(tmp_path / "started"))
@@ -685,7 +695,17 @@ def test_where_there_is_none_the_program_does_not_start(
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.skipif(are_namespaces_here(), reason="there are namespaces here")
+def test_here_it_says_what_is_missing(directory: Path, tmp_path: Path) -> None:
+    """Such as AppArmor's restriction, which no test can put up."""
+    with contextlib.closing(Walled(directory)) as walled:
+        done = walled("--", "touch", str(tmp_path / "started"))
+    assert (done.returncode, (tmp_path / "started").exists()) == (77, False), done.stderr
+    assert "there can be no wall" in done.stderr
+
+
 def test_a_program_that_cannot_be_run_is_named(directory: Path, tmp_path: Path) -> None:
+    require_namespaces()
     (tmp_path / "broken").write_text("#!/nonexistent\n")
     (tmp_path / "broken").chmod(0o755)
     with contextlib.closing(Walled(directory)) as walled:
