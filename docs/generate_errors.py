@@ -60,8 +60,14 @@ def raised_with(code: str) -> list[type[BaseException] | GuardError]:
     return classes + [error for error in _VARIANTS if error.error_code == code]
 
 
-def section(code: str, entry: CatalogueEntry) -> str:
-    """Return the section of one code."""
+def section(code: str, entry: CatalogueEntry, said: set[str]) -> str:
+    """Return the section of one code.
+
+    Args:
+        code: such as ``GD-B004``.
+        entry: what the catalogue has of it.
+        said: what earlier sections tell to do, which is not told again.
+    """
     raised: list[Any] = raised_with(code)
     lines = [f"({code.lower()})=", "", f"## {code}: {entry.title}", ""]
     if raised:
@@ -70,14 +76,17 @@ def section(code: str, entry: CatalogueEntry) -> str:
             f"`{(each if isinstance(each, type) else type(each)).__name__}`" for each in raised
         )
         again = ", retryable" if first.retryable else ""
-        lines += [f"{names}{again}. **Do:** {first.user_action}", ""]
+        action = "" if first.user_action in said else f" **Do:** {first.user_action}"
+        said.add(first.user_action)
+        lines += [f"{names}{again}.{action}", ""]
     lines += [entry.explanation, ""]
     return "\n".join(lines)
 
 
 def page() -> str:
     """Return the whole page."""
-    sections = [section(code, CATALOGUE[code]) for code in sorted(CATALOGUE)]
+    said: set[str] = set()
+    sections = [section(code, CATALOGUE[code], said) for code in sorted(CATALOGUE)]
     return "\n".join([_HEAD, *sections])
 
 

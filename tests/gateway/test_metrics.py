@@ -33,7 +33,7 @@ from tests.support.waiting import until
 
 Make = Callable[..., PostgresStorage | SqliteStorage]
 PAGE = Path(__file__).parents[2] / "docs" / "gateway" / "metrics.md"
-_ROW = re.compile(r"^\| `(guard_gateway_\w+)` \| (\w+) \|([\w, ]*)\| (.+) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `(guard_gateway_\w+)` \| (\w+)(?:: ([\w, ]+))? \| (.+) \|$", re.MULTILINE)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
