@@ -73,7 +73,7 @@ def index(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found,) = built.glob("*.whl")
     run(
         sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder,
-        "--find-links", built, f"{found}[all]",
+        "--find-links", built, f"{found}[all,spam-train]",
     )  # fmt: skip
     return folder
 
