@@ -12,14 +12,11 @@ import signal
 import socket
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from guard.running.outward import UserProxies
 from guard.running.past_guard import PastGuard
 from guard.running.signals import HELD
-
-if TYPE_CHECKING:
-    from guard.running.tunnels import Tunnels
 
 _BACKLOG: Final = 2048
 _JOIN_S: Final = 5.0
@@ -43,12 +40,16 @@ class ForwardProxy:
         # connections are joined with; None for a forward proxy's.
         self._added: list[tuple[socket.socket, int | None]] = []
         self._lock = threading.Lock()
-        self._tunnels: Tunnels | None = None
-        self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="guard-forward", daemon=True)
+        # The thread owns the other end of its socket pair, and closes it.
+        self._wake: socket.socket | None = None
+        self._thread: threading.Thread | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
+        self._wake, woken = socket.socketpair()
+        self._thread = threading.Thread(
+            target=self._run, args=(woken,), name="guard-forward", daemon=True
+        )
         listening = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self.serve(listening)
@@ -61,8 +62,10 @@ class ForwardProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wake.close()
-        self._thread.join(_JOIN_S)
+        wake, self._wake = self._wake, None
+        if wake is not None and self._thread is not None:
+            wake.close()
+            self._thread.join(_JOIN_S)
 
     def serve(self, listening: socket.socket) -> None:
         """Serve programs on one more socket, which is closed with the proxy. Thread-safe."""
@@ -76,32 +79,33 @@ class ForwardProxy:
         listening.setblocking(False)
         with self._lock:
             self._added.append((listening, port))
+        assert self._wake is not None  # entered
         self._wake.send(b"+")
 
-    def _run(self) -> None:
-        if not self._is_needed():
-            return
-        from guard.running.tunnels import Tunnels  # with asyncio: most runs never need it
+    def _run(self, woken: socket.socket) -> None:
+        with woken:
+            if not self._is_needed(woken):
+                return
+            from guard.running.tunnels import Tunnels  # with asyncio: most runs never need it
 
-        Tunnels(self._proxies or UserProxies(None, None, ()), self._past).run(
-            self._woken, self._taken
-        )
+            proxies = self._proxies or UserProxies(None, None, ())
+            Tunnels(proxies, self._past).run(woken, self._taken)
 
     def _taken(self) -> list[tuple[socket.socket, int | None]]:
         with self._lock:
             added, self._added = self._added, []
         return added
 
-    def _is_needed(self) -> bool:
+    def _is_needed(self, woken: socket.socket) -> bool:
         """Wait for the first connection; return False if the run has ended before."""
         known: set[socket.socket] = set()
         with selectors.DefaultSelector() as selector:
-            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(woken, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
-                    if key.fileobj is not self._woken:
+                    if key.fileobj is not woken:
                         return True
-                    if not self._woken.recv(4096):
+                    if not woken.recv(4096):
                         self._close()
                         return False
                 with self._lock:
