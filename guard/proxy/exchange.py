@@ -61,6 +61,7 @@ from guard.proxy.refusals import (
     UNKNOWN,
     ErrorAnswer,
     dialect_of,
+    has_comments,
     keep_alive,
     told_of,
     unknown_caller,
@@ -373,7 +374,7 @@ class Exchange:
                     await self._body(passed, more=True)
             if scrubber is not None and (rest := scrubber.rest()):
                 await self._body(rest, more=True)
-        if self._can_append and asks_for_cost(self._headers) and keep_alive(self._dialect):
+        if self._can_append and asks_for_cost(self._headers) and has_comments(self._dialect):
             for name, value in await self._about_cost():
                 await self._body(b": %s: %s\n\n" % (name, value), more=True)
         await self._body(b"", more=False)

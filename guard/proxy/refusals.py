@@ -123,11 +123,19 @@ class ErrorAnswer:
 def keep_alive(dialect: Dialect) -> bytes | None:
     """Return bytes that keep a silent stream alive and mean nothing; None where there are none.
 
-    Lines that begin with a colon are comments (https://html.spec.whatwg.org, 9.2.6).
+    Google's own clients take a comment for a chunk of an answer that they cannot read.
     """
     if dialect is Dialect.ANTHROPIC:
         return b'event: ping\ndata: {"type": "ping"}\n\n'
-    return None if dialect in (Dialect.OLLAMA, Dialect.BEDROCK) else b": keep-alive\n\n"
+    return None if dialect is Dialect.GEMINI or not has_comments(dialect) else b": keep-alive\n\n"
+
+
+def has_comments(dialect: Dialect) -> bool:
+    """Return whether lines of a stream that begin with a colon are comments.
+
+    As of events (https://html.spec.whatwg.org, 9.2.6).
+    """
+    return dialect not in (Dialect.OLLAMA, Dialect.BEDROCK)
 
 
 def told_of(error: BaseException) -> ErrorAnswer:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -44,6 +44,7 @@ def start(directory: str) -> None:
     # 1. Announced first: if anything below fails, the run ends instead of running it unguarded.
     path = Path(directory)
     _announce(path)
+    _complete(os.environ, reports.environment(path))
     changed = reports.routed(path)
     kept = RunEnvironment.of_process(os.environ, changed)
     # 2. Its clients connect to the vendors directly, and requests are covered in this process.
@@ -61,6 +62,16 @@ def start(directory: str) -> None:
     stand_in(path, runtime)
     keep_in_run(path, kept)
     _end_quietly(path)
+
+
+def _complete(environ: MutableMapping[str, str], needed: Mapping[str, str]) -> None:
+    """Add the variables that this process was not given: some agents pass no keys on.
+
+    Another key in there is its caller's choice.
+    """
+    if environ.get("GUARD_API_KEY") in (None, needed.get("GUARD_API_KEY")):
+        for name, text in needed.items():
+            environ.setdefault(name, text)
 
 
 def stand_in(directory: Path, runtime: guard.GuardRuntime) -> None:

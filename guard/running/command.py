@@ -272,6 +272,8 @@ def _run(
         with proxy, ForwardProxy(routing.environ, unseen.past) as forward:
             walled = ports is not None
             command, led = routing.at(proxy.url, forward.url, directory, walled=walled)
+            given = environ | led
+            reports.say_environment(directory, given)
             start = spawn
             if ports is not None:
                 start = Wall(forward, (proxy.url, gateway.url), ports).start
@@ -279,7 +281,7 @@ def _run(
                 say(f"{workflow}: started")
             try:
                 with unseen.watch.watching(), left.charging():
-                    code = supervise(command, environ | led, directory, look, unseen.own, start)
+                    code = supervise(command, given, directory, look, unseen.own, start)
                 look.at_the_end(code)
                 code = 128 - code if code < 0 else code
             except OSError as exc:

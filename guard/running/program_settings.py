@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,3 +67,19 @@ def merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(lower.get(name), dict)
     }
     return {**lower, **upper, **both}
+
+
+def values_of(words: Sequence[str], *names: str, short: str = "") -> Iterator[str]:
+    """Yield the values of an option among the words of a command, however it is spelled.
+
+    >>> list(values_of(["-c", "a", "-cb", "-c=c", "--config", "d", "--config=e"], "--config",
+    ...                short="-c"))
+    ['a', 'b', 'c', 'd', 'e']
+    """
+    for at, word in enumerate(words):
+        if word in (*names, short):
+            yield from words[at + 1 : at + 2]
+        elif found := next((name for name in names if word.startswith(f"{name}=")), None):
+            yield word[len(found) + 1 :]
+        elif short and word.startswith(short) and not word.startswith("--"):
+            yield word[len(short) :].removeprefix("=")

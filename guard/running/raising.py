@@ -2,7 +2,7 @@
 
 The terminal belongs to the program. A key is read only if no process of the run is seen to wait for
 one and the terminal is in line mode, as a shell leaves it; else the command for another terminal is
-shown.
+shown, again and again where the program draws over it, and the window's title says so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 
 import attrs
 
+from guard.core.visible import one_line
 from guard.core.wire import amount_in
 from guard.running import processes, reports
 from guard.running.account import RunAccount
@@ -30,6 +31,13 @@ from guard.running.tty_readers import anyone_reads_terminal
 
 _LOOK_S: Final = 0.5
 _LINE_MAX: Final = 1024
+_AGAIN_S: Final = 15.0
+"""How often it is shown again while the program draws on the whole screen."""
+
+_KEEP_TITLE, _TITLE_BACK = "\x1b[22;0t", "\x1b[23;0t"
+_NOTICES: Final = "\x1b]2;{0}\x07\x1b]9;{0}\x07\x1b]777;notify;guard run;{0}\x07\x07"
+"""The window's title, notifications as terminals know them, and the bell: what a program that draws
+on the whole screen does not paint over."""
 ENDED: Final = "you have ended it at its limit"
 
 
@@ -77,6 +85,10 @@ class RunRaising:
         self._next_s = 0.0
         # Descriptor of the terminal, opened when it is first needed.
         self._device: int | None = None
+        # When the offer is shown again, by the same clock; None where its line stays in sight.
+        self._again_s: float | None = None
+        # Whether the window has a title of ours.
+        self._is_titled = False
 
     def poll(self) -> None:
         """Read an answer, if there is one; show the request that waits.
@@ -95,6 +107,8 @@ class RunRaising:
         if before and waiting and (waiting.budget_id, waiting.limit) == (
             before.budget_id, before.limit,
         ):  # fmt: skip
+            if self._offer and self._again_s is not None and now_s >= self._again_s:
+                self._say(self._offer)
             return
         self.end()
         if waiting is not None:
@@ -108,7 +122,10 @@ class RunRaising:
         Raises:
             AdminError: the gateway cannot be asked now.
         """
-        offer, self._offer = self._offer, None
+        offer, self._offer, self._again_s = self._offer, None, None
+        if self._is_titled:
+            self._is_titled = False
+            _tell_terminal(_TITLE_BACK)
         if offer is not None:
             before, began = offer.waiting, offer.waiting.began
             limit = self._account.limit_of(before.budget_id)
@@ -125,8 +142,20 @@ class RunRaising:
                 fg="yellow", bold=True)  # fmt: skip
         else:
             say(f"{head}; raise it from another terminal: {command}", fg="yellow", bold=True)
+        if self._draws_itself():
+            self._again_s = time.monotonic() + _AGAIN_S
+            if not self._is_titled:
+                self._is_titled = True
+                _tell_terminal(_KEEP_TITLE + _NOTICES.format(one_line(f"guard run: {head}")))
 
     # -- the terminal -----------------------------------------------------------------------------
+
+    def _draws_itself(self) -> bool:
+        """Return whether the program has taken the terminal out of its line mode."""
+        try:
+            return not termios.tcgetattr(sys.stderr.fileno())[3] & termios.ICANON
+        except (OSError, ValueError, termios.error):
+            return False  # no terminal
 
     def _may_read(self) -> bool:
         """Return whether a key can be read without taking it from the program."""
@@ -166,3 +195,10 @@ class RunRaising:
             reports.refuse(self._directory, "GD-B004", ENDED, **offer.waiting.refusal)
         elif answer:
             say(f"r raises by {offer.shown}, q quits")
+
+
+def _tell_terminal(sequence: str) -> None:
+    """Write a sequence that shows nothing on the screen itself."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(sequence)
+        sys.stderr.flush()

@@ -30,6 +30,7 @@ UNSEEN_CODE: Final = 78
 
 _REFUSED: Final = "refused.json"
 _ACCOUNT: Final = "account.json"
+_ENVIRONMENT: Final = "environment.json"
 _PROCESS: Final = "process-"
 _NESTED: Final = "nested-"
 _UNSEEN: Final = "unseen-"
@@ -70,6 +71,17 @@ def place_of(directory: Path) -> RunPlace | None:
         case {"gateway": str(gateway), "key_id": str(key_id)}:
             return RunPlace(gateway, key_id)
     return None
+
+
+def say_environment(directory: Path, environ: Mapping[str, str]) -> None:
+    """Record the variables that every process of a run needs, for those that are given none."""
+    own = {name: text for name, text in environ.items() if name.startswith("GUARD_")}
+    write_json(directory / _ENVIRONMENT, own)
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Return the variables that every process of a run needs."""
+    return {n: t for n, t in read_json(directory / _ENVIRONMENT).items() if isinstance(t, str)}
 
 
 def announce(directory: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final, Self
 
 import attrs
 
+from guard.local_gateway import open_private
 from guard.running import outward, programs, reports, routes
 from guard.running.program_settings import StartPlace
 from guard.running.routes import PROXY, PROXY_VARIABLE, Routes
@@ -32,6 +34,7 @@ class Routing:
     _routes: Routes
     _copied: dict[str, dict[str, str]] = attrs.field(repr=False)
     _written: dict[str, str] = attrs.field(repr=False)
+    _kept: dict[str, str] = attrs.field(repr=False)
 
     @classmethod
     def of(cls, command: Sequence[str], environ: Mapping[str, str]) -> Self:
@@ -51,7 +54,9 @@ class Routing:
         place = StartPlace(own, home, Path.cwd(), _text_of)
         led, pointed = programs.point(command, place, found.upstreams)
         with_more = found.with_more(pointed.variables, own)
-        return cls(own, pointed.unroutable, led, with_more, pointed.copied, pointed.written)
+        return cls(
+            own, pointed.unroutable, led, with_more, pointed.copied, pointed.written, pointed.kept
+        )
 
     @property
     def upstreams(self) -> dict[str, str]:
@@ -83,15 +88,49 @@ class Routing:
             for name, text in files.items():
                 (folder / name).write_text(text.replace(PROXY, url), encoding="utf-8")
             changed[variable] = routes.Changed(str(folder), self.environ.get(variable))
-        for variable, text in self._written.items():
-            (directory / _SETTINGS).mkdir(mode=0o700, exist_ok=True)
-            path = directory / _SETTINGS / f"{variable.lower()}.json"
-            path.write_text(text, encoding="utf-8")
-            changed[variable] = routes.Changed(str(path), self.environ.get(variable))
+        own = directory / _SETTINGS
+        for texts, place in ((self._written, own), (self._kept, self._place_for_all(directory))):
+            for variable, text in texts.items():
+                path = place / f"{variable.lower()}.json"
+                _write(path, text.replace(PROXY, url))
+                changed[variable] = routes.Changed(str(path), self.environ.get(variable))
         reports.say_routed(directory, changed)
         variables = {name: change.routed for name, change in changed.items()}
         command = [word.replace(PROXY, url) for word in self._command]
         return command, {**variables, **only_way, PROXY_VARIABLE: url}
+
+    def _place_for_all(self, directory: Path) -> Path:
+        """Return where a file of settings for all runs is: where nobody else may write above it.
+
+        Some programs read nothing below ``/tmp``.
+        """
+        around = reports.place_of(directory)
+        gateways = "" if around is None else around.gateway
+        found = (gateways, self.environ.get("XDG_RUNTIME_DIR"))
+        return next(
+            (Path(each) for each in found if each and is_ours_alone(Path(each))),
+            directory / _SETTINGS,
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that only this user reads; one that has the text already stays."""
+    if _text_of(path) == text:
+        return
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(open_private(fresh, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
+        file.write(text)
+    fresh.rename(path)
+
+
+def is_ours_alone(place: Path) -> bool:
+    """Return whether only this user and root may write in a directory and those above it."""
+    with contextlib.suppress(OSError):
+        real = place.resolve()
+        own = real.stat().st_uid == os.geteuid() and os.access(real, os.W_OK)
+        return own and not any(each.stat().st_mode & 0o022 for each in (real, *real.parents))
+    return False
 
 
 def _text_of(path: Path) -> str | None:

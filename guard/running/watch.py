@@ -68,6 +68,25 @@ _OF_PROGRAMS: Final = frozenset({
 })  # fmt: skip
 """Hosts by which coding agents ask models under an account of their makers'."""
 
+_OF_RESELLERS: Final = frozenset({
+    "api.kimi.com", "api.minimaxi.com", "api.stepfun.com", "api.longcat.chat", "api.xiaomimimo.com",
+    "dashscope-us.aliyuncs.com", "coding.dashscope.aliyuncs.com",
+    "coding-intl.dashscope.aliyuncs.com", "ark.cn-beijing.volces.com", "api.siliconflow.cn",
+    "api.siliconflow.com", "api-inference.modelscope.cn", "copilot-proxy.githubusercontent.com",
+    "models.inference.ai.azure.com", "ai-gateway.vercel.sh", "router.requesty.ai",
+    "api.router.tetrate.ai", "nano-gpt.com", "api.poe.com", "llm.chutes.ai", "api.venice.ai",
+    "api.deepinfra.com", "api.sambanova.ai", "api.hyperbolic.xyz", "api.inceptionlabs.ai",
+    "api.morphllm.com", "api.upstage.ai", "api.llama.com", "api.scaleway.ai", "api.synthetic.new",
+    "api.tokenfactory.nebius.com", "api3.cursor.sh", "api5.cursor.sh", "api.factory.ai",
+    "server.codeium.com",
+})  # fmt: skip
+"""Hosts in coding agents' own lists of providers, known by name alone: looking them all up would
+take a run longer than it is worth."""
+
+_REGIONAL: Final = re.compile(
+    r"(?:aws-external-anthropic|bedrock-mantle)\.[a-z0-9-]+\.api\.aws$"
+    r"|[a-z0-9-]+\.api\.x\.ai$|aiplatform\.[a-z]+\.rep\.googleapis\.com$"
+)
 _REGION: Final = re.compile(r"[a-z]+(-[a-z0-9]+){1,3}$")
 
 
@@ -236,6 +255,8 @@ class Hosts:
         return (
             provider_of(host) is not None
             or host in _OF_PROGRAMS
+            or host in _OF_RESELLERS
+            or _REGIONAL.match(host) is not None
             or (host, port) in set(_named(self._environ))
         )
 

@@ -6,6 +6,7 @@ that a vendor which is cut off can bill what it has said.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -269,8 +270,18 @@ def _gemini_end(turn: Turn, said: str, number: int, model: str, counts: Counts) 
 # --------------------------------------------------------------------------------------------------
 
 
+_numbers: Final = itertools.count()
+"""Of the events of responses: each is greater than those before it in its stream."""
+
+
 def _events(*messages: dict[str, Any]) -> bytes:
-    return b"".join(sse(*messages, name="type"))
+    numbered = [
+        {**each, "sequence_number": next(_numbers)}
+        if each["type"].startswith("response.")
+        else each
+        for each in messages
+    ]
+    return b"".join(sse(*numbered, name="type"))
 
 
 def _call_id(number: int, at: int) -> str:

@@ -42,11 +42,12 @@ class CodingAgent:
         model: that it is told to use.
         prices: of that model, in nano-dollars for a token: fresh input, cached input, output.
         arguments: that let it answer one prompt and end; ``{}`` stands for the prompt.
-        resumed: the same, for going on with its last session.
+        resumed: the same, for going on with its last session; empty where it cannot under guard.
         shell: its tool that runs a command.
         shell_arguments: of that tool, for a command.
         variables: of its environment, for the address of a vendor.
         files: of its home, as it writes them when a person has set it up.
+        reads_address: whether a variable or an argument says where its vendor is.
     """
 
     name: str
@@ -59,6 +60,7 @@ class CodingAgent:
     shell_arguments: Callable[[str], Mapping[str, Any]]
     variables: Callable[[str], Mapping[str, str]]
     files: Mapping[str, str] = {"README": "A home of a test's."}
+    reads_address: bool = True
 
     @property
     def path(self) -> Path:
@@ -85,13 +87,15 @@ class CodingAgent:
             if not name.startswith(_NOT_KEPT)
             and name not in ("PYTHONPATH", "PWD", "CI", "NODE_OPTIONS")
         }
-        return {**kept, "HOME": str(home), "TERM": "dumb", "NO_COLOR": "1",
+        # With a Node that all of them run on, if it is installed there.
+        path = os.pathsep.join([str(FOLDER / "node_modules/.bin"), kept.get("PATH", os.defpath)])
+        return {**kept, "HOME": str(home), "TERM": "dumb", "NO_COLOR": "1", "PATH": path,
                 **self.variables(vendor)}  # fmt: skip
 
 
 _NOT_KEPT: Final = (
-    "ANTHROPIC_", "CLAUDE", "OPENAI_", "CODEX_", "GEMINI_", "GOOGLE_", "OPENCODE", "QWEN_", "XDG_",
-    "AWS_", "npm_",
+    "ANTHROPIC_", "CLAUDE", "CLINE_", "OPENAI_", "CODEX_", "COPILOT_", "GEMINI_", "GOOGLE_",
+    "GOOSE_", "OPENCODE", "PI_", "QWEN_", "XDG_", "AWS_", "npm_",
 )  # fmt: skip
 
 
@@ -133,6 +137,29 @@ def _qwen(url: str) -> dict[str, str]:
     return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-none", "OPENAI_MODEL": "gpt-5"}
 
 
+def _copilot(url: str) -> dict[str, str]:
+    return {
+        "COPILOT_PROVIDER_BASE_URL": f"{url}/v1", "COPILOT_PROVIDER_API_KEY": "sk-none",
+        "COPILOT_MODEL": "gpt-5", "COPILOT_AUTO_UPDATE": "false",
+    }  # fmt: skip
+
+
+def _goose(url: str) -> dict[str, str]:
+    return {
+        "OPENAI_HOST": url, "OPENAI_API_KEY": "sk-none", "GOOSE_PROVIDER": "openai",
+        "GOOSE_MODEL": "gpt-5", "GOOSE_MODE": "auto", "GOOSE_DISABLE_KEYRING": "1",
+        "GOOSE_TELEMETRY_ENABLED": "false",
+    }  # fmt: skip
+
+
+def _keyed(url: str) -> dict[str, str]:
+    return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-none"}
+
+
+def _cline(url: str) -> dict[str, str]:
+    return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "sk-ant-none"}
+
+
 _CODEX: Final = ("-m", "gpt-5", "--skip-git-repo-check",
                  "--dangerously-bypass-approvals-and-sandbox")  # fmt: skip
 _GPT_5: Final = (1250, 125, 10_000)
@@ -168,6 +195,28 @@ AGENTS: Final = {
             ("--auth-type", "openai", "--continue", "-p", "{}"),
             "run_shell_command",
             lambda command: {"command": command, "is_background": False}, _qwen,
+        ),
+        CodingAgent(
+            "copilot", "chat", "gpt-5", _GPT_5, ("-p", "{}", "--allow-all-tools"),
+            ("--continue", "-p", "{}", "--allow-all-tools"),
+            "bash", lambda command: {"command": command, "description": "A step"}, _copilot,
+        ),
+        CodingAgent(
+            "goose", "responses", "gpt-5", _GPT_5, ("run", "-t", "{}"),
+            ("run", "--resume", "-t", "{}"),
+            "shell", lambda command: {"command": command}, _goose,
+        ),
+        CodingAgent(
+            "pi", "responses", "gpt-5", _GPT_5,
+            ("--provider", "openai", "--model", "gpt-5", "-p", "{}"),
+            (), "bash", lambda command: {"command": command, "timeout": None}, _keyed,
+            reads_address=False,
+        ),
+        CodingAgent(
+            "cline", "anthropic", "claude-sonnet-5", (2000, 200, 10_000),
+            ("-P", "anthropic", "-m", "claude-sonnet-5", "{}"),
+            (), "run_commands", lambda command: {"commands": [command]}, _cline,
+            reads_address=False,
         ),
     )
 }  # fmt: skip

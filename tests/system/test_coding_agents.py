@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,18 @@ from typing import Any
 import pytest
 
 from guard.gateway.embedded import run_gateway
+from guard.running.routing import is_ours_alone
 from tests.proxy.test_team import serving
 from tests.support.agent_answers import Call, Turn
 from tests.support.agent_vendor import AgentVendor, Asked
-from tests.support.coding_agents import AGENTS, MISSING, CodingAgent, are_installed, direct
+from tests.support.coding_agents import (
+    AGENTS,
+    FOLDER,
+    MISSING,
+    CodingAgent,
+    are_installed,
+    direct,
+)
 from tests.support.programs import ROOT
 from tests.support.runs import Runs
 from tests.support.waiting import WAIT_S
@@ -104,6 +113,8 @@ def test_tools_run_and_the_session_goes_on(desk: Desk) -> None:
     assert "All is well." in screen
     assert (desk.work / "seen.txt").read_text() == "looked\n"
     assert facts["spent_nanousd"] == desk.billed > 0
+    if not desk.agent.resumed:
+        return
     first = desk.billed
     facts, screen = desk.end(desk.start("And goodbye.", resume=True))
     assert facts["exit_code"] == 0, screen
@@ -125,7 +136,7 @@ def test_a_limit_is_spent_and_never_passed(desk: Desk) -> None:
     least = 0.7 if desk.agent.name == "codex" else 0.9
     assert least * LIMIT <= desk.billed <= LIMIT
     assert facts["proxied_requests"] - facts["requests"] <= 2, "the refused one, and one more"
-    assert "the limit of $2 is reached" in screen
+    assert "limit of $2 is reached" in screen
 
 
 SMALL = (400_000_000, 1_000_000_000)
@@ -213,6 +224,21 @@ def test_interrupted_turns_are_charged_and_what_is_in_doubt_is_named(desk: Desk)
     assert_charged_in_doubt(desk, *runs)
 
 
+@pytest.mark.parametrize("agent", [AGENTS["gemini"]], ids=["gemini"], indirect=False)
+def test_the_gemini_cli_starts_with_a_key_alone(desk: Desk, guard: Runs) -> None:
+    """It reads no file of defaults below a directory where others may write, as ``/tmp`` is."""
+    Path(guard.env["HOME"], ".gemini/settings.json").unlink()
+    with tempfile.TemporaryDirectory(dir=FOLDER) as place:
+        if not is_ours_alone(Path(place)):
+            pytest.skip("others may write above the folder of the programs")
+        guard.env["XDG_RUNTIME_DIR"] = place
+        facts, screen = desk.end(desk.start("Say hello."))
+        assert [path.name for path in Path(place).iterdir()] == [
+            "gemini_cli_system_defaults_path.json"
+        ]
+    assert (facts["exit_code"], facts["requests"]) == (0, 1), screen
+
+
 @pytest.mark.parametrize("agent", [AGENTS["claude"]], ids=["claude"], indirect=False)
 def test_sub_agents_are_charged_too(desk: Desk) -> None:
     task = {"description": "Count", "prompt": "MARK-SUB count", "subagent_type": "general-purpose"}
@@ -264,6 +290,8 @@ def custodys(tmp_path: Path, vendor: AgentVendor) -> Iterator[tuple[str, str]]:
             yield url, made["api_key"]
 
 
+@pytest.mark.parametrize("agent", [each for each in AGENTS.values() if each.reads_address],
+                         ids=lambda each: each.name, indirect=True)  # fmt: skip
 def test_it_works_with_guards_key_alone(
     agent: CodingAgent, vendor: AgentVendor, custodys: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def test_what_its_tools_ask_beside_guard_is_not_there(desk: Desk) -> None:  # no
         return Turn("Done.") if asked.results else Turn("I ask.", (desk.agent.run_shell(ask),))
 
     desk.vendor.script = script
-    facts, screen = desk.end(desk.start("Ask.", "--wall"))
+    facts, screen = desk.end(desk.start("Ask for it.", "--wall"))
     assert facts["exit_code"] == 0, screen
     assert (desk.work / "code.txt").read_text() == "7\n", "cannot connect"
     assert facts["spent_nanousd"] == desk.billed > 0

@@ -54,6 +54,17 @@ def test_a_child_is_charged_to_the_run(
     assert facts["guarded_processes"] > len(cases)
 
 
+def test_a_child_without_the_variables_of_keys_is_charged_too(
+    guard: Runs, vendor: str, folder: Path
+) -> None:
+    """Gemini CLI gives its MCP servers none whose names look like secrets."""
+    shell = 'unset GUARD_API_KEY GUARD_HMAC_SECRET GUARD_SPOOL_DIR; exec "$@"'
+    program = ["bash", "-c", shell, "bash", sys.executable, str(folder / "child.py"), vendor, "x"]
+    done = guard("run", "--limit", "$2", "--json", "--", *program)
+    assert "sent x True" in done.stdout, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["requests"] == 1
+
+
 MCP = """
 import asyncio, sys, httpx
 from mcp import Client, StdioServerParameters, stdio_client

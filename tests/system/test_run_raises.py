@@ -149,6 +149,23 @@ def test_a_program_that_reads_the_terminal_keeps_it(
         assert session.wait() == 0, session.shown
 
 
+def test_a_program_that_draws_on_the_whole_screen_cannot_hide_it(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    draws = AGENT.replace("import sys, httpx", "import sys, httpx, tty\ntty.setraw(0)")
+    program = agent(tmp_path, draws)
+    command = [*GUARD, "--limit", LIMIT, "--workflow", "drawn", "--", program, vendor, "4"]
+    with TerminalSession(command, env=guard.env | {"CI": ""}, cwd=tmp_path) as session:
+        session.expect("raise it from another terminal: guard budgets raise drawn --by")
+        session.expect("\x1b[22;0t\x1b]2;guard run: spent ")  # the title before is kept
+        session.expect("\x07\x1b]777;notify;guard run;guard run: spent ")
+        session.expect("raise it from another terminal: guard budgets raise drawn --by")  # again
+        assert "]777;" not in session.shown[session.shown.rfind("raise it from") :]
+        guard("budgets", "raise", "drawn", "--by", "$1", "--local")
+        session.expect("\x1b[23;0t")
+        assert session.wait() == 0, session.shown
+
+
 def test_a_ci_job_and_a_script_are_refused_at_once(
     guard: Runs, vendor: str, tmp_path: Path
 ) -> None:

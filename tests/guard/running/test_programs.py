@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from guard.running.program_settings import StartPlace, object_in
-from guard.running.programs import Redirect, point
+from guard.running.programs import point
 from guard.running.routes import PROXY, VARIABLES, Routes, Variable
+from guard.running.rows.redirect import Redirect
 
 HOME, CWD = Path("/home/me"), Path("/home/me/project")
 
@@ -71,6 +72,23 @@ def test_settings_of_claude_code_that_go_before_the_environment_are_named(path: 
     assert not why("claude", {}, {path: {"env": {"OTHER": "1"}}})
 
 
+@pytest.mark.parametrize(
+    "variable", ["ANTHROPIC_BASE_URL", "ANTHROPIC_UNIX_SOCKET", "CLAUDE_CODE_USE_GATEWAY",
+                 "CLAUDE_CODE_USE_BEDROCK", "NO_PROXY"],
+)  # fmt: skip
+@pytest.mark.parametrize("words", [("--settings", "x.json"), ("--settings=x.json",)])
+def test_settings_that_an_argument_of_claude_code_names(
+    variable: str, words: tuple[str, ...]
+) -> None:
+    said = {"env": {variable: "1"}}
+    command = " ".join(["claude", *words])
+    assert variable in why(command, {}, {"project/x.json": said})
+    assert not why(command, {}, {"project/x.json": {"env": {"OTHER": "1"}}})
+    text = json.dumps(said, separators=(",", ":"))
+    spelled = [*words[:-1], words[-1].replace("x.json", text)]
+    assert "--settings sets" in why(" ".join(["claude", "-p", "hi", *spelled]))
+
+
 # -- Codex ---------------------------------------------------------------------------------------
 
 
@@ -113,6 +131,27 @@ def test_addresses_of_codex_itself() -> None:
     assert "model_provider" in said
     assert why("codex -c model_provider=mine")
     assert not why("codex --oss")
+
+
+@pytest.mark.parametrize("option", ["-c ", "-c", "-c=", "--config ", "--config="])
+@pytest.mark.parametrize("text", ["model_provider=mine", "openai_base_url='http://h'",
+                                  "profile=x", "profiles.x.model_provider=mine"])  # fmt: skip
+def test_an_argument_of_codex_that_names_a_provider(option: str, text: str) -> None:
+    assert "an argument" in why(f"codex exec {option}{text} hi")
+    assert not why(f"codex exec {option}model_provider=openai hi")
+    assert not why(f"codex exec {text} hi"), "a prompt"
+
+
+def test_profiles_of_codex() -> None:
+    mine = 'model_provider = "mine"'
+    for words in ("-p x", "-px", "--profile x", "--profile=x"):
+        assert "x.config.toml" in why(f"codex {words}", {}, {".codex/x.config.toml": mine})
+        files = {".codex/config.toml": f"[profiles.x]\n{mine}"}
+        assert "config.toml" in why(f"codex {words}", {}, files)
+        assert not why("codex", {}, files)
+    assert why("codex", {}, {".codex/config.toml": f'profile = "x"\n[profiles.x]\n{mine}'})
+    assert why("codex -C sub", {}, {"project/sub/.codex/config.toml": mine})
+    assert "cloud" in why("codex cloud exec hi")
 
 
 # -- Gemini CLI, OpenCode, pi ----------------------------------------------------------------------
@@ -180,6 +219,27 @@ def test_pi_gets_a_copy_of_its_settings_without_accounts() -> None:
     assert f"{PROXY}/custom/mine/v1" in found.copied["PI_CODING_AGENT_DIR"]["models.json"]
 
 
+def test_cline_gets_a_copy_of_its_providers_without_keys() -> None:
+    path = ".cline/data/settings/providers.json"
+    settings = {"provider": "anthropic", "apiKey": "secret", "baseUrl": "http://h/v1"}
+    stored = {"lastUsedProvider": "anthropic", "providers": {"anthropic": {"settings": settings}}}
+    assert "keys are not copied" in why("cline hi", {}, {path: stored})
+    found = pointed("cline hi", {"ANTHROPIC_API_KEY": "k"}, {path: stored})
+    assert found[1].variables == {"CLINE_SESSION_BACKEND_MODE": "local"}
+    told = object_in(found[1].written["CLINE_PROVIDER_SETTINGS_PATH"])
+    url = told["providers"]["anthropic"]["settings"]["baseUrl"]
+    assert url == f"{PROXY}/custom/anthropic-2/v1"
+    assert found[2]["custom/anthropic-2"] == "http://h"
+    assert "secret" not in json.dumps(told)
+    assert '"enabled": false' in found[1].written["CLINE_GLOBAL_SETTINGS_PATH"]
+    assert "cline has no address" in why("cline hi")
+    assert not why("cline -P openrouter -k sk-1 hi")
+    assert "daemon" in why("cline --zen hi", {"ANTHROPIC_API_KEY": "k"}, {path: stored})
+    own = {"own/settings/providers.json": stored}
+    for words in ("--data-dir /home/me/own", "--data-dir=/home/me/own"):
+        assert "--data-dir" in why(f"cline {words}", {"ANTHROPIC_API_KEY": "k"}, own)
+
+
 @pytest.mark.parametrize(
     "alias", [v for v in VARIABLES if v.vendor == "openai"], ids=lambda v: v.name
 )
@@ -219,6 +279,15 @@ def test_aider_and_goose() -> None:
     assert not why("aider --model gpt-4o")
     assert ".aider.conf.yml" in why("aider", {}, {".aider.conf.yml": "openai-api-base: http://h"})
     assert why("aider --openai-api-base http://h")
+    assert why("aider --openai-api-b=http://h")
+    for path in (".env", "project/.env"):
+        assert "OPENAI_API_BASE" in why("aider", {}, {path: "export OPENAI_API_BASE=http://h\n"})
+    assert "OPENAI_BASE_URL" in why(
+        "aider --env-file my.env", {}, {"project/my.env": "OPENAI_BASE_URL=http://h"}
+    )
+    conf = {"project/x.yml": "env-file: y.env\n", "project/y.env": "ANTHROPIC_API_BASE=http://h"}
+    assert "ANTHROPIC_API_BASE" in why("aider -c x.yml", {}, conf)
+    assert not why("aider", {}, {".env": "OPENAI_API_KEY=k\n", ".aider.conf.yml": "model: x"})
     assert Routes.of({}).variables["OPENAI_HOST"] == f"{PROXY}/openai/"
     assert not why("goose run", {"GOOSE_PROVIDER": "openai"})
     config = {".config/goose/config.yaml": "GOOSE_PROVIDER: databricks\n"}

@@ -13,7 +13,7 @@ import pytest
 from guard.local_gateway import try_lock
 from guard.running import processes, reports, watch
 from guard.running.past_guard import Connection, PastGuard, Traffic
-from guard.running.watch import TreeWatch
+from guard.running.watch import Hosts, TreeWatch
 
 pytestmark = pytest.mark.skipif(not processes.IS_LINUX, reason="reads /proc")
 
@@ -99,3 +99,13 @@ def test_room_comes_back_by_the_clock() -> None:
     assert not traffic.takes(1000, 101.0)
     assert traffic.takes(1_048_576, 10_000.0)  # and never more than at once
     assert not traffic.takes(1, 10_000.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_known"),
+    [("api.kimi.com", True), ("bedrock-mantle.us-east-1.api.aws", True), ("eu-1.api.x.ai", True),
+     ("aiplatform.eu.rep.googleapis.com", True), ("API.OpenAI.com.", True),
+     ("api.github.com", False), ("registry.npmjs.org", False), ("s3.us-east-1.api.aws", False)],
+)  # fmt: skip
+def test_hosts_are_known_by_name(host: str, is_known: bool) -> None:
+    assert Hosts({}).has(host, 443) is is_known

@@ -1,0 +1,1 @@
+"""The rows of the table of programs: how each is pointed at the proxy of a run."""
