@@ -89,4 +89,4 @@ def test_a_rule_about_accelerating_spend_is_previewed_set_shown_and_kept(
 
 def test_the_kind_of_alert_can_be_chosen(tenant: Tenant, visit: Callable[..., Visitor]) -> None:
     page = visit(tenant.organisation_id).get("/alerts").text
-    assert '<option value="loop">A run repeats the same call or prompt' in page
+    assert '<option value="loop">a run repeats the same call or prompt' in page
