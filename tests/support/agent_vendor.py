@@ -90,10 +90,19 @@ class Bill:
 
 @attrs.frozen
 class Refusing:
-    """Answers requests with an error: with a status, or in a stream after its first words."""
+    """Answers requests with an error: with a status, or in a stream after its first words.
+
+    Attributes:
+        status: of the error.
+        in_stream: whether it comes in a stream.
+        once: whether the next request is answered again.
+        resets: whether the connection is closed instead, in mid-stream.
+    """
 
     status: int
     in_stream: bool = False
+    once: bool = False
+    resets: bool = False
 
 
 Script = Callable[[Asked], Turn]
@@ -184,10 +193,12 @@ class AgentVendor:
         asked = _asked(shape, path, body)
         self.asked.append(asked)
         refusing = self.refusing
+        if refusing is not None and refusing.once:
+            self.refusing = None
         dialect = _DIALECTS[shape]
         told = ErrorAnswer(0 if refusing is None else refusing.status, "GD-B004",
                            "guard: the limit of $1.00 is reached")  # fmt: skip
-        if refusing is not None and not refusing.in_stream:
+        if refusing is not None and not (refusing.in_stream or refusing.resets):
             headers = [pair for pair in told.headers() if pair[0] != b"content-type"]
             await _answer(send, refusing.status, told.body(dialect), headers)
             return
@@ -219,6 +230,8 @@ class AgentVendor:
                 await _part(send, agent_answers.word(
                     shape, text, number, asked.model, _counts(bill)
                 ))  # fmt: skip
+                if refusing is not None and refusing.resets:
+                    raise ConnectionResetError  # the server closes what has no end
                 if refusing is not None:
                     await _part(send, told.event(dialect), more=False)
                     return
