@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,15 +139,18 @@ class PastGuard:
             # After the report: once the program has ended, `guard run` looks why.
             end(pid)
 
-    def open(self, host: str, port: int, client: Ends) -> Connection:
+    def open(
+        self, host: str, port: int, client: Ends, has_left: Callable[[], bool] = lambda: False
+    ) -> Connection:
         """Judge a connection that a program asks the forward proxy for.
 
         Args:
             host, port: the server.
             client: the program's end of its connection to the forward proxy, and the other one.
+            has_left: returns whether the program has closed that connection.
 
         Raises:
-            RefusedError: the run ends instead.
+            RefusedError: the run ends instead; not for a program that has left before it was found.
         """
         if not self._watch.hosts.has(host, port):
             with self._lock:
@@ -155,11 +159,13 @@ class PastGuard:
         if caller is not None and caller.is_covered:
             # Its requests are counted by itself.
             return Connection(Traffic(caller.name, host, caller.pid))
+        if caller is None and has_left():
+            raise RefusedError(f"nobody waits for {host}")
         name = "a program" if caller is None else caller.name
         with self._lock:
             traffic = self._traffic(None if caller is None else caller.pid, name, host)
         if self._ends:
-            if caller is None or not (caller.is_known or caller.has_reached):
+            if caller is None or not caller.is_known:
                 self._refuse(f"{name} talks to {host}, and guard cannot see what it spends")
                 raise RefusedError(f"{host} would be asked past guard; {_ADVICE}")
             traffic.is_limited = True

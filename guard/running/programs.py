@@ -65,21 +65,21 @@ def point(
 
 
 def known_in(words: Sequence[str]) -> str | None:
-    """Return the program of the table that runs under a command, also as a script of Node's.
+    """Return the program that runs under a command and is led, also as a script of Node's.
 
     >>> known_in(["/usr/bin/node", "/lib/node_modules/@google/gemini-cli/dist/index.js", "-p"])
     'gemini'
-    >>> known_in(["claude", "-p", "x"]), known_in(["curl", "https://claude"])
-    ('claude', None)
+    >>> known_in(["claude", "-p", "x"]), known_in(["curl", "https://claude"]), known_in(["aws"])
+    ('claude', None, None)
     """
-    if words and (name := _name(words[0])) in _ROWS:
+    if words and (name := _name(words[0])) in _LED:
         return name
     script = next((word for word in words[1:4] if not word.startswith("-")), "")
     for package, name in _PACKAGES.items():
         if f"/node_modules/{package}/" in script:
-            return name
+            return name if name in _LED else None
     name = os.path.basename(script)
-    return name if name in _ROWS and os.path.basename(words[0]).startswith(_INTERPRETERS) else None
+    return name if name in _LED and os.path.basename(words[0]).startswith(_INTERPRETERS) else None
 
 
 def _program_at(command: Sequence[str]) -> int:
@@ -109,7 +109,8 @@ def _name(word: str) -> str:
 
 
 _PACKAGES: Final = {
-    "@anthropic-ai/claude-code": "claude", "@openai/codex": "codex", "@google/gemini-cli": "gemini",
+    "@anthropic-ai/claude-code": "claude", "@anthropic-ai/claude-agent-sdk": "claude",
+    "@openai/codex": "codex", "@google/gemini-cli": "gemini",
     "opencode-ai": "opencode", "@qwen-code/qwen-code": "qwen", "@github/copilot": "copilot",
     "@mariozechner/pi-coding-agent": "pi", "@earendil-works/pi-coding-agent": "pi",
     "aider-chat": "aider", "@cline/cli-linux-x64": "cline", "@aaif/goose": "goose",
@@ -125,3 +126,6 @@ _ROWS: Final[dict[str, Row]] = {
     "cline": cline, "qwen": qwen, "copilot": copilot, "aider": aider, "goose": goose, "aws": aws,
     "cursor-agent": account_only, "amp": account_only,
 }  # fmt: skip
+
+_LED: Final = frozenset(name for name, row in _ROWS.items() if row not in (aws, account_only))
+"""Programs that are led to the run's proxy: the others have no use for it."""

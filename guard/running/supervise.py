@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,6 +70,7 @@ def supervise(
     family = _Family(directory, spared)
     with SignalQueue() as signals, Terminal() as terminal:
         pid = start(command, environ, signals.mask_before)
+        _raise_open_files()
         # The terminal and the mask are restored after the program has ended, in reverse order.
         # In a thread: signals do not wait for a gateway that is slow to answer.
         with repeating(look, _POLL_S, "guard-run", _JOIN_S):
@@ -76,6 +78,13 @@ def supervise(
     if reports.refusal(directory) is not None:
         family.end()
     return code
+
+
+def _raise_open_files() -> None:
+    """Make room for two descriptors for each connection; the program has the limit of before."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class _Family:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 from guard.running import processes
+from guard.running.name_lookup import LookupLoop
 from guard.running.outward import UserProxies, UserProxy
 from guard.running.past_guard import Connection, PastGuard, RefusedError
 
@@ -30,9 +31,11 @@ _READ_BYTES: Final = 262_144
 _EYEBALLS_S: Final = 0.25
 _DESCRIPTORS_KEPT: Final = 256
 _DESCRIPTORS_MAX: Final = 8192
+_ESTABLISHED: Final = 1
 _REQUEST: Final = re.compile(rb"([A-Z]+) (\S+) (HTTP/1\.[01])\r\n", re.IGNORECASE)
 _PLAIN: Final = re.compile(rb"http://([^/?#]+)(.*)$", re.IGNORECASE)
 _PLACE: Final = re.compile(r"(?:\[([0-9a-f:.%]+)\]|([^:\[\]@]+))(?::(\d{1,5}))?$", re.IGNORECASE)
+_WEBSOCKET: Final = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r$")
 _HOPS: Final = re.compile(rb"(?im)^(?:proxy-authorization|proxy-connection|connection):.*\r\n")
 
 
@@ -77,7 +80,8 @@ class Tunnels:
             woken: has a byte to read when there are more sockets to serve.
             taken: returns these, each with the port that its connections are joined with, or None.
         """
-        asyncio.run(self._serve(woken, taken))
+        with asyncio.Runner(loop_factory=LookupLoop) as runner:
+            runner.run(self._serve(woken, taken))
 
     async def _serve(
         self, woken: socket.socket, taken: Callable[[], list[tuple[socket.socket, int | None]]]
@@ -128,8 +132,9 @@ class Tunnels:
             return  # another user of this machine
         try:
             asked = await _asked(reader)
-            ends = (peer[:2], own[:2])
-            connection = await asyncio.to_thread(self._past.open, asked.host, asked.port, ends)
+            connection = await asyncio.to_thread(
+                self._past.open, asked.host, asked.port, (peer[:2], own[:2]), lambda: _left(writer)
+            )
             server = await self._connect(asked)
         except _Failure as exc:
             await _answer(writer, exc.status, str(exc))
@@ -162,7 +167,7 @@ class Tunnels:
                 except BaseException:
                     writer.close()
                     raise
-        except (OSError, asyncio.IncompleteReadError, TimeoutError) as exc:
+        except (OSError, EOFError, asyncio.LimitOverrunError, UnicodeError) as exc:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else "no answer"
             raise _Failure("502 Bad Gateway", f"{host}:{port} cannot be reached: {why}") from exc
         return reader, writer
@@ -182,6 +187,17 @@ class Tunnels:
             return self._past.received(connection, size)
 
         await _both(_pump(reader, server_writer, sent), _pump(server_reader, writer, received))
+
+
+def _left(writer: asyncio.StreamWriter) -> bool:
+    """Return whether a program has closed its connection, as the kernel knows it by now."""
+    if not processes.IS_LINUX:
+        return writer.is_closing()
+    try:
+        found: socket.socket = writer.get_extra_info("socket")
+        return found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+    except OSError:
+        return True
 
 
 def _tunnels_max() -> int:
@@ -223,6 +239,8 @@ async def _pump(
         await writer.drain()
     if writer.can_write_eof():
         writer.write_eof()
+    else:  # TLS cannot say that one direction has ended, and the other one would never
+        writer.close()
 
 
 async def _asked(reader: asyncio.StreamReader) -> _Asked:
@@ -247,17 +265,22 @@ async def _asked(reader: asyncio.StreamReader) -> _Asked:
         raise _Failure("400 Bad Request", "this is the forward proxy of a guard run")
     path = plain[2] if plain[2].startswith(b"/") else b"/" + plain[2]
     rest = _HOPS.sub(b"", head[found.end() :])
-    # One request a connection: the next may be for another server.
-    first = b"%b %b %b\r\nConnection: close\r\n%b" % (method, path, version, rest)
+    # One request a connection: the next may be for another server, but none follows a WebSocket.
+    what = b"Upgrade" if _WEBSOCKET.search(rest) else b"close"
+    first = b"%b %b %b\r\nConnection: %b\r\n%b" % (method, path, version, what, rest)
     return _Asked("http", *_place(plain[1], 80), first)
 
 
 def _place(text: bytes, port: int | None) -> tuple[str, int]:
-    found = _PLACE.match(text.decode("latin-1").rpartition("@")[2])
+    found, host = None, ""
+    with contextlib.suppress(UnicodeError):
+        if (found := _PLACE.match(text.decode().rpartition("@")[2])) is not None:
+            # As it is looked up: other letters may stand for those of a name that is judged.
+            host = found[1] or found[2].encode("idna").decode("ascii")
     given = int(found[3]) if found is not None and found[3] else port
-    if found is None or given is None or not 0 < given < 65_536:
+    if not host or given is None or not 0 < given < 65_536 or not host.isprintable():
         raise _Failure("400 Bad Request", "the request names no server: host:port is wanted")
-    return found[1] or found[2], given
+    return host, given
 
 
 async def _begin(

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import re
-import resource
 import signal
 import socket
 import sys
@@ -141,9 +140,6 @@ class Wall:
                 self._forward.relay(each, port)
         its.sendall(b"+")
         _raise_if_failed(_received(its)[1], command)
-        # Each of its connections has two descriptors here; the program keeps the limit of before.
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _received(its: socket.socket) -> tuple[list[int], dict[str, Any]]:

@@ -8,6 +8,7 @@ the environment names.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ from guard.running.repeating import repeating
 
 _LOOK_S: Final = 0.05
 _RESOLVE_AGAIN_S: Final = 300.0
+_LOOK_UP_S: Final = 2.0
 _HTTPS: Final = 443
 _TALKERS: Final = re.compile(r"(?:node|bun|deno|curl|wget|python[\d.]*|ruby|java|php[\d.]*|go)$")
 """Programs that probably talk to an LLM. Others, such as shells, are named only if they do."""
@@ -50,14 +52,12 @@ class Caller:
         is_covered: whether what it asks an LLM is counted without the forward proxy: it has loaded
             guard, or belongs to a run within this one.
         is_known: whether its program is in the table of those that are led to the run's proxy.
-        has_reached: whether the program has connected to that proxy.
     """
 
     pid: int | None
     name: str
     is_covered: bool = False
     is_known: bool = False
-    has_reached: bool = False
 
 
 _OF_PROGRAMS: Final = frozenset({
@@ -120,10 +120,8 @@ class TreeWatch:
         self._own = own
         self._connected = connected
         self.hosts = Hosts(environ)
-        # Processes that have connected to the proxy, so that their requests are seen; and the names
-        # of their programs.
+        # Processes that have connected to the proxy, so that their requests are seen.
         self._routed: set[int] = set()
-        self._reached: set[str] = set()
         # When each process that has not loaded guard was first seen.
         self._since_s: dict[int, float] = {}
         # Names of the processes that may have talked to an LLM past guard.
@@ -156,11 +154,7 @@ class TreeWatch:
         known = programs.known_in(processes.words(pid))
         name = known or found.name
         is_covered = pid not in self._tree(left_out)[1] or reports.vouches(self._directory, pid)
-        return Caller(pid, name, is_covered, known is not None, self.has_reached(pid, name))
-
-    def has_reached(self, pid: int, name: str) -> bool:
-        """Return whether a process, or another one of its program, has reached the run's proxy."""
-        return pid in self._routed or name in self._reached
+        return Caller(pid, name, is_covered, known is not None)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -224,7 +218,6 @@ class TreeWatch:
         peers = processes.peers(pid)
         if self._proxy() in peers and pid not in self._routed:
             self._routed.add(pid)
-            self._reached.add(programs.known_in(processes.words(pid)) or found.name)
         for host in self.hosts.among(peers):
             self._named[pid] = found.name
             if (pid, host) not in self._known:
@@ -241,14 +234,18 @@ class Hosts:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        # Guarded by the lock: threads that look up names add to it. Addresses stay: a connection
-        # may be older than the newest answer.
+        # All guarded by the lock: threads that look up names add to it. Addresses stay, since a
+        # connection may be older than the newest answer.
         self._by_address: dict[Address, str] = {}
         self._looked_up_s: float | None = None
+        self._lookups: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     def has(self, host: str, port: int) -> bool:
-        """Return whether a host is an LLM's, by its name."""
+        """Return whether a host is an LLM's, by its name; of an address as far as it is known.
+
+        Waits a little for the addresses, if they are asked for the first time.
+        """
         from guard.core.usage.vendors import plain_host, provider_of
 
         host = plain_host(host)
@@ -258,17 +255,32 @@ class Hosts:
             or host in _OF_RESELLERS
             or _REGIONAL.match(host) is not None
             or (host, port) in set(_named(self._environ))
+            or (is_address(host) and bool(self.among({(host, port)}, _LOOK_UP_S)))
         )
 
-    def among(self, peers: set[Address]) -> list[str]:
-        """Return the LLM hosts among some addresses, as far as they are known by now."""
+    def among(self, peers: set[Address], wait_s: float = 0.0) -> list[str]:
+        """Return the LLM hosts among some addresses, as far as they are known by then.
+
+        Args:
+            peers: the addresses.
+            wait_s: how long to wait at most for look-ups that are under way.
+        """
         if not peers:
             return []
         now_s = time.monotonic()
-        if self._looked_up_s is None or now_s - self._looked_up_s > _RESOLVE_AGAIN_S:
-            self._looked_up_s = now_s
-            for wanted in _wanted(self._environ):  # each may take seconds where there is no network
-                threading.Thread(target=self._look_up, args=wanted, daemon=True).start()
+        with self._lock:
+            if self._looked_up_s is None or now_s - self._looked_up_s > _RESOLVE_AGAIN_S:
+                self._looked_up_s = now_s
+                # Each may take seconds where there is no network.
+                self._lookups = [
+                    threading.Thread(target=self._look_up, args=wanted, daemon=True)
+                    for wanted in _wanted(self._environ)
+                ]
+                for each in self._lookups:
+                    each.start()
+            lookups = self._lookups
+        for each in lookups if wait_s else ():
+            each.join(max(0.0, now_s + wait_s - time.monotonic()))
         with self._lock:
             return sorted({self._by_address[peer] for peer in peers if peer in self._by_address})
 
@@ -305,6 +317,19 @@ def _regions(environ: Mapping[str, str]) -> set[str]:
     names = ("AWS_REGION", "AWS_DEFAULT_REGION", "CLOUD_ML_REGION", "GOOGLE_CLOUD_LOCATION")
     found = {environ.get(name, "").strip().lower() for name in names}
     return {region for region in found if _REGION.match(region)}
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is given by its address.
+
+    >>> [is_address(host) for host in ("10.2.3.4", "::1", "a.example")]
+    [True, True, False]
+    """
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def end(pid: int) -> None:
