@@ -86,6 +86,8 @@ take a run longer than it is worth."""
 _REGIONAL: Final = re.compile(
     r"(?:aws-external-anthropic|bedrock-mantle)\.[a-z0-9-]+\.api\.aws$"
     r"|[a-z0-9-]+\.api\.x\.ai$|aiplatform\.[a-z]+\.rep\.googleapis\.com$"
+    r"|[a-z0-9-]+\.openai\.azure\.(?:us|cn)$|proxy\.[a-z-]+\.githubcopilot\.com$"
+    r"|vpce-[a-z0-9-]+\.bedrock-(?:agent-)?runtime\.[a-z0-9-]+\.vpce\.amazonaws\.com$"
 )
 _REGION: Final = re.compile(r"[a-z]+(-[a-z0-9]+){1,3}$")
 

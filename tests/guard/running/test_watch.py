@@ -105,6 +105,8 @@ def test_room_comes_back_by_the_clock() -> None:
     ("host", "is_known"),
     [("api.kimi.com", True), ("bedrock-mantle.us-east-1.api.aws", True), ("eu-1.api.x.ai", True),
      ("aiplatform.eu.rep.googleapis.com", True), ("API.OpenAI.com.", True),
+     ("mine.openai.azure.us", True), ("proxy.individual.githubcopilot.com", True),
+     ("vpce-0a1.bedrock-runtime.us-east-1.vpce.amazonaws.com", True),
      ("api.github.com", False), ("registry.npmjs.org", False), ("s3.us-east-1.api.aws", False)],
 )  # fmt: skip
 def test_hosts_are_known_by_name(host: str, is_known: bool) -> None:
