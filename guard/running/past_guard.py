@@ -81,7 +81,7 @@ class Traffic:
 
 
 @attrs.define(eq=False)
-class Connection:
+class HostConnection:
     """One connection of a program to a host.
 
     Attributes:
@@ -141,7 +141,7 @@ class PastGuard:
 
     def open(
         self, host: str, port: int, client: Ends, has_left: Callable[[], bool] = lambda: False
-    ) -> Connection:
+    ) -> HostConnection:
         """Judge a connection that a program asks the forward proxy for.
 
         Args:
@@ -154,11 +154,11 @@ class PastGuard:
         """
         if not self._watch.hosts.has(host, port):
             with self._lock:
-                return Connection(self._other(host))
+                return HostConnection(self._other(host))
         caller = self._watch.caller(client)
         if caller is not None and caller.is_covered:
             # Its requests are counted by itself.
-            return Connection(Traffic(caller.name, host, caller.pid))
+            return HostConnection(Traffic(caller.name, host, caller.pid))
         if caller is None and has_left():
             raise RefusedError(f"nobody waits for {host}")
         name = "a program" if caller is None else caller.name
@@ -169,9 +169,9 @@ class PastGuard:
                 self._refuse(f"{name} talks to {host}, and guard cannot see what it spends")
                 raise RefusedError(f"{host} would be asked past guard; {_ADVICE}")
             traffic.is_limited = True
-        return Connection(traffic)
+        return HostConnection(traffic)
 
-    def sent(self, connection: Connection, size: int) -> bool:
+    def sent(self, connection: HostConnection, size: int) -> bool:
         """Count bytes that a program sends to a host; return whether it may send them."""
         traffic = connection.traffic
         with self._lock:
@@ -182,7 +182,7 @@ class PastGuard:
                            "more than it needs to report to it")  # fmt: skip
         return False
 
-    def received(self, connection: Connection, size: int) -> bool:
+    def received(self, connection: HostConnection, size: int) -> bool:
         """Count bytes that a host sends to a program; return whether the program may have them."""
         traffic = connection.traffic
         with self._lock:

@@ -26,7 +26,7 @@ from guard.core.wire import amount_in
 from guard.running import processes, reports
 from guard.running.account import RunAccount
 from guard.running.balances import WaitingRaise, raise_of
-from guard.running.report import say
+from guard.running.report import say, tell_terminal
 from guard.running.tty_readers import anyone_reads_terminal
 
 _LOOK_S: Final = 0.5
@@ -125,7 +125,7 @@ class RunRaising:
         offer, self._offer, self._again_s = self._offer, None, None
         if self._is_titled:
             self._is_titled = False
-            _tell_terminal(_TITLE_BACK)
+            tell_terminal(_TITLE_BACK)
         if offer is not None:
             before, began = offer.waiting, offer.waiting.began
             limit = self._account.limit_of(before.budget_id)
@@ -146,7 +146,7 @@ class RunRaising:
             self._again_s = time.monotonic() + _AGAIN_S
             if not self._is_titled:
                 self._is_titled = True
-                _tell_terminal(_KEEP_TITLE + _NOTICES.format(one_line(f"guard run: {head}")))
+                tell_terminal(_KEEP_TITLE + _NOTICES.format(one_line(f"guard run: {head}")))
 
     # -- the terminal -----------------------------------------------------------------------------
 
@@ -195,10 +195,3 @@ class RunRaising:
             reports.refuse(self._directory, "GD-B004", ENDED, **offer.waiting.refusal)
         elif answer:
             say(f"r raises by {offer.shown}, q quits")
-
-
-def _tell_terminal(sequence: str) -> None:
-    """Write a sequence that shows nothing on the screen itself."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(sequence)
-        sys.stderr.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -26,6 +27,12 @@ def say(text: str, **style: Any) -> None:
     """Write a line of our own, which differs from the program's lines on a terminal."""
     shown = f"{click.style('guard run:', fg='cyan')} {click.style(visible(text), **style)}"
     click.echo(shown, err=True, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def tell_terminal(sequence: str) -> None:
+    """Write a sequence that shows nothing on the screen itself."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(sequence, err=True, nl=False, color=True)
 
 
 def spent(spend: RunSpend, limits: plan.RunLimits) -> str:

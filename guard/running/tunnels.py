@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from guard.running import processes
 from guard.running.name_lookup import LookupLoop
 from guard.running.outward import UserProxies, UserProxy
-from guard.running.past_guard import Connection, PastGuard, RefusedError
+from guard.running.past_guard import HostConnection, PastGuard, RefusedError
 
 logger = logging.getLogger("guard.run")
 
@@ -178,7 +178,7 @@ class Tunnels:
         writer: asyncio.StreamWriter,
         server_reader: asyncio.StreamReader,
         server_writer: asyncio.StreamWriter,
-        connection: Connection,
+        connection: HostConnection,
     ) -> None:
         def sent(size: int) -> bool:
             return self._past.sent(connection, size)

@@ -43,7 +43,7 @@ _BASE_URL: Final = re.compile(
 
 
 @attrs.frozen
-class Caller:
+class AskingProcess:
     """A process that asks the run's forward proxy for a server.
 
     Attributes:
@@ -140,14 +140,14 @@ class TreeWatch:
         seen = self._routed - {pid for pid, _ in self._known}
         return sorted({name for pid, name in self._named.items() if pid not in seen})
 
-    def caller(self, client: Ends) -> Caller | None:
+    def caller(self, client: Ends) -> AskingProcess | None:
         """Return which process has opened a connection; None if that cannot be found.
 
         Args:
             client: its end of the connection, and the other one.
         """
         if not processes.IS_LINUX:  # it may be one that guard covers, as far as can be known
-            return Caller(None, "a program", is_known=True)
+            return AskingProcess(None, "a program", is_known=True)
         left_out = self._own() | reports.nested(self._directory)
         pid = processes.holder(client, sorted(processes.below(os.getpid())))
         found = None if pid is None else processes.process(pid)
@@ -156,7 +156,7 @@ class TreeWatch:
         known = programs.known_in(processes.words(pid))
         name = known or found.name
         is_covered = pid not in self._tree(left_out)[1] or reports.vouches(self._directory, pid)
-        return Caller(pid, name, is_covered, known is not None)
+        return AskingProcess(pid, name, is_covered, known is not None)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

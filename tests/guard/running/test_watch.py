@@ -12,7 +12,7 @@ import pytest
 
 from guard.local_gateway import try_lock
 from guard.running import processes, reports, watch
-from guard.running.past_guard import Connection, PastGuard, Traffic
+from guard.running.past_guard import HostConnection, PastGuard, Traffic
 from guard.running.watch import Hosts, TreeWatch
 
 pytestmark = pytest.mark.skipif(not processes.IS_LINUX, reason="reads /proc")
@@ -76,7 +76,7 @@ REPORT, QUESTION, ACKNOWLEDGED = 247_156, 30_000, 35
 def test_what_is_answered_at_length_was_asked_of_a_model(parts: list[int], may: bool) -> None:
     """Bytes that a program sends, and less than 0 those that come back."""
     traffic = Traffic("claude", "api.anthropic.com", is_limited=True)
-    connection = Connection(traffic)
+    connection = HostConnection(traffic)
 
     def passes(size: int) -> bool:
         if size < 0:
@@ -85,7 +85,7 @@ def test_what_is_answered_at_length_was_asked_of_a_model(parts: list[int], may: 
         return traffic.takes(size, 0.0)
 
     assert all(passes(size) for size in parts) is may
-    unlimited = Connection(Traffic("python", "api.anthropic.com"))
+    unlimited = HostConnection(Traffic("python", "api.anthropic.com"))
     unlimited.sends(QUESTION)
     assert unlimited.gets(REPORT)
 
