@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import signal
 import socket
 import threading
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Final, Self
 
 from guard.running.outward import UserProxies
 from guard.running.past_guard import PastGuard
-from guard.running.signals import HELD
+from guard.running.signals import start_uninterrupted
 
 _BACKLOG: Final = 2048
 _JOIN_S: Final = 5.0
@@ -53,12 +52,7 @@ class ForwardProxy:
         listening = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self.serve(listening)
-        # As all threads of a run: see `repeating`.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-        try:
-            self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        start_uninterrupted(self._thread)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from guard.running.signals import HELD
+from guard.running.signals import start_uninterrupted
 
 logger = logging.getLogger("guard.run")
 
@@ -40,13 +39,7 @@ def repeating(
                     logger.exception("%s: a look failed, the next may do better", name)
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)
-    # A thread inherits the mask. With the signals blocked in every thread they stay pending until
-    # the main thread waits for them; Python would act on one that any thread gets.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-    try:
-        thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    start_uninterrupted(thread)
     try:
         yield
     finally:

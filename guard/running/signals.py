@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -23,6 +24,19 @@ _SI_KERNEL: Final = 128
 
 _HAS_INFO: Final = hasattr(signal, "sigtimedwait") and os.uname().sysname == "Linux"
 _AWAITED: Final = {*HELD, signal.SIGCHLD}
+
+
+def start_uninterrupted(thread: threading.Thread) -> None:
+    """Start a thread of a run.
+
+    A thread inherits the mask. With the signals blocked in every thread they stay pending until the
+    main thread waits for them; Python would act on one that any thread gets.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class SignalQueue:

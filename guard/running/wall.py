@@ -12,10 +12,11 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from guard.running import processes
+from guard.running.forward_proxy import ForwardProxy
 from guard.running.signals import HELD
 
 _ENTRY: Final = Path(__file__).with_name("wall_entry.py")
@@ -50,20 +51,6 @@ class WallError(Exception):
     """There can be no wall, so the program was not started; the text says why."""
 
 
-class Forward(Protocol):
-    """The run's forward proxy."""
-
-    @property
-    def url(self) -> str:
-        """Where it listens outside."""
-
-    def serve(self, listening: socket.socket) -> None:
-        """Serve programs on one more socket."""
-
-    def relay(self, listening: socket.socket, port: int) -> None:
-        """Join each connection to a socket with one to a port of this machine."""
-
-
 class Wall:
     """The wall of one run.
 
@@ -73,7 +60,7 @@ class Wall:
         ports: the ports of this machine that the user lets it reach.
     """
 
-    def __init__(self, forward: Forward, urls: Iterable[str], ports: Iterable[int]) -> None:
+    def __init__(self, forward: ForwardProxy, urls: Iterable[str], ports: Iterable[int]) -> None:
         self._forward = forward
         self._own = _port(forward.url)
         self._ports = list(dict.fromkeys([self._own, *map(_port, urls), *ports]))

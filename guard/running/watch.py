@@ -64,7 +64,7 @@ _OF_PROGRAMS: Final = frozenset({
     "chatgpt.com", "cloudcode-pa.googleapis.com", "daily-cloudcode-pa.googleapis.com",
     "api.githubcopilot.com", "api.individual.githubcopilot.com", "api.business.githubcopilot.com",
     "api.enterprise.githubcopilot.com", "models.github.ai", "portal.qwen.ai", "opencode.ai",
-    "api.cline.bot", "api2.cursor.sh", "ampcode.com", "api.kilo.ai", "api.z.ai",
+    "api.cline.bot", "api2.cursor.sh", "ampcode.com", "api.kilo.ai",
 })  # fmt: skip
 """Hosts by which coding agents ask models under an account of their makers'."""
 

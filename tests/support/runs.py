@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -73,6 +74,11 @@ class Runs:
         finally:
             admin.close()
             gateway.leave()
+
+
+def facts_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the report of a run with ``--json``."""
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def wait_for_end(directory: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from guard.gateway.embedded import Gateway, run_gateway
+from tests.support.forward_proxy import UsersProxy, users_proxy
 from tests.support.llm_vendor import vendor_process
 from tests.support.programs import environment
 from tests.support.runs import Runs, local_directory
@@ -67,3 +68,10 @@ def guard(directory: Path) -> Iterator[Runs]:
     """``guard`` commands beside that gateway."""
     with contextlib.closing(Runs(directory)) as runs:
         yield runs
+
+
+@pytest.fixture
+def users() -> Iterator[UsersProxy]:
+    """A forward proxy that the user has set."""
+    with users_proxy() as proxy:
+        yield proxy

@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from guard.running.plan import read_calls, read_tokens
-from tests.support.runs import Runs
+from tests.support.runs import Runs, facts_of
 
 LOCAL_AGENT = """
 import sys, httpx
@@ -96,11 +95,6 @@ def tool_vendor() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-def facts_of(done: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def test_a_local_model_stops_exactly_at_its_tokens(

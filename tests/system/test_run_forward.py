@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from guard.running.processes import IS_LINUX
-from tests.support.forward_proxy import UsersProxy, users_proxy
-from tests.support.runs import Runs
+from tests.support.forward_proxy import UsersProxy
+from tests.support.runs import Runs, facts_of
 from tests.support.waiting import until
 
 on_linux = pytest.mark.skipif(not IS_LINUX, reason="it reads /proc")
@@ -64,24 +61,12 @@ def stay():
 """
 
 
-@pytest.fixture
-def users() -> Iterator[UsersProxy]:
-    """A forward proxy that the user has set."""
-    with users_proxy() as proxy:
-        yield proxy
-
-
 def program(folder: Path, name: str, code: str) -> list[str]:
     """Return the command of a program with this name, which does not load guard."""
     script = folder / name
     script.write_text(TUNNEL + code)
     # Through a shell, so that nothing of its command is known before it runs.
     return ["bash", "-c", f"{sys.executable} -I {script}; exit $?"]
-
-
-def facts_of(done: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def set_by(users: UsersProxy, vendor: str = "") -> dict[str, str]:

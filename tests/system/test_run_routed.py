@@ -19,7 +19,7 @@ import pytest
 from guard.running import processes
 from tests.support.llm_vendor import vendor_process
 from tests.support.programs import is_gone, killed_at_last
-from tests.support.runs import AGENT, LIMIT, Runs
+from tests.support.runs import AGENT, LIMIT, Runs, facts_of
 from tests.support.waiting import WAIT_S, until
 
 COST = 512_500
@@ -53,11 +53,6 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 
 def env_of(vendor: str) -> dict[str, str]:
     return {"OPENAI_BASE_URL": f"{vendor}/v1", "ANTHROPIC_BASE_URL": vendor}
-
-
-def facts_of(done: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.fixture

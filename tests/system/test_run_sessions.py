@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from guard.gateway.admin import AdminClient
 from guard.local_gateway import join
 from guard.running.session_key import key_of_session
-from tests.support.runs import AGENT, LIMIT, Runs
+from tests.support.runs import AGENT, LIMIT, Runs, facts_of
 
 DAY_MS = 86_400_000
 
@@ -23,10 +21,6 @@ def agent(tmp_path: Path) -> str:
     path = tmp_path / "agent.py"
     path.write_text(AGENT)
     return str(path)
-
-
-def facts_of(done: Any) -> dict[str, Any]:
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_a_session_keeps_what_its_runs_have_used(guard: Runs, vendor: str, agent: str) -> None:

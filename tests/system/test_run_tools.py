@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from tests.support.runs import Runs
+from tests.support.runs import Runs, facts_of
 
 IN_WORDS = """
 from langchain_core.tools import tool
@@ -34,11 +32,6 @@ for _ in range(2):  # a retry sends the same result
     reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60)
     print(reply.status_code, flush=True)
 """
-
-
-def facts_of(done: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def test_a_tool_that_words_name_is_blocked(guard: Runs, tmp_path: Path) -> None:

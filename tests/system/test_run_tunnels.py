@@ -8,7 +8,6 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ import pytest
 from guard.running import programs
 from guard.running.processes import IS_LINUX
 from tests.support.certificates import new_authority
-from tests.support.forward_proxy import UsersProxy, users_proxy
-from tests.support.runs import Runs
-from tests.system.test_run_forward import TUNNEL, facts_of, program, set_by
+from tests.support.forward_proxy import UsersProxy
+from tests.support.runs import Runs, facts_of
+from tests.system.test_run_forward import TUNNEL, program, set_by
 
 on_linux = pytest.mark.skipif(not IS_LINUX, reason="it reads /proc")
 
@@ -29,13 +28,6 @@ def asked(text, waits=True):
     peer.sendall(text.encode("latin-1"))
     return peer.recv(4096).split(b"\\r\\n")[0].decode() if waits else peer.close()
 """
-
-
-@pytest.fixture
-def users() -> Iterator[UsersProxy]:
-    """A forward proxy that the user has set."""
-    with users_proxy() as proxy:
-        yield proxy
 
 
 @on_linux

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +17,7 @@ from guard.running import processes
 from guard.running.processes import IS_LINUX, _address
 from tests.guard.instrumentation.test_realtime import realtime  # noqa: F401
 from tests.support.llm_vendor import vendor_process
-from tests.support.runs import Runs
+from tests.support.runs import Runs, facts_of
 
 BODY = '{"model": "gpt-4o", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}'
 CURL = f"curl -s -o /dev/null -d '{BODY}' $URL/v1/chat/completions"
@@ -88,11 +86,6 @@ def takes(vendor: str, seconds: float) -> None:
 
 def environment(url: str) -> dict[str, str]:
     return {"URL": url, "OPENAI_BASE_URL": f"{url}/v1"}
-
-
-def facts_of(done: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @on_linux

@@ -23,7 +23,7 @@ import pytest
 from tests.support import postgres
 from tests.support.forward_proxy import users_proxy
 from tests.support.programs import is_gone, killed_at_last
-from tests.support.runs import AGENT, LIMIT, Runs, local_directory
+from tests.support.runs import AGENT, LIMIT, Runs, facts_of, local_directory
 from tests.support.terminal import TerminalSession
 from tests.support.unprivileged import NOBODY, directory_of_nobody, require_nobody
 from tests.support.waiting import WAIT_S, until
@@ -92,11 +92,6 @@ def folder() -> Iterator[Path]:
     path.chmod(0o777)
     yield path
     shutil.rmtree(path)
-
-
-def facts_of(done: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def own_address() -> str:
