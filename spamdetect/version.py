@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__version__ = "0.7.0"
+__version__ = "1.0.0"
 
 DISTRIBUTION = "agent-hard-stop"
 """The name on a package index; the packages are `guard` and `spamdetect`."""

@@ -21,6 +21,7 @@ import pytest
 
 from guard.gateway.embedded import Gateway, run_gateway
 from spamdetect.testing import RunningService, run_service
+from tests.support import release_0_7
 from tests.support.agent_vendor import AgentVendor
 from tests.support.certificates import new_authority
 from tests.support.openid_provider import openid_provider
@@ -82,6 +83,7 @@ def service() -> Iterator[RunningService]:
 
 
 ANSWERED_IN_SLACK = "docs/recipes/slack.md"
+UPGRADED = "docs/upgrading.md"
 SLACK_SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
 
 
@@ -168,6 +170,8 @@ def reader(
     for names in (("fullchain.pem", "privkey.pem"), ("cert.pem", "key.pem")):
         for name, made in zip(names, certificate, strict=True):
             shutil.copy(made, folder / name)
+    if page == UPGRADED:
+        release_0_7.filled(folder / "guard-gateway.sqlite3")
     tools = str(Path(sys.executable).parent)
     with local_directory(tmp_path / "local") as local:
         env = environment({

@@ -226,10 +226,10 @@ def test_the_plan_is_said_before_anything_is_done(old: OldFile) -> None:
     words = ["migrate", "up", "--database", str(old.path)]
     result = CliRunner().invoke(command, [*words, "--preview"])
     assert result.exit_code == 0
-    assert f"key worker: {FIRST} stays, {second} will be names for it" in result.output
+    assert f"key worker: {FIRST} stays, also found by {second}" in result.output
     assert old.rows("PRAGMA user_version") == [(release_0_7.SCHEMA,)]
     assert old.path.read_bytes() == content
-    assert f"{second} will be" in CliRunner().invoke(command, words).output
+    assert f"found by {second}" in CliRunner().invoke(command, words).output
     assert CliRunner().invoke(command, [*words, "--preview"]).output == "no keys are joined\n"
 
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import guard
 from guard.gateway.domain.records import BudgetRule, Webhook
 from guard.gateway.domain.statistics import MoneySample, Spent, TimeByOrganisation
 from guard.gateway.embedded import Gateway, run_gateway
@@ -202,7 +203,7 @@ def test_the_writers_figures_agree(gateway: Gateway, tenant: Tenant) -> None:
     assert found['guard_gateway_pool_connections_max{pool="reports"}'] == 2
     in_use = 'guard_gateway_pool_connections_in_use{pool="lookups"}'
     until(lambda: scraped(gateway.base_url)[in_use] == 0)
-    assert found['guard_gateway_build_info{version="0.7.0"}'] == 1
+    assert found[f'guard_gateway_build_info{{version="{guard.__version__}"}}'] == 1
 
 
 @pytest.mark.asyncio

@@ -55,7 +55,7 @@ def policies_list(client: AdminClient) -> None:
 
 def _rules(document: dict[str, Any]) -> str:
     """Return the rules that are set, in short."""
-    said = {name: rule for name, rule in document.items() if rule not in (None, [], "allow")}
+    said = {k: v for k, v in document.items() if v is not False and v not in (None, [], "allow")}
     if not (said.get("approval_tools") or said.get("sensitive_action")):
         said.pop("approval_timeout_ms", None)
     return "; ".join(

@@ -126,7 +126,7 @@ class Joined:
         plan._link(rows(_ROTATED), list(names))
         for kept, members in plan.members.items():
             others = ", ".join(members[1:])
-            plan.lines.append(f"key {names[kept]}: {kept} stays, {others} will be names for it")
+            plan.lines.append(f"key {names[kept]}: {kept} stays, also found by {others}")
         for older, newer, name in rows(_UNLINKED):
             if plan.key_of(older) != plan.key_of(newer):
                 plan.lines.append(
