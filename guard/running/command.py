@@ -281,8 +281,9 @@ def _run(
                 say(f"{workflow}: started")
             try:
                 with unseen.watch.watching(), left.charging():
-                    code = supervise(command, given, directory, look, unseen.own, start)
-                look.at_the_end(code)
+                    code = supervise(
+                        command, given, directory, look, look.at_the_end, unseen.own, start
+                    )
                 code = 128 - code if code < 0 else code
             except OSError as exc:
                 raise _Failure(f"{command[0]} cannot be run: {exc.strerror}", 126) from None

@@ -83,13 +83,15 @@ class RunLook:
                     text = spent(spend, self._account.limits_now(self._limits))
                     say(f"{self._workflow}: {text}{left(spend)}")
 
-    def at_the_end(self, code: int) -> None:
-        """Check once more, for a raise or a kill just before the program's end."""
+    def at_the_end(self) -> None:
+        """Check once more, for a raise or a kill just before the program's end.
+
+        A killed program may end by itself before the next look, and with any exit code.
+        """
         with contextlib.suppress(AdminError):
             if self._raising is not None:
                 self._raising.end()
-            if code:
-                self._look_for_kill()
+            self._look_for_kill()
 
     def _look_for_kill(self) -> None:
         kill = None if self._dry_run else self._account.kill()

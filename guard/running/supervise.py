@@ -49,6 +49,7 @@ def supervise(
     environ: Mapping[str, str],
     directory: Path,
     look: Callable[[], None],
+    at_the_end: Callable[[], None],
     spared: Callable[[], set[int]] = set,
     start: Start = spawn,
 ) -> int:
@@ -59,6 +60,7 @@ def supervise(
             the caller's.
         directory: where its processes report refusals, which end it.
         look: called ten times a second, in a thread of its own.
+        at_the_end: called once the program has ended; a refusal that it reports ends what is left.
         spared: returns the processes below this one that do not belong to the program.
         start: starts it.
 
@@ -75,6 +77,7 @@ def supervise(
         # In a thread: signals do not wait for a gateway that is slow to answer.
         with repeating(look, _POLL_S, "guard-run", _JOIN_S):
             code = _Program(pid, directory, signals, terminal, family).wait()
+    at_the_end()
     if reports.refusal(directory) is not None:
         family.end()
     return code

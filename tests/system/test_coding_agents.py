@@ -191,8 +191,7 @@ def test_a_kill_ends_it_in_mid_answer(desk: Desk, guard: Runs) -> None:
         facts, screen = desk.end(process)
         print(f"\n{desk.agent.name}: gone {time.monotonic() - began_s:.2f} s after the kill")
         admin.directive("revive", name)
-    # Goose says why, and ends by itself as if it had done its work.
-    assert facts["exit_code"] == (0 if desk.agent.name == "goose" else 77), screen
+    assert (facts["exit_code"], facts["refused"]["error_code"]) == (77, "GD-W002"), screen
     assert "enough" in screen
     assert_charged_in_doubt(desk, facts)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from guard.gateway.embedded import Gateway
+from tests.support.programs import is_gone
 from tests.support.runs import Runs
 from tests.support.waiting import WAIT_S
 
@@ -53,6 +55,22 @@ def test_a_kill_ends_a_run_that_sleeps_and_lets_none_begin(
     assert revived.returncode == 0
     again = guard("run", "--workflow", "doomed-1", "--", sys.executable, "-c", "print('ran')")
     assert (again.stdout, again.returncode) == ("ran\n", 0)
+
+
+def test_a_program_that_ends_well_all_the_same_was_killed(guard: Runs) -> None:
+    """It ends with 0 before ``guard run`` looks again, as agents do that have shown why."""
+    script = "sleep 600 >/dev/null 2>&1 & echo $!; read line; exit 0"
+    with guard.start("run", "--workflow", "polite", "--json", "--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        with guard.operator() as admin:
+            admin.directive("kill", "polite", reason="enough")
+            out, err = process.communicate("\n", timeout=WAIT_S)
+            admin.directive("revive", "polite")
+    facts = json.loads(out.splitlines()[-1])
+    assert (facts["exit_code"], facts["program_exit_code"]) == (77, 0), err
+    assert facts["refused"]["error_code"] == "GD-W002"
+    assert is_gone(child), "what it has left behind"
 
 
 def test_a_run_that_does_not_match_goes_on(guard: Runs, sleeper: str) -> None:
