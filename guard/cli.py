@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+from collections.abc import Iterator
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -44,8 +46,30 @@ _MARKS: Final = {
 }
 
 
+@contextlib.contextmanager
+def _in_two_lines() -> Iterator[None]:
+    """Have a mistake in a command line say what it is, and where the rest stands."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as exc:
+        hint = "" if exc.ctx is None else f"\nTry '{exc.ctx.command_path} --help'."
+        raise click.UsageError(f"{exc.format_message()}{hint}") from None
+
+
 class LazyGroup(click.Group):
     """A group whose heavy commands are imported when they are used."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the command's own options."""
+        with _in_two_lines():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that is named."""
+        with _in_two_lines():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, the lazy ones too."""
@@ -64,7 +88,7 @@ class LazyGroup(click.Group):
                 raise
             raise click.ClickException(
                 f"`guard {cmd_name}` needs the package {exc.name!r}, which is not installed. "
-                f"Install everything: {installs('all')}"
+                f"Install it: {installs('gateway')}"
             ) from None
         finally:
             gc.enable()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -27,8 +28,28 @@ _COMMANDS: Final[dict[str, str]] = {
 }
 
 
+@contextlib.contextmanager
+def _in_two_lines() -> Iterator[None]:
+    """Have a mistake in a command line say what it is, and where the rest stands."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        hint = "" if error.ctx is None else f"\nTry '{error.ctx.command_path} --help'."
+        raise click.UsageError(f"{error.format_message()}{hint}") from None
+
+
 class _LazyGroup(click.Group):
     """Imports a command's module only when the command is run or its help shown."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _in_two_lines():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _in_two_lines():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

@@ -1,4 +1,4 @@
-"""What a person reads who has typed something wrong: at most three lines, and what to type."""
+"""What a person reads who has typed something wrong: at most two lines, and what to type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spamdetect.errors import SpamError
 from tests.support.commands import Command, run_commands
 from tests.support.programs import environment
 
-LINES_MAX = 3
+LINES_MAX = 2
 JARGON = re.compile(
     r"Traceback|\$\.|`\$|Expected `|msgspec|DecodeError|ValidationError|JSONDecodeError"
     r"|valid (?:float|integer) range|Error: \w+Error\b|<class|object at 0x"
@@ -117,7 +117,7 @@ def _said(result: Result) -> str:
 
 @pytest.mark.generator("mistakes at the command line")
 @pytest.mark.parametrize("root", [guard_cli, spam_cli], ids=["guard", "spamdetect"])
-def test_a_bad_value_is_answered_in_three_lines(
+def test_a_bad_value_is_answered_in_two_lines(
     root: click.Command,
     gateway: Gateway,
     tmp_path: Path,
