@@ -1,4 +1,5 @@
-"""The place where a program is started, with its settings files. Pure except for ``read``."""
+"""The place where a program is started, with its settings files. Pure except for ``read`` and
+``names``."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ import attrs
 
 Read = Callable[[Path], str | None]
 """Returns the text of a file; None if there is none."""
+
+Names = Callable[[Path], Sequence[str]]
+"""Returns the names in a directory; none if there is none."""
 
 _STRING: Final = r'("(?:[^"\\]|\\.)*")|'
 _COMMENT: Final = re.compile(_STRING + r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -27,12 +31,18 @@ class StartPlace:
         environ: its environment, without anything of the run's.
         home, cwd: its directories.
         read: reads a file.
+        names: lists a directory.
     """
 
     environ: Mapping[str, str] = attrs.field(repr=False)
     home: Path
     cwd: Path
     read: Read
+    names: Names
+
+    def within(self, folder: Path, end: str) -> list[Path]:
+        """Return the files of a directory whose names end so."""
+        return [folder / name for name in sorted(self.names(folder)) if name.endswith(end)]
 
     def json(self, *paths: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield the path and the JSON object of each file that has one; comments are ignored."""

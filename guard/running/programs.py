@@ -21,7 +21,7 @@ from guard.running.rows.gemini import gemini, qwen
 from guard.running.rows.opencode import opencode
 from guard.running.rows.others import account_only, aider, aws, copilot, goose
 from guard.running.rows.pi import pi
-from guard.running.rows.redirect import Redirect, unroutable
+from guard.running.rows.redirect import Redirect, UnroutableError
 
 _ELSEWHERE: Final = frozenset({
     "docker", "docker-compose", "podman", "nerdctl", "kubectl", "ssh", "mosh", "vagrant",
@@ -54,13 +54,15 @@ def point(
     at = _program_at(command)
     name = _name(command[at])
     row = _ROWS.get(name)
-    if name in _ELSEWHERE:
-        why = f"{name} runs its program elsewhere, or as another user, where guard is not"
-        return list(command), unroutable(why)
-    if row is None:  # it may start OpenCode, whose settings can be in the environment
-        found = opencode(place, (), upstreams)
-        return list(command), Redirect(variables=found.variables)
-    found = row(place, command[at + 1 :], upstreams)
+    try:
+        if name in _ELSEWHERE:
+            why = f"{name} runs its program elsewhere, or as another user, where guard is not"
+            raise UnroutableError(why)
+        # Any other may start OpenCode, whose settings can be in the environment.
+        found = (row or opencode)(place, command[at + 1 :], upstreams)
+    except UnroutableError as exc:
+        known = name in _ELSEWHERE or row is not None
+        return list(command), Redirect(unroutable=str(exc) if known else None)
     return [*command[: at + 1], *found.arguments, *command[at + 1 :]], found
 
 

@@ -68,6 +68,7 @@ VARIABLES: Final = (
     Variable("OPENROUTER_BASE_URL", "openrouter", "/api/v1", has_default=False),
     Variable("AZURE_OPENAI_ENDPOINT", "azure", has_default=False),
     Variable("AZURE_API_BASE", "azure", has_default=False),
+    Variable("CODEX_OSS_BASE_URL", "ollama", "/v1", has_default=False),
     Variable("COPILOT_PROVIDER_BASE_URL", "custom/copilot", has_default=False),
     Variable("DEEPSEEK_API_BASE", "custom/deepseek", has_default=False),
     Variable("DEEPSEEK_BASE_URL", "custom/deepseek", has_default=False),
@@ -100,14 +101,14 @@ class Address:
     path: str
 
     @classmethod
-    def of(cls, text: str | None) -> Self | None:
+    def of(cls, text: object) -> Self | None:
         """Read a base URL; None if it is none, or has parts that the proxy could not replace.
 
         >>> Address.of("http://localhost:11434/v1")
         Address(origin='http://localhost:11434', path='/v1')
         """
         try:
-            parts = urlsplit((text or "").strip())
+            parts = urlsplit(text.strip() if isinstance(text, str) else "")
             parts.port  # noqa: B018  # raises for what is no port
         except ValueError:
             return None

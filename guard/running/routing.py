@@ -51,7 +51,7 @@ class Routing:
         own.pop(PROXY_VARIABLE, None)
         found = Routes.of(own)
         home = Path(own.get("HOME") or "/")
-        place = StartPlace(own, home, Path.cwd(), _text_of)
+        place = StartPlace(own, home, Path.cwd(), _text_of, _names_in)
         led, pointed = programs.point(command, place, found.upstreams)
         with_more = found.with_more(pointed.variables, own)
         return cls(
@@ -141,3 +141,11 @@ def _text_of(path: Path) -> str | None:
         return path.read_text("utf-8")
     except (OSError, ValueError):
         return None
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names in a directory; none if it is missing or unreadable."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

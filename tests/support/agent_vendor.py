@@ -286,6 +286,10 @@ def _counts(bill: Bill) -> Counts:
 def _other(method: str, path: str) -> tuple[int, bytes]:
     if path.endswith(("/count_tokens", ":countTokens")):
         return 200, b'{"input_tokens": 100, "totalTokens": 100}'
+    if path == "/api/tags":  # of Ollama
+        return 200, b'{"models": [{"name": "gpt-5", "model": "gpt-5"}]}'
+    if path.endswith("/version"):
+        return 200, b'{"version": "1.0.0"}'
     if path.endswith("/models"):
         return 200, b'{"object": "list", "data": [], "models": []}'
     return 404, b'{"error": {"message": "no such thing", "type": "not_found_error"}}'

@@ -251,9 +251,8 @@ def test_the_gemini_cli_starts_with_a_key_alone(desk: Desk, guard: Runs) -> None
             pytest.skip("others may write above the folder of the programs")
         guard.env["XDG_RUNTIME_DIR"] = place
         facts, screen = desk.end(desk.start("Say hello."))
-        assert [path.name for path in Path(place).iterdir()] == [
-            "gemini_cli_system_defaults_path.json"
-        ]
+        places = Path(place), Path(guard.env["GUARD_LOCAL_DIR"])
+        assert any((each / "gemini_cli_system_defaults_path.json").exists() for each in places)
     assert (facts["exit_code"], facts["requests"]) == (0, 1), screen
 
 
@@ -289,7 +288,9 @@ def test_sub_agents_are_started_as_often_as_the_run_allows(desk: Desk) -> None:
     facts, screen = desk.end(desk.start("Have it counted.", "--max-calls", "Agent=2"))
     assert facts["exit_code"] == 77, screen
     assert "2 calls of Agent" in facts["refused"]["message"], facts
-    assert sum(map(is_sub_agents, desk.vendor.asked)) == 2
+    # They work in the background: the third call may be refused before the first of them asks.
+    assert sum(map(is_sub_agents, desk.vendor.asked)) <= 2
+    assert sum(not is_sub_agents(each) for each in desk.vendor.asked if each.tools) == 3
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from guard.running.program_settings import StartPlace, mapping, object_in, values_of
 from guard.running.routes import UpstreamNames
-from guard.running.rows.redirect import Redirect, is_on, overrides, unroutable
+from guard.running.rows.redirect import Redirect, UnroutableError, is_on, overrides
 
 _CLOUDS: Final = {
     "CLAUDE_CODE_USE_BEDROCK": "Bedrock, whose signatures cover the host",
@@ -19,6 +19,7 @@ _CLOUDS: Final = {
     "CLAUDE_CODE_USE_FOUNDRY": "Foundry",
     "CLAUDE_CODE_USE_GATEWAY": "a gateway of its own",
 }
+_MANAGED: Final = (Path("/etc/claude-code"), Path("/Library/Application Support/ClaudeCode"))
 _ADDRESSES: Final = ("ANTHROPIC_BASE_URL", "ANTHROPIC_UNIX_SOCKET")
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy")
 
@@ -27,14 +28,14 @@ def claude(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Redirec
     """Point Claude Code, for which variables are enough unless its settings set them anew."""
     for variable, cloud in _CLOUDS.items():
         if is_on(place.environ.get(variable)):
-            return unroutable(f"{variable} is set: it talks to {cloud}")
+            raise UnroutableError(f"{variable} is set: it talks to {cloud}")
     if place.environ.get("ANTHROPIC_UNIX_SOCKET"):
-        return unroutable("ANTHROPIC_UNIX_SOCKET is set: it talks to a socket of its own")
+        raise UnroutableError("ANTHROPIC_UNIX_SOCKET is set: it talks to a socket of its own")
     for source, settings in _settings(place, words):
         for variable, value in mapping(settings.get("env")).items():
             is_led = variable in (*_ADDRESSES, *_PROXIES)
             if is_led or (variable in _CLOUDS and is_on(value)):
-                return unroutable(overrides(source, variable))
+                raise UnroutableError(overrides(source, variable))
     return Redirect()
 
 
@@ -44,13 +45,15 @@ def _settings(
     own = place.path("CLAUDE_CONFIG_DIR", place.home / ".claude")
     is_moved = bool(place.environ.get("CLAUDE_CONFIG_DIR"))
     yield from place.json(
-        own / "settings.json",
+        own / "settings.json", own / "cowork_settings.json",
         (own if is_moved else place.home) / ".claude.json",
         *(folder / ".claude" / name
           for folder in (place.cwd, *place.cwd.parents)
           for name in ("settings.json", "settings.local.json")),
-        Path("/etc/claude-code/managed-settings.json"),
-        Path("/Library/Application Support/ClaudeCode/managed-settings.json"),
+        *(path for folder in _MANAGED for path in (
+            folder / "managed-settings.json",
+            *place.within(folder / "managed-settings.d", ".json"),
+        )),
     )  # fmt: skip
     for text in values_of(words, "--settings"):
         if text.lstrip().startswith("{"):

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from guard.running.program_settings import StartPlace, mapping, merged, object_in, values_of
-from guard.running.routes import Address, UpstreamNames, address_of
-from guard.running.rows.redirect import Redirect, unreadable, unroutable
+from guard.running.routes import UpstreamNames
+from guard.running.rows.providers import PROVIDERS, base_url
+from guard.running.rows.redirect import Redirect, UnroutableError
 
-_PROVIDERS: Final = {
-    "openai-native": ("openai", "/v1", ("OPENAI_API_KEY",)),
-    "anthropic": ("anthropic", "/v1", ("ANTHROPIC_API_KEY",)),
-    "openrouter": ("openrouter", "/api/v1", ("OPENROUTER_API_KEY",)),
-    "groq": ("groq", "/openai/v1", ("GROQ_API_KEY",)),
+_PROVIDERS: Final = {"openai-native": PROVIDERS["openai"]} | {
+    name: PROVIDERS[name] for name in ("anthropic", "openrouter", "groq")
 }
-"""Providers: the vendor, the path of the base URL, and the variables of keys."""
 
 _ENTRY: Final = {"tokenSource": "manual", "updatedAt": "2026-01-01T00:00:00.000Z"}
 """What each provider in its file has; it reads nothing of a file that lacks them."""
@@ -30,13 +27,13 @@ def cline(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) -> 
     models for them.
     """
     if {"-z", "--zen", "--kanban"} & set(words) or words[:1] in (["schedule"], ["connect"]):
-        return unroutable("a daemon works for it, which may be none of this run's")
+        raise UnroutableError("a daemon works for it, which may be none of this run's")
     for option in ("--data-dir", "--config"):
         if any(values_of(words, option)):
-            return unroutable(f"the argument {option} goes before the settings that guard sets")
+            raise UnroutableError(f"the argument {option} goes before the settings that guard sets")
     for variable in ("CLINE_SANDBOX", "CLINE_SANDBOX_DATA_DIR"):
         if place.environ.get(variable):
-            return unroutable(f"{variable} goes before the settings that guard sets")
+            raise UnroutableError(f"{variable} goes before the settings that guard sets")
     path = _file(place, "CLINE_PROVIDER_SETTINGS_PATH", "providers")
     stored = object_in(place.read(path))
     said = mapping(stored.get("providers"))
@@ -47,22 +44,18 @@ def cline(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) -> 
     for name in dict.fromkeys([chosen, *said]):
         entry = mapping(said.get(name))
         settings = {n: v for n, v in mapping(entry.get("settings")).items() if n != "apiKey"}
-        vendor, end, keys = _PROVIDERS.get(name, (f"custom/{name}", "", ()))
-        address = Address.of(settings.get("baseUrl"))
+        if name not in _PROVIDERS and name != chosen and not settings.get("baseUrl"):
+            continue  # it has no address, and nobody asks it
+        source = f"address that can be set; give it a baseUrl in {path}"
+        url = base_url(place, upstreams, _PROVIDERS, name, settings.get("baseUrl"), source)
+        keys = _PROVIDERS[name].keys if name in _PROVIDERS else ()
         has_key = any(map(place.environ.get, keys)) or any(values_of(words, "--key", short="-k"))
-        if address is None and name in _PROVIDERS:
-            address = address_of(vendor, end, place.environ)
-            if address is None:
-                return unroutable(unreadable(vendor))
-        if name == chosen and address is None:
-            return unroutable(f"its provider {name} has no address that can be set")
         if name == chosen and keys and not has_key:
-            return unroutable(
+            raise UnroutableError(
                 f"keys are not copied from {path}; set {keys[0]} for its provider {name}"
             )
-        if address is not None:
-            settings |= {"provider": name, "baseUrl": upstreams.lead(vendor, address)}
-            providers[name] = {**_ENTRY, **entry, "settings": settings}
+        settings |= {"provider": name, "baseUrl": url}
+        providers[name] = {**_ENTRY, **entry, "settings": settings}
     told = {"version": 1, "modes": {}, **stored, "lastUsedProvider": chosen, "providers": providers}
     written = {"CLINE_PROVIDER_SETTINGS_PATH": json.dumps(told)}
     own = object_in(place.read(_file(place, "CLINE_GLOBAL_SETTINGS_PATH", "global-settings")))

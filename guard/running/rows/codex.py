@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from guard.running.program_settings import StartPlace, mapping, values_of
-from guard.running.routes import PROXY, Address, UpstreamNames, address_of
-from guard.running.rows.redirect import Redirect, overrides, unreadable, unroutable
+from guard.running.routes import PROXY, Address, UpstreamNames
+from guard.running.rows.providers import PROVIDERS, base_url
+from guard.running.rows.redirect import Redirect, UnroutableError, overrides
 
 _NAMES_PROVIDER: Final = re.compile(
     r"(?:profiles\.[^=]+\.)?(?:model_provider|openai_base_url)=(?![\"']?openai[\"']?$)|profile="
@@ -23,30 +24,23 @@ def codex(place: StartPlace, words: Sequence[str], upstreams: UpstreamNames) -> 
     given = [re.sub(r"^[\"']?([\w.-]+)[\"']?\s*=\s*", r"\1=", text.strip())
              for text in values_of(words, "--config", short="-c")]  # fmt: skip
     if any(map(_NAMES_PROVIDER.match, given)):
-        return unroutable("an argument names its provider, or an address of it")
+        raise UnroutableError("an argument names its provider, or an address of it")
     if words[:1] == ["cloud"]:
-        return unroutable("its cloud works at its vendor's, where guard is not")
+        raise UnroutableError("its cloud works at its vendor's, where guard is not")
     if "--oss" in words:
         return Redirect()  # a model on this machine
     own = place.path("CODEX_HOME", place.home / ".codex")
-    address = None
+    text = place.environ.get("OPENAI_BASE_URL")
     searches = "--search" in words or any(text.startswith("web_search=") for text in given)
     for path, settings in _layers(place, own, words):
         if settings.get("model_provider", "openai") != "openai":
-            return unroutable(overrides(path, "model_provider"))
+            raise UnroutableError(overrides(path, "model_provider"))
         searches = searches or "web_search" in settings
-        said = settings.get("openai_base_url")
-        address = Address.of(said) if isinstance(said, str) else address
-    if address is None:
-        address = Address.of(place.environ.get("OPENAI_BASE_URL"))
-    if address is None and not _is_signed_in(place, own):
-        address = address_of("openai", "/v1", place.environ)
-        if address is None:
-            return unroutable(unreadable("openai"))
-    if address is not None:
-        url = upstreams.lead("openai", address)
-    else:
+        text = settings.get("openai_base_url", text)
+    if Address.of(text) is None and _is_signed_in(place, own):
         url = f"{PROXY}/codex/backend-api/codex"
+    else:
+        url = base_url(place, upstreams, PROVIDERS, "openai", text, "address")
     arguments = ["-c", f'openai_base_url="{url}"']
     if not searches:  # it offers searches without a number, which no limit can bound
         arguments += ["-c", 'web_search="disabled"']

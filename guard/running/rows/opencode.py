@@ -8,58 +8,53 @@ from pathlib import Path
 from typing import Any, Final
 
 from guard.running.program_settings import StartPlace, mapping, merged, object_in
-from guard.running.routes import Address, UpstreamNames, address_of
-from guard.running.rows.redirect import Redirect, unreadable, unroutable
+from guard.running.routes import UpstreamNames
+from guard.running.rows.providers import PROVIDERS, base_url, with_keys
+from guard.running.rows.redirect import Redirect, UnroutableError, overrides
 
-_OPENCODE: Final = {
-    "anthropic": ("anthropic", "/v1", ("ANTHROPIC_API_KEY",)),
-    "openai": ("openai", "/v1", ("OPENAI_API_KEY",)),
-    "google": ("gemini", "/v1beta", ("GEMINI_API_KEY", "GOOGLE_GENERATIVE_AI_API_KEY")),
-    "groq": ("groq", "/openai/v1", ("GROQ_API_KEY",)),
-    "mistral": ("mistral", "/v1", ("MISTRAL_API_KEY",)),
-    "openrouter": ("openrouter", "/api/v1", ("OPENROUTER_API_KEY",)),
-}
-"""Providers of OpenCode: the vendor, the path of its base URL, and the variables of its keys."""
+_MANAGED: Final = (Path("/etc/opencode"), Path("/Library/Application Support/opencode"))
+"""Where an administrator's settings are, which go before all others."""
 
 
 def opencode(place: StartPlace, _: Sequence[str], upstreams: UpstreamNames) -> Redirect:
     """Point OpenCode, which merges settings from several places, the environment last."""
     data = place.path("XDG_DATA_HOME", place.home / ".local/share") / "opencode"
-    accounts = next((stored for _, stored in place.json(data / "auth.json")), {})
+    accounts = object_in(
+        place.environ.get("OPENCODE_AUTH_CONTENT") or place.read(data / "auth.json")
+    )
     for name, account in accounts.items():
-        kind = account.get("type") if isinstance(account, dict) else None
-        if name not in _OPENCODE or (name == "openai" and kind == "oauth"):
-            return unroutable(f"it is signed in to {name}, whose address cannot be set")
+        if name not in PROVIDERS or (name == "openai" and mapping(account).get("type") == "oauth"):
+            raise UnroutableError(f"it is signed in to {name}, whose address cannot be set")
+    test = place.environ.get("OPENCODE_TEST_MANAGED_CONFIG_DIR")
+    for path, managed in place.json(*_files(*([Path(test)] if test else _MANAGED))):
+        if '"baseURL"' in json.dumps(managed.get("provider")):
+            raise UnroutableError(overrides(path, "baseURL of a provider"))
     given = place.environ.get("OPENCODE_CONFIG_CONTENT")
     settings: dict[str, Any] = {}
     for each in (*_opencode_settings(place), object_in(given)):
         settings = merged(settings, each)
     said = {n: v for n, v in mapping(settings.get("provider")).items() if isinstance(v, dict)}
-    known = {n for n, (_, _, keys) in _OPENCODE.items() if any(map(place.environ.get, keys))}
     providers = {}
-    for name in sorted(known | accounts.keys() | said.keys()):
+    for name in sorted({*with_keys(PROVIDERS, place.environ), *accounts, *said}):
         text = mapping(said.get(name, {}).get("options")).get("baseURL")
-        vendor, path, _ = _OPENCODE.get(name, (f"custom/{name}", "", ()))
-        address = Address.of(text) if isinstance(text, str) else None
-        if address is None:
-            if name not in _OPENCODE:
-                return unroutable(f"its provider {name} has no baseURL in its settings")
-            address = address_of(vendor, path, place.environ)
-            if address is None:
-                return unroutable(unreadable(vendor))
-        providers[name] = {"options": {"baseURL": upstreams.lead(vendor, address)}}
+        url = base_url(place, upstreams, PROVIDERS, name, text, "baseURL in its settings")
+        providers[name] = {"options": {"baseURL": url}}
     content = merged(object_in(given), {"provider": providers})
     return Redirect(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(content)} if providers else {})
+
+
+def _files(*folders: Path) -> list[Path]:
+    return [folder / f"opencode.{end}" for folder in folders for end in ("json", "jsonc")]
 
 
 def _opencode_settings(place: StartPlace) -> Iterator[dict[str, Any]]:
     own = place.path("XDG_CONFIG_HOME", place.home / ".config") / "opencode"
     named = place.environ.get("OPENCODE_CONFIG")
-    paths = [own / "opencode.json", own / "opencode.jsonc", *([Path(named)] if named else [])]
+    paths = [own / "config.json", *_files(own), *([Path(named)] if named else [])]
     for folder in (*reversed(place.cwd.parents), place.cwd):
-        paths += [folder / "opencode.json", folder / "opencode.jsonc"]
-        paths += [folder / ".opencode/opencode.json", folder / ".opencode/opencode.jsonc"]
+        paths += _files(folder, folder / ".opencode")
+    paths += _files(place.home / ".opencode")
     if directory := place.environ.get("OPENCODE_CONFIG_DIR"):
-        paths += [Path(directory) / "opencode.json", Path(directory) / "opencode.jsonc"]
+        paths += _files(Path(directory))
     for _, settings in place.json(*paths):
         yield settings

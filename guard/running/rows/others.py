@@ -9,14 +9,14 @@ from typing import Final
 
 from guard.running.program_settings import StartPlace, values_of
 from guard.running.routes import VARIABLES, Address, UpstreamNames
-from guard.running.rows.redirect import Redirect, overrides, unroutable
+from guard.running.rows.redirect import Redirect, UnroutableError, overrides
 
 
 def copilot(place: StartPlace, _: Sequence[str], __: UpstreamNames) -> Redirect:
     """Point the Copilot CLI, for which variables are enough where they name a provider."""
     if Address.of(place.environ.get("COPILOT_PROVIDER_BASE_URL")) is not None:
         return Redirect()
-    return unroutable(
+    raise UnroutableError(
         "its subscription has no address that can be set; with a key of your own set "
         "COPILOT_PROVIDER_BASE_URL, COPILOT_PROVIDER_TYPE, COPILOT_PROVIDER_API_KEY, COPILOT_MODEL"
     )
@@ -35,24 +35,24 @@ def aider(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Redirect
     """Point Aider, for which variables are enough unless its files set them anew."""
     # It takes each option by any beginning that is clear.
     if any(word.startswith(("--openai-api-b", "--set", "--set-env")) for word in words):
-        return unroutable("an argument names its address")
+        raise UnroutableError("an argument names its address")
     for variable in ("AIDER_OPENAI_API_BASE", "AIDER_SET_ENV"):
         if place.environ.get(variable):
-            return unroutable(f"{variable} is set, which names its address")
+            raise UnroutableError(f"{variable} is set, which names its address")
     folders = [place.home, *reversed(place.cwd.parents), place.cwd]
     named = [place.cwd / text for text in values_of(words, "--config", short="-c")]
     for path in (*(each / ".aider.conf.yml" for each in folders), *named,
                  *(each / ".aider.model.settings.yml" for each in folders)):  # fmt: skip
         text = place.read(path) or ""
         if (found := _AIDER_SETS.search(text)) is not None:
-            return unroutable(overrides(path, found[1]))
+            raise UnroutableError(overrides(path, found[1]))
         named += [place.cwd / name.strip() for name in _ENV_FILE.findall(text)]
     files = [each / ".env" for each in folders]
     files += [place.cwd / text for text in values_of(words, "--env-file")]
     if given := place.environ.get("AIDER_ENV_FILE"):
         files.append(place.cwd / given)
     for path, name in _addresses(place, [*files, *named]):
-        return unroutable(overrides(path, name))
+        raise UnroutableError(overrides(path, name))
     return Redirect()
 
 
@@ -67,22 +67,30 @@ def _addresses(place: StartPlace, paths: Sequence[Path]) -> Iterator[tuple[Path,
 
 def goose(place: StartPlace, words: Sequence[str], _: UpstreamNames) -> Redirect:
     """Point Goose, for which variables are enough with OpenAI or Anthropic."""
-    own = place.path("XDG_CONFIG_HOME", place.home / ".config") / "goose/config.yaml"
-    found = re.search(r"(?m)^GOOSE_PROVIDER:\s*[\"']?([\w-]+)", place.read(own) or "")
-    provider = place.environ.get("GOOSE_PROVIDER") or (found[1] if found else None)
+    root = place.environ.get("GOOSE_PATH_ROOT")
+    own = place.path("XDG_CONFIG_HOME", place.home / ".config") / "goose"
+    own = Path(root) / "config" if root else own
+    config = place.read(own / "config.yaml") or ""
+    said = dict(re.findall(r"(?m)^(GOOSE_PROVIDER|OPENAI_BASE_PATH):\s*[\"']?([^\s\"']+)", config))
+    provider = place.environ.get("GOOSE_PROVIDER") or said.get("GOOSE_PROVIDER")
     provider = next(values_of(words, "--provider"), provider)
     if provider not in (None, "openai", "anthropic"):
-        return unroutable(f"its provider {provider} has no address that is set by a variable")
+        raise UnroutableError(f"its provider {provider} has no address that is set by a variable")
+    for path, custom in place.json(*place.within(own / "custom_providers", ".json")):
+        if custom.get("name") in ("openai", "anthropic"):
+            raise UnroutableError(overrides(path, "base_url"))
+    if "://" in (place.environ.get("OPENAI_BASE_PATH") or said.get("OPENAI_BASE_PATH", "")):
+        raise UnroutableError("OPENAI_BASE_PATH is an address, which goes before what guard sets")
     return Redirect()
 
 
 def aws(_: StartPlace, words: Sequence[str], __: UpstreamNames) -> Redirect:
     """Refuse Bedrock alone."""
     if any(word.startswith("bedrock") for word in words):
-        return unroutable("it talks to Bedrock, whose signatures cover the host")
+        raise UnroutableError("it talks to Bedrock, whose signatures cover the host")
     return Redirect()
 
 
 def account_only(_: StartPlace, __: Sequence[str], ___: UpstreamNames) -> Redirect:
     """Refuse a program that has only an account."""
-    return unroutable("it uses an account of its maker's, whose address cannot be set")
+    raise UnroutableError("it uses an account of its maker's, whose address cannot be set")

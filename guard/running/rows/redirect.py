@@ -31,9 +31,8 @@ class Redirect:
     unroutable: str | None = None
 
 
-def unroutable(why: str) -> Redirect:
-    """Return the result for a program that cannot be led to the proxy."""
-    return Redirect(unroutable=why)
+class UnroutableError(Exception):
+    """Raised for a program that cannot be led to the proxy; the text says why."""
 
 
 def is_on(value: object) -> bool:
@@ -47,8 +46,3 @@ def overrides(path: Path | str, name: str) -> str:
         f"{path} sets {name}, which goes before what guard sets; "
         "take it out there, and set it in the environment where it is needed"
     )
-
-
-def unreadable(vendor: str) -> str:
-    """Return why a program cannot be led: the address of a vendor cannot be replaced."""
-    return f"the environment sets the address of {vendor} to no plain URL, such as https://host/v1"

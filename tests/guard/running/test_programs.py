@@ -28,7 +28,10 @@ def pointed(
     }
     environ = environ or {}
     routes = Routes.of(environ)
-    place = StartPlace(environ, HOME, CWD, lambda path: texts.get(str(path)))
+    place = StartPlace(
+        environ, HOME, CWD, lambda path: texts.get(str(path)),
+        lambda folder: [Path(path).name for path in texts if Path(path).parent == folder],
+    )  # fmt: skip
     words, found = point(command.split(), place, routes.upstreams)
     return words, found, routes.upstreams.named
 
@@ -217,6 +220,15 @@ def test_pi_gets_a_copy_of_its_settings_without_accounts() -> None:
     models["providers"]["mine"]["apiKey"] = "MY_KEY"
     found = pointed("pi", {"MY_KEY": "k"}, {".pi/agent/models.json": models})[1]
     assert f"{PROXY}/custom/mine/v1" in found.copied["PI_CODING_AGENT_DIR"]["models.json"]
+
+
+def test_what_pi_says_of_one_model_stays_behind_the_proxy() -> None:
+    models = [{"id": "a", "baseUrl": "http://gpu/v1"}, {"id": "b"}]
+    given = {"providers": {"openai": {"models": models}}}
+    found = pointed("pi", {"OPENAI_API_KEY": "k"}, {".pi/agent/models.json": given})[1]
+    told = object_in(found.copied["PI_CODING_AGENT_DIR"]["models.json"])["providers"]["openai"]
+    assert told["models"] == [{"id": "a", "baseUrl": f"{PROXY}/custom/openai-2/v1"}, {"id": "b"}]
+    assert told["baseUrl"] == f"{PROXY}/openai/v1"
 
 
 def test_cline_gets_a_copy_of_its_providers_without_keys() -> None:
