@@ -1,12 +1,16 @@
 """Prints guard's own uncaught exceptions as two lines instead of a traceback.
 
-The whole chain is in the debug log (``GUARD_DEBUG=1``).
+They say what happened, what to do, and at which line of the program. The whole chain is in the
+debug log (``GUARD_DEBUG=1``).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
@@ -23,6 +27,8 @@ _OWN: Final = (GuardError, Killed, BreakerTransportError)
 def last_words(exc: BaseException) -> str | None:
     """Return the two lines of an exception of guard's own: what happened, and what to do.
 
+    The second one names the last line of the program's own code that the exception has passed.
+
     Returns:
         None for any other exception, which keeps its traceback.
 
@@ -36,7 +42,18 @@ def last_words(exc: BaseException) -> str | None:
     code = error.error_code
     what = " ".join(str(error).removeprefix(f"[{code}]").split())
     action = " ".join(error.user_action.split())
-    return f"guard: [{code}] {what}\n{action} (guard explain {code})"
+    return f"guard: [{code}] {what}\n{action} (guard explain {code}{_place(exc)})"
+
+
+def _place(exc: BaseException) -> str:
+    import sysconfig  # only a program that ends needs it
+
+    libraries = [sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")]
+    others = tuple(f"{each}{os.sep}" for each in (Path(__file__).parent, *libraries))
+    for frame in reversed(traceback.extract_tb(exc.__traceback__)):
+        if not frame.filename.startswith(others):
+            return f"; {frame.filename}, line {frame.lineno}"
+    return ""
 
 
 def note_chain(exc: BaseException) -> None:
@@ -47,7 +64,8 @@ def note_chain(exc: BaseException) -> None:
 def end_in_two_lines() -> None:
     """Have an uncaught exception of guard's own end this program with two lines. Idempotent.
 
-    If another hook is installed, such as for reporting errors, it stays and this does nothing.
+    Each runtime asks for it, before it reads its settings. If another hook is installed, such as
+    for reporting errors, it stays and this does nothing.
     """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _hook

@@ -41,7 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
         listening.close()
         if exc.errno in (98, 48, 10048):
             raise PortInUseError(exc.errno, f"port {port} on {host} is in use") from None
-        raise
+        raise OSError(exc.errno, f"cannot listen on {host}: {exc.strerror or exc}") from None
     listening.setblocking(False)
     return listening
 

@@ -126,11 +126,17 @@ class DatabaseUrl(str):
 
 
 def database_of(given: str | os.PathLike[str]) -> Path | DatabaseUrl:
-    """Return a database's file, given as its name or as ``sqlite:NAME``, or a PostgreSQL URI."""
+    """Return a database's file, given as its name or as ``sqlite:NAME``, or a PostgreSQL URI.
+
+    Raises:
+        ValueError: the address of another kind of database.
+    """
     if isinstance(given, str):
         if given.startswith(("postgresql://", "postgres://")):
             return DatabaseUrl(given)
         given = given.removeprefix("sqlite:")
+        if "://" in given:
+            raise ValueError("the name of a file, or postgresql://USER@HOST/NAME")
     return Path(given).expanduser()
 
 

@@ -122,8 +122,10 @@ def read_calls(text: str) -> tuple[str, int]:
     Raises:
         ValueError: it is none; the text says what is.
     """
-    name, _, count = text.rpartition("=")
+    name, equals, count = text.rpartition("=")
     try:
+        if equals and not name.strip():
+            raise ValueError
         return name.strip(), read_count(count)
     except ValueError:
         raise ValueError(
@@ -151,13 +153,17 @@ def read_globs(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the globs of an option.
 
     Raises:
-        ValueError: one is empty or too long; the text says so.
+        ValueError: one is empty, too long, or has the brackets of a shell; the text says so.
     """
     for text in texts:
         if not text.strip():
             raise ValueError("an empty name matches nothing; write that of a tool or a model, or *")
         if len(text) > _GLOB_MAX:
             raise ValueError(f"{quoted(text)} is too long; write {_GLOB_MAX} characters at most")
+        if "[" in text:
+            raise ValueError(
+                f"{quoted(text)}: only * and ? are wildcards; write ? for any character"
+            )
     return texts
 
 

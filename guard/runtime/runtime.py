@@ -28,6 +28,7 @@ from guard.delivery.last_delivery import Patience
 from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.instrumentation.unread_answers import UnreadAnswers
+from guard.last_words import end_in_two_lines
 from guard.loop import BackgroundLoop
 from guard.loop.quiet import until_pulse_s
 from guard.runtime import active, debug_log
@@ -139,6 +140,7 @@ class GuardRuntime(KeyAccount):
         allow_plaintext_hosts: Sequence[str] | None = None,
     ) -> None:
         self._local_gateway: LocalGateway | None = None
+        end_in_two_lines()
         try:
             self.settings = Settings.load(
                 api_key=api_key,

@@ -192,6 +192,12 @@ def budgets_set(
     given = [*money, limit_and_scope["limit_tokens"], limit_and_scope["limit_calls"]]
     if sum(each is not None for each in given) != 1:
         raise click.UsageError("give one of --limit, --limit-tokens and --limit-calls")
+    kind, of = limit_and_scope["scope_kind"], limit_and_scope["scope_id"]
+    if (kind == "organisation") != (not of):
+        raise click.UsageError(
+            "--id needs the --scope that it is one of" if of
+            else f"--scope {kind} needs --id: which {kind}, or '*' for each on its own"
+        )  # fmt: skip
     if counts and limit_and_scope["limit_calls"] is None:
         raise click.UsageError("--of belongs to --limit-calls")
     if limit_and_scope["limit_calls"] is not None and limit_and_scope["wind_down_percent"]:

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
+from guard.gateway.cli.database import Database
 from guard.gateway.cli.output import safe, store_errors
-from guard.gateway.settings import DATABASE_VARIABLE, DatabaseUrl, database_of
-
-
-class _Database(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """The name of a SQLite file, or a PostgreSQL URI."""
-
-    name = "database"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the file or the URI."""
-        return database_of(value)
+from guard.gateway.settings import DATABASE_VARIABLE, DatabaseUrl
 
 
 @click.command()
 @click.option(
-    "--from", "source", type=_Database(), required=True,
+    "--from", "source", type=Database(), required=True,
     help="sqlite:FILE or postgresql://..., of gateways that are stopped.",
 )  # fmt: skip
 @click.option(
-    "--to", "target", type=_Database(), required=True, envvar=DATABASE_VARIABLE, show_envvar=True,
+    "--to", "target", type=Database(), required=True, envvar=DATABASE_VARIABLE, show_envvar=True,
     help="postgresql://..., an empty database; or sqlite:FILE, a new file.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Copy and check, and take it back.")

@@ -30,7 +30,10 @@ class Database(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Tell the two apart."""
-        found = database_of(value)
+        try:
+            found = database_of(value)
+        except ValueError as exc:
+            self.fail(f"it takes {exc}", param, ctx)
         return found if isinstance(found, DatabaseUrl) else self._file.convert(found, param, ctx)
 
 

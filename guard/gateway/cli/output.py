@@ -137,7 +137,12 @@ def _require_secure(url: str) -> None:
         allowed = hosts_in(os.environ.get(HOSTS_VARIABLE, ""))
     except ValueError as exc:
         raise click.ClickException(f"{HOSTS_VARIABLE} takes {exc}") from None
-    if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise click.ClickException(
+            "write the address without a user and a password; the key goes into --admin-key"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise click.ClickException(
             f"{safe(url)!r} is no address; write one such as http://127.0.0.1:8787, "
             "https://guard.example.com, or local"

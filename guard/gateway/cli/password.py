@@ -75,6 +75,8 @@ def ask(from_stdin: bool) -> str:
     """Return the wanted password: from standard input, or typed twice without echo."""
     if from_stdin:
         return sys.stdin.readline().rstrip("\r\n")
+    if not sys.stdin.isatty():
+        raise click.ClickException("no terminal to ask at; pipe it in with --password-stdin")
     wanted: str = click.prompt(
         "Password (12 characters or more)", hide_input=True, confirmation_prompt=True
     )

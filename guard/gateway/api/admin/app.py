@@ -105,7 +105,9 @@ class AdminApp:
                 401,
                 "GD-A003",
                 "Key rejected",
-                "an admin key is required: Authorization: Bearer gda_...",
+                "this admin key is unknown, revoked or expired"
+                if token.strip()
+                else "an admin key is required: Authorization: Bearer gda_...",
                 headers=[(b"www-authenticate", b'Bearer realm="guard admin"')],
             )
         bound_to = found.key.organisation_id

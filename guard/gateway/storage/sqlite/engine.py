@@ -97,7 +97,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         except (OSError, sqlite3.Error, RuntimeError) as exc:
             # Releases the lock, so that a second attempt in this process can succeed.
             await asyncio.to_thread(self._close_files)
-            raise StoreError(f"cannot open the database: {exc}") from exc
+            raise StoreError(f"cannot open the database {self.path}: {exc}") from exc
         # Inline only without durable commits: those wait for the disk, and so would the loop.
         self._writer = GroupWriter(
             self._unit, listener, inline=not self._durable, failures=self.failures
