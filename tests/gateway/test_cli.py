@@ -293,7 +293,8 @@ def test_budgets_usage_audit(invoke: Invoke, tenant: Any) -> None:
         invoke("budgets", "set", "--limit", amount, "--window", "day")
         assert [each["limit"] for each in tenant.admin.budgets()] == [10**8]
     invoke("budgets", "set", "--scope", "workflow", expect=2)
-    invoke("budgets", "set", "--scope", "workflow", "--limit-cents", "1", expect=1)
+    no_id = ["budgets", "set", "--scope", "workflow", "--limit-cents", "1"]
+    assert "--scope workflow needs --id" in invoke(*no_id, expect=2).output
     tenant.send(tenant.llm(20_000_000, workflow_id="w\x1b[31m"))
     rows = json.loads(invoke("budgets", "list", "--json").output)
     assert rows[0]["committed_cents"] == 2
