@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
+# A header that the answer of every admin operation has: other programs answer with JSON too.
+OWN_ANSWER: Final = "X-Guard-Answer"
 _PLAIN_HTTP: Final = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|record layer failure")
 _HUNG_UP: Final = re.compile(r"RemoteProtocolError|Server disconnected|ReadError|illegal|BadStatus")
 _KINDS: Final = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from guard.core.mistaken import mistaken_key, not_a_gateway, why_unreached
+from guard.core.mistaken import OWN_ANSWER, mistaken_key, not_a_gateway, why_unreached
 from guard.core.written_numbers import read_dollars
 from guard.gateway.plain_errors import plain
 from guard.tls import client_context
@@ -145,7 +145,9 @@ class AdminClient:
         except ValueError:  # also what is no text
             raise AdminError(0, not_a_gateway(self.base_url)) from None
         if response.is_success:
-            return said
+            if OWN_ANSWER in response.headers:
+                return said
+            raise AdminError(0, not_a_gateway(self.base_url))
         raise AdminError(response.status_code, self._refused(response.status_code, said), said)
 
     def _unreached(self, exc: httpx.HTTPError) -> str:
@@ -164,7 +166,7 @@ class AdminClient:
         )
 
     def _refused(self, status: int, said: Any) -> str:
-        if not isinstance(said, dict) or "error_code" not in said:
+        if not isinstance(said, dict) or not isinstance(said.get("error_code"), str):
             return not_a_gateway(self.base_url)
         if status == 404 and said.get("detail") in (None, "") and urlsplit(self.base_url).path:
             return not_a_gateway(self.base_url)

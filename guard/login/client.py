@@ -12,6 +12,9 @@ from guard.transport.own_httpx import httpx
 _DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _TIMEOUT_S: Final = 40.0
 """More than the gateway waits for its provider."""
+# What a gateway's answer has, besides any JSON that another program answers with.
+_HAS: Final = {wire.LOGIN_DEVICE_PATH: "device_code", wire.LOGIN_TOKEN_PATH: "access_token",
+               wire.LOGIN_WORK_KEY_PATH: "access_token"}  # fmt: skip
 
 
 class LoginRefusedError(Exception):
@@ -92,7 +95,8 @@ class LoginClient:
             said = response.json()
         except ValueError:
             said = None
-        if not isinstance(said, dict):
+        has = _HAS.get(path) if response.is_success else None
+        if not isinstance(said, dict) or not (has is None or isinstance(said.get(has), str)):
             raise UnavailableError(not_a_gateway(self._url))
         if response.is_success:
             return said

@@ -331,21 +331,19 @@ class GatewayClient:
         try:
             return reply.status, wire.decode(reply.body, kind)
         except wire.WireError as exc:
+            foreign = not_a_gateway(reply, self._settings.api_url)
             if kind is wire.Capabilities:
-                raise not_a_gateway(reply, self._settings.api_url) from None
-            raise UnreadableReplyError(
-                f"{reply.endpoint} answered something else than the protocol says: {exc}",
-                source="GATEWAY_ERROR",
-                endpoint=reply.endpoint,
-            ) from None
+                raise foreign from None
+            says, at = str(foreign.args[0]), reply.endpoint
+            raise UnreadableReplyError(says, source="GATEWAY_ERROR", endpoint=at) from exc
 
     def _explained(self, reply: Reply, problem: BaseException) -> BaseException:
         """Return the problem, with advice if the address or the key is a recognisable mistake."""
-        if isinstance(problem, NotAGatewayError):
-            return not_a_gateway(reply, self._settings.api_url)
         address = self._settings.api_url
-        if reply.status == 404 and reply.endpoint == wire.CAPABILITIES_PATH and "/" in address[8:]:
-            return not_a_gateway(reply, address)  # a gateway, but not below this path
+        # Another program; or a gateway, but not below this path.
+        foreign = isinstance(problem, NotAGatewayError)
+        if foreign or (reply.status == 404 and "/" in address[8:] and not reply.problem().detail):
+            return not_a_gateway(reply, address)
         # Not for a proxy's caller: the caller's key is refused, while the proxy's own is right.
         if isinstance(problem, GuardAuthError) and not isinstance(problem, CallerRejectedError):
             mistake = mistaken_key(self._settings.api_key, "gdk_")

@@ -30,7 +30,15 @@ from guard.breaker.exceptions import (
 from guard.breaker.rejection import CallerRejectedError
 from guard.core import mistaken
 from guard.core.retry import RETRY_AFTER_MAX_S, retry_after_s
-from guard.core.wire import CAPABILITIES_PATH, CONTROL_PATH, EVENTS_PATH, Problem, salvage
+from guard.core.wire import (
+    CAPABILITIES_PATH,
+    CONTROL_PATH,
+    EVENTS_PATH,
+    GATE_PATH,
+    LEASE_PATH,
+    Problem,
+    salvage,
+)  # fmt: skip
 
 
 class BodyRefusedError(GuardTransportError):
@@ -119,8 +127,10 @@ def exception_for(reply: Reply) -> BaseException | None:
 
 _FOREIGN: Final[Mapping[str, frozenset[int]]] = {
     CAPABILITIES_PATH: frozenset({403, 404, 405}),
-    CONTROL_PATH: frozenset({403}),
+    CONTROL_PATH: frozenset({403, 404, 405}),
     EVENTS_PATH: frozenset({403}),
+    GATE_PATH: frozenset({404, 405}),
+    LEASE_PATH: frozenset({404, 405}),
 }
 """Statuses that a gateway sends only with an error code."""
 

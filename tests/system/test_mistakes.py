@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
+import json
 import re
 import subprocess
 import sys
@@ -18,10 +20,12 @@ from click.testing import CliRunner, Result
 from guard.breaker.exceptions import BreakerError
 from guard.cli import cli as guard_cli
 from guard.core.mistaken import why_unreached
+from guard.core.wire import GateRequest
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.plain_errors import plain
 from guard.gateway.settings_sources import SettingsError, load, table
 from guard.settings import VARIABLES, Settings
+from guard.transport.client import GatewayClient
 from spamdetect.cli.main import cli as spam_cli
 from spamdetect.errors import SpamError
 from tests.support.commands import Command, run_commands
@@ -258,6 +262,115 @@ def test_a_mistaken_address_or_key_says_what_to_type(
 def test_a_certificate_that_somebody_vouches_for_is_no_mistake() -> None:
     assert why_unreached("https://gateway", "ConnectError: connection refused") is None
     assert why_unreached("https://gateway", "the one of GUARD_TLS_FINGERPRINT: CERTIFICATE") is None
+
+
+FOREIGN = (
+    {}, [], "hello", 7, True, None, [{}], [[1]], [None], {"items": [{"id": 1}]}, {"error": "no"},
+    {"settings": 3}, {"detail": {"a": []}, "error_code": None}, {"device_code": 1}, "",
+)  # fmt: skip
+WORDS = {
+    "budgets set": ("--limit", "5"),
+    "budgets raise": ("--by", "5"),
+    "policies set": ("--tool-block", "x"),
+    "prices set": ("--input", "3"),
+    "settings set": ("timezone=UTC",),
+    "alerts set": ("--on", "kill"),
+    "alerts channel": ("--kind", "webhook", "--url", "https://example.org"),
+}
+"""What some commands need besides, before they ask a gateway."""
+
+
+class Foreign(http.server.BaseHTTPRequestHandler):
+    """Another program, which answers everything with the same JSON."""
+
+    protocol_version = "HTTP/1.1"
+    body = b""
+    status = 200
+    asked = 0
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        Foreign.asked += 1
+        self.send_response(Foreign.status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(Foreign.body)))
+        self.end_headers()
+        self.wfile.write(Foreign.body)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815  # names of http.server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def foreign() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Foreign)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.generator("answers of another program")
+def test_what_another_program_answers_is_no_answer_of_a_gateway(
+    foreign: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count_cases: Callable[[int], None],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = {"GUARD_API_URL": foreign, "GUARD_ADMIN_KEY": "gda_" + "a" * 32, "HOME": str(tmp_path),
+           "GUARD_LOCAL_DIR": str(tmp_path / "local"), "XDG_DATA_HOME": str(tmp_path)}  # fmt: skip
+    (tmp_path / "x").write_text("{}")
+    cases, wrong, have_asked = 0, [], set()
+    for path, command in _commands(guard_cli):
+        name = " ".join(path[1:])
+        if path[0] != "gateway" or path[-1] in SERVES or name in ("copy", "password"):
+            continue
+        needed = [] if name in WORDS else _needed(command, click.Option(["--none"]))
+        for answer in FOREIGN:
+            Foreign.body = b"" if answer == "" else json.dumps(answer).encode()
+            Foreign.status, Foreign.asked = (200, 404, 201, 401)[cases % 4], 0
+            words = [*path, *(["x"] if name == "budgets raise" else []), *WORDS.get(name, ())]
+            result = CliRunner(env=env).invoke(guard_cli, [*words, *needed], input="y\n")
+            if not Foreign.asked:
+                continue
+            have_asked.add(name)
+            cases += 1
+            if result.exit_code != 1 or f"answers at {foreign}: write" not in _said(result):
+                wrong.append(f"{name}, {Foreign.status} {answer}: {_said(result)[:200]}")
+    print(sorted(have_asked))
+    print("\n".join(wrong))
+    assert not wrong, f"{len(wrong)} of {cases}"
+    assert len(have_asked) > 30, have_asked
+    count_cases(cases)
+
+
+@pytest.mark.parametrize("path", ["", "/api"])
+def test_a_program_is_told_the_same(foreign: str, gateway: Gateway, path: str) -> None:
+    async def ask(url: str) -> None:
+        settings = Settings.load({}, api_key="gdk_" + "k" * 24, api_url=url)
+        client = GatewayClient(settings, lambda _: None)
+        try:
+            await client.gate(GateRequest(call_id="c", kind="call", function="f"))
+        finally:
+            await client.close()
+
+    def said(url: str) -> str:
+        with pytest.raises(BreakerError) as caught:
+            asyncio.run(ask(url))
+        return str(caught.value)
+
+    for Foreign.status in (200, 404):
+        for answer in FOREIGN:
+            Foreign.body = json.dumps(answer).encode()
+            assert f"answers at {foreign}{path}: write" in said(foreign + path), answer
+    if path:
+        url = gateway.base_url + path
+        assert f"answers at {url}: write {gateway.base_url}, without a path" in said(url)
 
 
 # -- the gateway's words ---------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
+from guard.core.mistaken import OWN_ANSWER
 from guard.gateway.api.admin.operations import (
     AdminCall,
     Operation,
@@ -38,6 +39,7 @@ from guard.gateway.services.logs import note_request
 
 ADMIN_PATH: Final = "/api/v1/admin"
 BODY_MAX: Final = 1_048_576
+_JSON: Final = "application/json"
 
 
 @attrs.frozen(eq=False)
@@ -84,11 +86,8 @@ class AdminApp:
                 reply = await operation(call, *body, **named, **query)
             except ValueError as exc:
                 raise fail(400, "GD-P002", "Bad request", str(exc)) from None
-            if operation.reply is None:
-                return Response(status_code=operation.status)
-            return Response(
-                wire.encode(reply), status_code=operation.status, media_type="application/json"
-            )
+            out, kind = (None, None) if operation.reply is None else (wire.encode(reply), _JSON)
+            return Response(out, operation.status, {OWN_ANSWER: "admin"}, kind)
 
         return endpoint
 
