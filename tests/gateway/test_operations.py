@@ -156,7 +156,7 @@ def test_everything_on_standard_error_is_json(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert "did you mean GUARD_GATEWAY_DURABLE?" in lines[0]["message"]
     assert (lines[-1]["level"], lines[-1]["message"]) == (
-        "critical", "cannot open the database: file is not a database",
+        "critical", f"cannot open the database {tmp_path / 'g.sqlite3'}: file is not a database",
     )  # fmt: skip
 
 
