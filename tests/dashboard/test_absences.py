@@ -19,8 +19,8 @@ YET: Final = re.compile(r"\b((?:No|Nothing|None)\b[^.:<>{}]*\byet)\b")
 """A sentence that tells a person to begin: it is wrong beside what somebody has made."""
 
 MADE: Final = {
-    "No budget yet", "No policy yet", "No channel yet", "Nothing is told yet", "No events yet",
-    "Nothing was spent yet", "No repeats were counted yet", "No key is yours yet",
+    "No budget yet", "No policy yet", "No channel yet", "No rule yet", "No events yet",
+    "No repeats were counted yet", "No key is yours yet",
     "No key and no group yet",
 }  # fmt: skip
 """The sentences whose absence is counted below, or that the page's own count decides."""

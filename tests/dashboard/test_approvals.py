@@ -111,7 +111,7 @@ def test_a_question_that_is_withdrawn_leaves_the_page(
     page.get_by_text("Nothing waits for you").wait_for()
     page.get_by_role("row", name="withdrawn").wait_for()
     page.goto(f"/audit?organisation={tenant.organisation_id}")
-    page.get_by_text("approval.withdraw").wait_for()
+    page.get_by_text("withdrew approval").wait_for()
 
 
 @pytest.mark.parametrize("char", ["\u202a", "\u2069", "\u061c", "\ufeff", "\u2028", "\u3164",

@@ -211,7 +211,7 @@ def test_a_budget_that_asks_is_raised_and_shows_by_whom(
     expect(history).to_contain_text("admin")
     expect(page.get_by_label("Before it refuses")).to_have_value("ask")
     page.goto("/audit?organisation=" + tenant.organisation_id)
-    expect(page.get_by_role("main")).to_contain_text("budget.raise")
+    expect(page.get_by_role("main")).to_contain_text("raised budget")
 
 
 @pytest.mark.usefixtures("lasting_asks")

@@ -20,7 +20,7 @@ from guard.core.visible import visible
 from guard.gateway.dashboard import exports, spend, tables
 from guard.gateway.services.turns import Turns
 
-NAMES: Final = ("spend", "usage", "users", "workflows", "events", "budgets", "audit")
+NAMES: Final = ("spend", "usage", "workflows", "events", "budgets", "audit")
 FORMULAS: Final = ("=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1",
                    '=HYPERLINK("https://evil.example","x")')  # fmt: skip
 
@@ -94,8 +94,8 @@ def test_spend_is_what_the_page_shows(visitor: Any, tenant: Any, by: str) -> Non
 
 def test_users_and_workflows(visitor: Any, tenant: Any) -> None:
     fill(tenant)
-    table, records = rows(visitor, "users")
-    assert {each["user"] for each in records} == {None, *FORMULAS}
+    table, records = rows(visitor, "usage", by="user")
+    assert {each["group"] for each in records} == {None, *FORMULAS}
     assert table[0]["cost_usd"] == "2.5"
     table, records = rows(visitor, "workflows", q="plain", sort="spend")
     assert [each["workflow_id"] for each in records] == ["plain"]
@@ -174,7 +174,7 @@ def test_no_step_of_a_file_has_more_rows_than_a_batch(
         return lines(columns, found)
 
     monkeypatch.setattr(tables, "csv_lines", counted)
-    assert len(rows(visitor, "users")[0]) == 30
+    assert len(rows(visitor, "usage", by="user")[0]) == 30
     assert (sum(steps), max(steps)) == (30, 7)
 
 

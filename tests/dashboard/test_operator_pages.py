@@ -124,7 +124,7 @@ def test_prices_say_by_whose_word_they_are(tenant: Tenant, visitor: Visitor) -> 
     tenant.send("w", *({"type": "llm", "data": {"model": model, "input_tokens": 1000}}
                        for model in ("gpt-4o", "our-model-1", "nobody-knows-it")))  # fmt: skip
     page = text_of(visitor.get("/settings/prices").text)
-    assert "2 models charged at fallback prices in the last 7 days" in page
+    assert "2 models charged at fallback prices, last 30 days" in page
     assert "gpt-4o $2.50 $10 $1.25" in page
     assert "built in: the published price" in page
     assert "fallback: no price of this model is known" in page

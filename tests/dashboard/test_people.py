@@ -143,7 +143,7 @@ def test_pages_are_for_all_and_change_nothing(house: House, role: str) -> None:
     shown = house.people[role].get("/people").text
     for name in ROLES:
         assert f'<span class="name">{name}</span>' in shown
-    assert ("New operator" in shown) == ("Sessions</h2>" in shown) == (role == "owner")
+    assert ("Add a person" in shown) == ("Sessions</h2>" in shown) == (role == "owner")
     assert dump(house.database, but=("sessions",)) == before
 
 
@@ -165,7 +165,7 @@ def test_an_owner_of_one_organisation_makes_nobody_elses(house: House) -> None:
         body = {"name": "bea", "password": PASSWORD, "csrf": csrf_in(http.get("/sign-in").text)}
         http.post("/sign-in", data=body, headers={"Origin": house.gateway.base_url})
         page = http.get("/people").text
-        assert ">owner<" not in page.split("Operators</h2>")[1].split("bea")[0]
+        assert ">owner<" not in page.split("Who may sign in</h2>")[1].split("bea")[0]
         assert "Organisations</h2>" not in page
         csrf = csrf_in(page)
 
@@ -227,7 +227,7 @@ def test_an_owner_adds_a_viewer_who_sees_and_changes_nothing(
     other.goto("/settings")
     expect(other.get_by_role("button", name="Save")).to_be_hidden()
     other.goto("/people")
-    expect(other.get_by_text("New operator")).to_have_count(0)
+    expect(other.get_by_text("Add a person")).to_have_count(0)
 
     row.get_by_role("link", name="Role").click()
     page.get_by_role("dialog").get_by_label("Role").select_option("operator")

@@ -249,7 +249,7 @@ _OF_ONE: Final[list[tuple[str, str, dict[str, str]]]] = [
     ("/user", "id", {}), ("/agent", "id", {}), ("/model", "id", {}), ("/tag", "id", {}),
     ("/control", "workflow", {"action": "kill"}), ("/budgets/edit", "workflow", {}),
 ]  # fmt: skip
-_FILES: Final = ("workflows", "users", "events", "budgets", "spend", "audit")
+_FILES: Final = ("workflows", "usage", "events", "budgets", "spend", "audit")
 _LISTS: Final = ["workflows", "budgets list", "policies list", "prices list", "keys list",
                  "approvals list --all", "usage --by user", "usage --by model", "usage --by run",
                  "audit list"]  # fmt: skip

@@ -60,7 +60,7 @@ def test_the_proxys_user_is_signed_in(proxied: Gateway) -> None:
         page = shown(http, "/people", "alice@example.com")
         assert "<h1>People</h1>" in page
         assert "alice@example.com, operator" in page
-        assert "New operator" not in page
+        assert "Add a person" not in page
         [session] = [e for e in proxied.admin.sessions() if e["session_id"] not in before]
         assert (session["name"], session["signed_in_by"]) == ("alice@example.com", "proxy")
 
@@ -100,7 +100,7 @@ def test_another_user_of_the_proxy_is_another_here(proxied: Gateway) -> None:
         assert "alice@example.com" in shown(http, "/", "alice@example.com")
         page = shown(http, "/people", "carol")
         assert 'data-role="owner"' in page
-        assert "New operator" in page
+        assert "Add a person" in page
         assert 'data-role="operator"' in shown(http, "/people", "alice@example.com")
 
 

@@ -108,12 +108,20 @@ def test_a_range_between_two_days_keeps_the_division(
 ) -> None:
     fill(tenant)
     page = signed_in("/spend?by=agent")
+    page.get_by_text("Other days").click()
     page.get_by_label("From").fill("2026-01-01")
     page.get_by_label("To", exact=True).fill("2026-01-05")
     page.get_by_role("button", name="Show").last.click()
-    expect(page.get_by_role("main")).to_contain_text("Nothing was spent in this time")
+    nothing = page.get_by_text("Nothing was spent from 1 Jan 2026 to 5 Jan 2026")
+    expect(nothing).to_be_visible()
     expect(page.get_by_label("Divided by")).to_have_value("agent")
     assert "from=2026-01-01" in page.url
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="Events").click()
+    expect(page.get_by_text("No event from 1 Jan 2026 to 5 Jan 2026")).to_be_visible()
+    page.get_by_role("link", name="last 90 days").last.click()
+    expect(page.get_by_role("table", name="Events, newest first")).to_be_visible()
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="Spend").click()
+    expect(page.get_by_role("main")).to_contain_text("in the last 90 days")
 
 
 def test_the_search_box_is_on_every_page(signed_in: Callable[..., Any], tenant: Any) -> None:

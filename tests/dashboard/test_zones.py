@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from guard.gateway.dashboard import charts
-from guard.gateway.dashboard.time_ranges import RANGES, Range
+from guard.gateway.dashboard.time_ranges import PRESETS, time_range
 from guard.gateway.domain import windows
 from guard.gateway.domain.usage import UsagePoint
 from guard.gateway.domain.windows import Calendar, period_of
@@ -75,19 +75,23 @@ def test_pages_and_reports_have_the_organisations_days(visitor: Any, tenant: Any
     assert day["cost_nanousd"] == 10**9
 
 
-@pytest.mark.parametrize("chosen", [RANGES["7d"], RANGES["30d"]], ids=lambda chosen: chosen.name)
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Australia/Lord_Howe", "Asia/Kathmandu"])
-def test_the_steps_of_a_range_begin_with_the_zones_days(chosen: Range, zone: str) -> None:
+def test_the_steps_of_a_range_are_whole_and_begin_with_the_zones_days(
+    preset: str, zone: str
+) -> None:
     for hour in range(0, 400 * 24, 7):
         now_ms = 1_800_000_000_000 + hour * DAY // 24
-        starts = chosen.starts(now_ms, zone)
-        first = in_zone(now_ms - chosen.span_ms, zone).date()
-        days = [first + dt.timedelta(days=at) for at in range(chosen.span_ms // DAY + 1)]
-        midnights = {windows.day_begins(day, zone) for day in days}
-        assert {at for at in midnights if now_ms - chosen.span_ms < at <= now_ms} <= {*starts}
-        assert starts == sorted({*starts})
-        assert now_ms - chosen.span_ms < starts[0] <= starts[-1] <= now_ms
-        assert now_ms - starts[-1] <= chosen.step_ms + DAY // 24
+        shown = time_range(preset, "", "", zoneinfo.ZoneInfo(zone), now_ms)
+        edges = shown.edges()
+        assert shown.within() == (edges[0], edges[-1])
+        assert edges == sorted({*edges})
+        assert all(at_ms % 900_000 == 0 for at_ms in edges), "sums are kept by quarter hours"
+        assert edges[-2] <= now_ms < edges[-1]
+        if preset.endswith("d"):
+            days = [in_zone(at_ms, zone).date() for at_ms in edges[:-1]]
+            assert edges[:-1] == [windows.day_begins(day, zone) for day in days]
+            assert len(days) == int(preset[:-1])
 
 
 @pytest.mark.parametrize(("zone", "window", "first", "days"), [

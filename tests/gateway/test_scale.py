@@ -192,6 +192,9 @@ async def test_scopes_between_two_times_agree_with_their_events(
         ], (group, since, until)  # fmt: skip
 
 
+_WEEK = (NOW - 7 * DAY, NOW)
+
+
 def _pages(storage: SqliteStorage) -> dict[str, Any]:
     return {
         **{f"usage by {group}": storage.usage("o", group, 0, 2**53, 100)
@@ -204,10 +207,14 @@ def _pages(storage: SqliteStorage) -> dict[str, Any]:
         "fullest": storage.fullest_balances("o", 200),
         "month": storage.spend_over_time("o", HOUR, NOW - 30 * DAY, NOW + 1, DAY, None),
         "month of one": storage.spend_over_time("o", HOUR, NOW - 30 * DAY, NOW + 1, DAY, "w5"),
-        "models": storage.usage_by_model("o", HOUR, NOW - 30 * DAY, None, 6),
-        "models of one": storage.usage_by_model("o", HOUR, NOW - 30 * DAY, "w5", 6),
+        "models": storage.usage_by_model("o", NOW - 30 * DAY, NOW, None, 6),
+        "models of one": storage.usage_by_model("o", NOW - 30 * DAY, NOW, "w5", 6),
         "workflows": storage.workflow_page("o", "", "seen", 0, 100),
         "search": storage.workflow_page("o", "nothing", "seen", 0, 100),
+        "workflows of a week": storage.workflow_page("o", "", "spend", 0, 100, _WEEK),
+        "refusals of a week": storage.refusals("o", None, 2**62, 100, within=_WEEK),
+        "audit of a week": storage.newest_audit("o", 2**62, 100, with_gateway=True, within=_WEEK),
+        "latency of a week": storage.latency("o", *_WEEK),
         "events": storage.newest_events("o", 2**62, 51),
         "events of a type": storage.events("o", 0, 100, None, "none"),
         "events of a run": storage.newest_events(
@@ -229,7 +236,7 @@ def _pages(storage: SqliteStorage) -> dict[str, Any]:
         "deliveries": storage.deliveries("o", 100),
         "charges": storage.newest_charges("o", "model", 1000),
         "find": storage.find("o", "r1", 11),
-        "latency": storage.latency("o"),
+        "latency": storage.latency("o", 0, 2**53),
         "tags": storage.tag_names("o", 50),
         "balances of one": storage.balances_of("o", [("workflow", "w5")], 8),
     } | {
@@ -315,7 +322,7 @@ async def test_a_page_of_the_newest_events_reads_no_others(
     """Latencies, and a page of what no index of the events knows: 3 s at 200,000 a week."""
     monkeypatch.setattr(latency, "LOOKED_AT_MAX", 200)
     monkeypatch.setattr(finding, "SCAN_MAX", 200)
-    report = await storage.latency("o")
+    report = await storage.latency("o", 0, 2**53)
     assert (report.looked_at, report.is_cut) == (200, True)
     assert 0 < count[0] < NEWEST_STEPS_MAX
     for group, name in (("model", "m5"), ("agent", "a5"), ("workflow", "w5"), ("tag:team", "t3")):

@@ -216,13 +216,13 @@ async def test_latency_counts_what_events_say(store: Store) -> None:
         priced(44, "span", [], span_id="s4"),
     ]
     await ingest(store.storage, IngestCommand(request=store.request("i"), events=events))
-    report = await store.storage.latency(store.org)
+    report = await store.storage.latency(store.org, 0, 2**53)
     (found,) = report.models
     assert (report.looked_at, report.is_cut) == (len(events), False)
     assert (found.requests, found.measured, found.lost) == (23, 20, 1)
     assert (found.p50_ms, found.p95_ms) == (10, 19)
     assert (found.calls, found.failed) == (2, 1)
-    assert (await store.storage.latency("another")).models == []
+    assert (await store.storage.latency("another", 0, 2**53)).models == []
 
 
 def test_every_kind_of_scope_has_a_column() -> None:

@@ -144,7 +144,6 @@ async def reports(store: Store) -> dict[str, Any]:
                         own, size_ms, since_ms - since_ms % DAY, until_ms, size_ms, workflow_id
                     )
                 )  # fmt: skip
-        found[f"in doubt, {name}"] = await storage.uncertain_spend(own, since_ms, until_ms, None)
     for group_by in ("workflow", "user", "agent", "organisation"):
         scope_id = {"workflow": "w1", "user": "u3", "agent": "a1", "organisation": ""}[group_by]
         found[f"lately {group_by}"] = await storage.used_lately(own, group_by, scope_id)
@@ -152,7 +151,7 @@ async def reports(store: Store) -> dict[str, Any]:
     for sort in ("seen", "spend", "name"):
         found[f"workflows by {sort}"] = await storage.workflow_page(own, "", sort, 0, 3)
     found["runs"] = await storage.runs(own, None, "", 1000)
-    found["runs of w3"] = await storage.newest_runs(own, "w3", "", 20)
+    found["runs of w3"] = await storage.newest_runs(own, "w3", 20, (0, 2**53))
     found["balances"] = await storage.balances(own, current_only=False)
     found["fullest"] = await storage.fullest_balances(own, 100)
     found["tags"] = await storage.tag_names(own, 10)

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.api.admin import table
 from guard.gateway.dashboard import forms, security
 from guard.gateway.dashboard.site import PageGroup, RequestContext, divided, only
+from guard.gateway.dashboard.spend import asked_range, usage_of_keys
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.setting_table import SETTINGS
 
@@ -112,9 +113,12 @@ class Actions(PageGroup):
 
     async def keys(self, context: RequestContext) -> Response:
         """List keys and offer to make one."""
-        live, ended = divided(await table.list_keys(context.call()), self._site.parts.clock_ms())
+        now_ms = self._site.parts.clock_ms()
+        live, ended = divided(await table.list_keys(context.call()), now_ms)
+        shown = asked_range(context, now_ms, default="30d")
         return await self._site.render(
-            context, "keys.html", keys=live[::-1], ended=ended[::-1][:20],
+            context, "keys.html", shown=shown, keys=live[::-1], ended=ended[::-1][:20],
+            used=await usage_of_keys(self._site.parts.storage, context.org(), shown),
             revoke_of=lambda key: lambda prefix: context.link(
                 "/keys/change", action="revoke", key=key.key_id, secret=prefix
             ),

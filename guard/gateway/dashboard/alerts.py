@@ -15,6 +15,8 @@ from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard.forms import checked, whole
 from guard.gateway.dashboard.security import Form
 from guard.gateway.dashboard.site import PageGroup, RequestContext, only
+from guard.gateway.dashboard.spend import asked_range
+from guard.gateway.dashboard.time_ranges import ALL
 from guard.gateway.domain.alerts import SAYS, ChannelKind
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 
@@ -42,10 +44,11 @@ class Alerts(PageGroup):
     async def show(self, context: RequestContext, **values: Any) -> Response:
         """Show channels, rules and the newest deliveries."""
         own = context.org()
+        shown = asked_range(context, self._site.parts.clock_ms(), default=ALL)
         return await self._site.render(
-            context, "alerts.html", channels=await self._storage.channels(own),
+            context, "alerts.html", shown=shown, channels=await self._storage.channels(own),
             rules=await self._storage.alert_rules(own), says=SAYS,
-            deliveries=await self._storage.deliveries(own, DELIVERIES_MAX),
+            deliveries=await self._storage.deliveries(own, DELIVERIES_MAX, shown.within()),
             **({"error": ""} | values),
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from guard.gateway.dashboard.formatting import dated
 
 _SILENT: Final = {
     "organisation_id", "created_at_ms", "updated_at_ms", "budget_id", "policy_id", "price_id",
-    "unit",
+    "unit", "name", "scope_kind", "scope_id", "window",
 }  # fmt: skip
 """What says nothing to a reader: it is the entry's own, or the column beside it."""
 
@@ -22,6 +22,42 @@ _MOMENT_MIN_MS: Final = 10**11
 """A number of milliseconds from here on is a moment, below it a length of time."""
 
 _TEXT_MAX: Final = 300
+
+
+_DID: Final = {
+    "put": "set", "create": "added", "delete": "removed", "remove": "removed", "update": "changed",
+    "revoke": "revoked", "rotate": "rotated", "raise": "raised", "answer": "answered",
+    "role": "changed the role", "password": "set the password", "sign_in": "signed in",
+    "kill": "killed", "pause": "paused", "resume": "resumed", "revive": "revived", "end": "ended",
+    "link": "made a sign-in link", "test": "tested", "withdraw": "withdrew",
+    "expire": "expired", "refuse": "refused a raise",
+}  # fmt: skip
+"""The second words of actions, as a person says them."""
+
+
+def audit_action(action: str) -> str:
+    """Return what somebody did, in words.
+
+    >>> audit_action("budget.put"), audit_action("operator.sign_in"), audit_action("usage.new")
+    ('set budget', 'signed in', 'usage new')
+    """
+    what, _, did = action.partition(".")
+    said = _DID.get(did, "")
+    return said if " " in said else f"{said or what} {what if said else did}".replace("_", " ")
+
+
+def audit_target(target: str, details: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Return to what it was done, by the name that people know it by."""
+    kind, scope_id = details.get("scope_kind"), details.get("scope_id") or ""
+    if kind is None:
+        return names.get(target) or str(details.get("name") or target)
+    of = (
+        "whole organisation"
+        if kind == "organisation"
+        else f"{kind} {names.get(scope_id, scope_id)}"
+    )
+    window = details.get("window")
+    return f"{of}, {'in total' if window == 'total' else f'per {window}'}" if window else of
 
 
 def audit_details(details: Mapping[str, Any], now_ms: int) -> list[tuple[str, str]]:

@@ -72,7 +72,7 @@ class BudgetsAndPolicies(PageGroup):
             context, "budgets.html", budgets=budgets, by_budget=by_budget, asked=asked,
             balances_max=BALANCES_MAX, is_cut=len(balances) == BALANCES_MAX,
             unmatched=await self._unmatched(context), raise_key=secrets.token_hex(8),
-            suggested=_suggested,
+            suggested=_suggested, names=await self._storage.key_names(context.org()),
             forecasts=await budget_forecasts(self._storage, context.org(), shown, now_ms),
         )  # fmt: skip
 
@@ -123,7 +123,8 @@ class BudgetsAndPolicies(PageGroup):
             raises = await self._storage.budget_raises(context.org(), budget.budget_id, RAISES_MAX)
         return await self._site.render(
             context, "budget_edit.html", budget=budget, raises=raises,
-            raise_key=secrets.token_hex(8), suggested=_suggested, **values,
+            raise_key=secrets.token_hex(8), suggested=_suggested,
+            names=await self._storage.key_names(context.org()), **values,
         )  # fmt: skip
 
     async def save_budget(self, context: RequestContext) -> Response:
@@ -162,7 +163,8 @@ class BudgetsAndPolicies(PageGroup):
     async def confirm_budget(self, context: RequestContext) -> Response:
         """Ask before a budget is removed."""
         budget = await self._budget(context, context.query("id"))
-        return await self._site.render(context, "confirm_budget.html", budget=budget)
+        names = await self._storage.key_names(context.org())
+        return await self._site.render(context, "confirm_budget.html", budget=budget, names=names)
 
     async def delete_budget(self, context: RequestContext) -> Response:
         """Remove a budget."""

@@ -60,6 +60,7 @@ class CallPages(PageGroup):
             context, "event.html", found=found, event=event, tokens=_tokens(event),
             duration=_duration(event), price_source=_source(event),
             rest=_rest(event.data), refused_by=refused_by,
+            names=await self._storage.key_names(context.org()),
         )  # fmt: skip
 
     async def refusal(self, context: RequestContext) -> Response:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from guard.core.visible import visible
 from guard.gateway.dashboard.formatting import count, in_doubt, money
-from guard.gateway.dashboard.time_ranges import Range, TimeRange
+from guard.gateway.dashboard.time_ranges import TimeRange
 from guard.gateway.domain.spend_series import SpendOverTime
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, QUARTER_MS, UsagePoint
 from guard.gateway.domain.windows import UTC, day_begins, length_ms, zone_of
@@ -50,7 +50,6 @@ class Chart(Struct, kw_only=True):
     y_ticks: list[Tick]
     x_ticks: list[Tick]
     summary: str
-    empty: bool
     line: str = ""
     limit_y: float | None = None
     limit_label: str = ""
@@ -71,41 +70,6 @@ def nice_ceiling(value: float) -> tuple[float, int]:
             parts = {1: 4, 1.2: 4, 1.6: 4, 2: 4, 3: 3, 4: 4, 6: 3, 8: 4, 10: 4}[step]
             return round(step * magnitude, 12), parts
     return magnitude * 10, 4
-
-
-def spend_bars(
-    points: Sequence[UsagePoint], chosen: Range, now_ms: int, uncertain_nanousd: int = 0,
-    zone: str = UTC,
-) -> Chart:  # fmt: skip
-    """Return spend per step over a range that ends now, and the part charged in doubt."""
-    starts = chosen.starts(now_ms, zone)
-    costs, calls = [0] * len(starts), [0] * len(starts)
-    for point in points:
-        at = _step_at(starts, point.start_ms)
-        costs[at] += point.cost_nanousd
-        calls[at] += point.llm_calls
-    top, parts = nice_ceiling(max(costs, default=0) / 1e9)
-    width = 100 / len(starts)
-    bars = []
-    for at, (start, cost) in enumerate(zip(starts, costs, strict=True)):
-        height = 100 * cost / 1e9 / top
-        if cost:
-            height = max(height, _LEAST)
-        bars.append(
-            Bar(round(at * width, 4), round(width, 4), round(100 - height, 3), round(height, 3),
-                step_label(start, chosen.step_ms, zone), money(cost),
-                f"{count(calls[at])} LLM call{'' if calls[at] == 1 else 's'}")
-        )  # fmt: skip
-    total = sum(costs)
-    summary = f"{money(total)} in the last {chosen.label}", in_doubt(min(uncertain_nanousd, total))
-    return Chart(
-        bars=bars,
-        y_ticks=money_ticks(top, parts),
-        x_ticks=_time_ticks(starts, chosen.step_ms, zone),
-        summary=", ".join(filter(None, summary)),
-        empty=total == 0,
-        zone=zone,
-    )
 
 
 def spend_against_limit(
@@ -146,7 +110,6 @@ def spend_against_limit(
         y_ticks=money_ticks(top, parts),
         x_ticks=_time_ticks(starts, step_ms, zone),
         summary=f"{money(committed_nanousd)} spent of {money(limit_nanousd)}",
-        empty=False,
         line="".join(path),
         limit_y=round(_y(limit_nanousd, top), 3),
         limit_label=f"limit {money(limit_nanousd)}",
@@ -312,7 +275,7 @@ def stacked(
     top, parts = nice_ceiling(max(totals, default=0) / 1e9)
     width = 100 / len(shown.steps)
     stacks = [
-        _stack(at, width, totals[at], layers, top, step.label)
+        _stack(at, width, totals[at], spend.total.llm_calls[at], layers, top, step.label)
         for at, step in enumerate(shown.steps)
     ]
     doubt = in_doubt(min(spend.total.uncertain_nanousd, total))
@@ -326,7 +289,7 @@ def stacked(
 
 
 def _stack(
-    at: int, width: float, total: int, layers: Sequence[Layer], top: float, label: str
+    at: int, width: float, total: int, calls: int, layers: Sequence[Layer], top: float, label: str
 ) -> Stack:
     parts: list[Part] = []
     y = 100.0
@@ -347,7 +310,9 @@ def _stack(
         named.append(f"{count(len(dear) - _NAMED_MAX)} more")
     return Stack(
         x=round(at * width, 4), width=round(width, 4), top=round(y, 3), parts=parts, label=label,
-        value=money(total), detail="\n".join(named) if len(layers) > 1 else "",
+        value=money(total),
+        detail="\n".join(named) if len(layers) > 1
+        else f"{count(calls)} LLM call{'' if calls == 1 else 's'}",
     )  # fmt: skip
 
 

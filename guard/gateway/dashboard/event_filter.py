@@ -9,7 +9,7 @@ from msgspec import Struct
 from guard.core.written_numbers import read_dollars
 from guard.gateway.dashboard.site import RequestContext
 from guard.gateway.dashboard.spend import asked_range
-from guard.gateway.dashboard.time_ranges import TimeRange
+from guard.gateway.dashboard.time_ranges import ALL, TimeRange
 from guard.gateway.domain.records import EventSearch, FoundEvents
 from guard.gateway.domain.usage import Refused
 from guard.gateway.storage.port import NEWEST, Storage
@@ -31,7 +31,7 @@ class EventFilter(Struct, kw_only=True):
         given: the fields as they were typed, by the names in a query.
         search: the same for the store.
         before: only those with a lower number.
-        shown: the range of time; None for all of it.
+        shown: the range of time.
         error: why a field was left out.
     """
 
@@ -39,7 +39,7 @@ class EventFilter(Struct, kw_only=True):
     given: dict[str, str]
     search: EventSearch
     before: int
-    shown: TimeRange | None
+    shown: TimeRange
     error: str = ""
 
     @property
@@ -48,9 +48,8 @@ class EventFilter(Struct, kw_only=True):
         return self.before == NEWEST
 
     def query(self) -> dict[str, str]:
-        """Return the query of a link to the same events, without the position."""
+        """Return the query of a link to the same events, without the position and the range."""
         found = {"show": "refused" if self.show == "refused" else "", **self.given}
-        found |= self.shown.query() if self.shown is not None else {}
         return {name: value for name, value in found.items() if value}
 
     async def events(
@@ -64,8 +63,9 @@ class EventFilter(Struct, kw_only=True):
     ) -> list[Refused]:
         """Read refused calls, newest first."""
         return await storage.refusals(
-            organisation_id, self.search.workflow_id, before, limit, self.search.call_id
-        )
+            organisation_id, self.search.workflow_id, before, limit, self.search.call_id,
+            self.shown.within(),
+        )  # fmt: skip
 
 
 FIELDS: Final = {
@@ -89,11 +89,8 @@ def event_filter(context: RequestContext, now_ms: int) -> EventFilter:
             cost = read_dollars(given["cost"], "Cost")
         except ValueError as exc:
             error = f"{exc}."
-    shown = None
-    if context.query("range") or context.query("from") or context.query("to"):
-        shown = asked_range(context, now_ms)
-        error = error or shown.error
-    since_ms, until_ms = (None, None) if shown is None else (shown.edges()[0], shown.edges()[-1])
+    shown = asked_range(context, now_ms, default=ALL)
+    since_ms, until_ms = shown.within() if shown.steps else (None, None)
     return EventFilter(
         show="refused" if context.query("show") == "refused" else "events",
         given=given,

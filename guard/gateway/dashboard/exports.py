@@ -19,7 +19,8 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.dashboard import security, tables
 from guard.gateway.dashboard.event_filter import event_filter
 from guard.gateway.dashboard.site import PageGroup, RequestContext, View
-from guard.gateway.dashboard.spend import asked, usage_pages
+from guard.gateway.dashboard.spend import asked, asked_range, usage_pages
+from guard.gateway.dashboard.time_ranges import ALL, TimeRange
 from guard.gateway.domain.records import BalanceView, BudgetRule, StoredEvent
 from guard.gateway.domain.usage import WorkflowSort
 from guard.gateway.domain.windows import zone_of
@@ -71,7 +72,7 @@ class Exports(PageGroup):
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         names = {
-            "spend": self._spend, "users": self._users, "workflows": self._workflows,
+            "spend": self._spend, "workflows": self._workflows,
             "events": self._events, "budgets": self._budgets, "audit": self._audit,
             "usage": self._usage,
         }  # fmt: skip
@@ -101,15 +102,6 @@ class Exports(PageGroup):
                 for each in found.series
             ]  # fmt: skip
 
-    def _users(self, _: RequestContext) -> Export:
-        columns = ("user", "events", "llm_calls", "tool_calls", "input_tokens", "output_tokens",
-                   "cost_nanousd", "uncertain_nanousd")  # fmt: skip
-        return Export(columns, self._user_rows)
-
-    async def _user_rows(self, context: RequestContext) -> Batches:
-        async for found in usage_pages(self._storage, context.org(), group_by="user"):
-            yield [_row(each, user=each.group) for each in found]
-
     def _usage(self, _: RequestContext) -> Export:
         return Export(tables.USAGE_COLUMNS, self._usage_rows)
 
@@ -134,10 +126,12 @@ class Exports(PageGroup):
         sort = context.query("sort", "seen")
         sort = sort if sort in get_args(WorkflowSort) else "seen"
         first = min(context.number("offset", 0), 10**6)
+        within = self._shown(context).within()
         for offset in itertools.count(first, BATCH):
             found = await self._storage.workflow_page(
-                context.org(), context.query("q"), cast("WorkflowSort", sort), offset, BATCH
-            )
+                context.org(), context.query("q"), cast("WorkflowSort", sort), offset, BATCH,
+                within,
+            )  # fmt: skip
             yield [
                 _row(each, first_seen_at_ms=each.first_seen_ms, last_seen_at_ms=each.last_seen_ms)
                 for each in found
@@ -196,14 +190,18 @@ class Exports(PageGroup):
     async def _audit_rows(self, context: RequestContext) -> Batches:
         before = context.number("before", NEWEST)
         is_wide = context.session.operator.organisation_id is None
+        within = self._shown(context).within()
         while True:
             found = await self._storage.newest_audit(
-                context.org(), before, BATCH, with_gateway=is_wide
+                context.org(), before, BATCH, with_gateway=is_wide, within=within
             )
             yield [_row(each, done_at_ms=each.at_ms) for each in found]
             if len(found) < BATCH:
                 return
             before = found[-1].seq
+
+    def _shown(self, context: RequestContext, default: str = ALL) -> TimeRange:
+        return asked_range(context, self._site.parts.clock_ms(), default)
 
     def _sent(self, name: str, kind: str, export: Callable[[RequestContext], Export]) -> View:
         """Return the view that sends one page as one kind of file."""

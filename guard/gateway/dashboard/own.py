@@ -8,7 +8,6 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.site import OWN, PageGroup, RequestContext, divided, only
 from guard.gateway.dashboard.spend import SHOWN_MAX, asked_range
-from guard.gateway.dashboard.time_ranges import PRESETS
 from guard.gateway.domain.records import Key
 from guard.gateway.domain.usage import QUARTER_MS
 from guard.gateway.domain.windows import period_of
@@ -50,7 +49,6 @@ class OwnPage(PageGroup):
             month=month.total,
             spent={each.scope_id: each.cost_nanousd for each in month.series},
             shown=shown,
-            presets=PRESETS,
             chart=stacked(spend, shown, "other keys", names=names),
             balances=await storage.balances_over(own, live),
             may_log_in=self._site.parts.logins is not None,

@@ -14,15 +14,14 @@ from guard.gateway.api.admin import table
 from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.call_pages import PRICE_SOURCES
 from guard.gateway.dashboard.site import PageGroup, RequestContext, only
+from guard.gateway.dashboard.spend import asked_range
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import Price
 from guard.gateway.domain.tariffs import Tariff
-from guard.gateway.domain.usage import DAY_MS, HOUR_MS, ModelUsage
+from guard.gateway.domain.usage import ModelUsage
 from guard.gateway.effective_settings import effective_settings
 from guard.gateway.services.published import listed
 
-USED_DAYS: Final = 30
-FALLBACK_DAYS: Final = 7
 MODELS_MAX: Final = 200
 FOUND_MAX: Final = 50
 FROM_FILE: Final = "set from a file by guard gateway apply"
@@ -85,13 +84,9 @@ class PricesAndSettings(PageGroup):
     async def prices(self, context: RequestContext, **values: Any) -> Response:
         """Show the operator's prices, those of the models in use, and of models that are sought."""
         own, now_ms = context.org(), self._site.parts.clock_ms()
-        used = await self._storage.usage_by_model(
-            own, HOUR_MS, now_ms - USED_DAYS * DAY_MS, None, MODELS_MAX
-        )
-        lately = await self._storage.usage_by_model(
-            own, HOUR_MS, now_ms - FALLBACK_DAYS * DAY_MS, None, MODELS_MAX
-        )
-        fallback = {each.model for each in lately if each.unpriced}
+        shown = asked_range(context, now_ms, default="30d")
+        used = await self._storage.usage_by_model(own, *shown.within(), None, MODELS_MAX)
+        fallback = {each.model for each in used if each.unpriced}
         search = context.query("q").strip()
         return await self._site.render(
             context,
@@ -108,7 +103,7 @@ class PricesAndSettings(PageGroup):
             found_max=FOUND_MAX,
             fallback=sorted(fallback),
             fallback_rates=await self._priced(own, ""),
-            days=(USED_DAYS, FALLBACK_DAYS),
+            shown=shown,
             model=context.query("model"),
             **{"error": ""} | values,
         )

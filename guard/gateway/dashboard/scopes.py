@@ -11,7 +11,6 @@ from guard.gateway.dashboard.budget_forecasts import budget_forecasts
 from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.site import PageGroup, RequestContext
 from guard.gateway.dashboard.spend import asked_range
-from guard.gateway.dashboard.time_ranges import PRESETS
 from guard.gateway.domain import models
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.found import ScopeEvents, Use
@@ -71,7 +70,6 @@ class ScopePages(PageGroup):
             tag_name=group_by.removeprefix(TAG) if group_by.startswith(TAG) else "",
             scope_id=scope_id,
             shown=shown,
-            presets=PRESETS,
             chart=stacked(spend, shown, "", only=scope_id),
             events=events,
             workflows=_summed(events, "workflow_id"),

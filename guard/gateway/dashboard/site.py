@@ -21,6 +21,7 @@ from guard.gateway.api.http import ProblemError, note_owner
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
 from guard.gateway.dashboard.security import ForbiddenError, Form, OriginChecks
+from guard.gateway.dashboard.time_ranges import PRESETS
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.domain.operators import (
@@ -51,6 +52,8 @@ BADGE_MAX: Final = 100
 PIECES: Final = 200
 """Pieces of a page, each a text or a value, that are rendered in one step: about a millisecond."""
 SIGN_IN: Final = "/sign-in"
+RANGE: Final = ("range", "from", "to")
+"""The fields of a query that say which time a page is about."""
 OWN: Final = "/own"
 """The page of whoever is signed in, and the only one of a member."""
 
@@ -131,12 +134,30 @@ class RequestContext(Struct):
         """Return whether the operator's role is at least this."""
         return allows(self.session.operator.role, needed)
 
+    def kept(self) -> dict[str, str]:
+        """Return the fields of a query that every link keeps: the organisation and the range."""
+        found = {"organisation": self.org()} if len(self.organisations) > 1 else {}
+        return found | {name: self.query(name) for name in RANGE if self.query(name)}
+
     def link(self, path: str, **query: Any) -> str:
-        """Return a URL on this site that keeps the organisation."""
+        """Return a URL on this site."""
         wanted = {name: value for name, value in query.items() if value not in (None, "")}
-        if len(self.organisations) > 1:
-            wanted["organisation"] = self.org()
+        kept = self.kept()
+        if wanted.keys() & set(RANGE):
+            kept = {name: value for name, value in kept.items() if name not in RANGE}
+        wanted |= kept
         return f"{path}?{urllib.parse.urlencode(wanted)}" if wanted else path
+
+    def asked(self) -> dict[str, str]:
+        """Return the page's query without its range, its place in a list, and its notice."""
+        left_out = {*RANGE, "before", "offset", "notice", "organisation"}
+        return {
+            name: self.query(name) for name in self.request.query_params if name not in left_out
+        }
+
+    def again(self, range_name: str) -> str:
+        """Return the URL of the same page with another range."""
+        return self.link(self.request.url.path, **self.asked(), range=range_name)
 
     def query(self, name: str, default: str = "") -> str:
         """Return one query parameter."""
@@ -328,6 +349,7 @@ class Site:
         healthy, trouble = self.health()
         values |= {
             "context": context,
+            "presets": PRESETS,
             "link": context.link,
             "operator": context.session.operator,
             "csrf": security.csrf_of(context.token),

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.site import PageGroup, RequestContext
-from guard.gateway.dashboard.time_ranges import COOKIE, PRESETS, TimeRange, time_range
+from guard.gateway.dashboard.time_ranges import COOKIE, TimeRange, time_range
 from guard.gateway.domain.records import UsageRow
 from guard.gateway.domain.spend_series import GROUPS, TAG, SpendOverTime
 from guard.gateway.domain.usage import is_kept_by_model
@@ -89,6 +89,19 @@ def scope_link(context: RequestContext, group_by: str, scope_id: str, **query: A
     return context.link(f"/{group_by}", id=scope_id, **query)
 
 
+async def usage_of_keys(
+    storage: Storage, organisation_id: str, shown: TimeRange
+) -> dict[str, UsageRow]:
+    """Return what each key has used in a range, by its id."""
+    since_ms, until_ms = shown.within()
+    found = dict[str, UsageRow]()
+    async for rows in usage_pages(
+        storage, organisation_id, group_by="key", since_ms=since_ms, until_ms=until_ms
+    ):
+        found |= {row.group: row for row in rows if row.group is not None}
+    return found
+
+
 async def usage_pages(
     storage: Storage, organisation_id: str, **query: Any
 ) -> AsyncIterator[list[UsageRow]]:
@@ -132,7 +145,6 @@ class SpendPages(PageGroup):
             "spend.html",
             asked=wanted,
             shown=wanted.shown,
-            presets=PRESETS,
             groups=GROUPS,
             tags=tags,
             chart=stacked(found, wanted.shown, others(wanted.group_by), names=names),
@@ -144,8 +156,9 @@ class SpendPages(PageGroup):
 
     async def latency(self, context: RequestContext) -> Response:
         """Show how long models took, and how often calls that used them failed."""
-        report = await self._storage.latency(context.org())
+        shown = asked_range(context, self._site.parts.clock_ms())
+        report = await self._storage.latency(context.org(), *shown.within())
         return await self._site.render(
-            context, "latency.html", report=report,
+            context, "latency.html", report=report, shown=shown,
             scope_link=lambda model: scope_link(context, "model", model),
         )  # fmt: skip

@@ -12,8 +12,8 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.dashboard.budget_forecasts import budget_forecasts
 from guard.gateway.dashboard.charts import stacked
 from guard.gateway.dashboard.site import PageGroup, RequestContext, divided
-from guard.gateway.dashboard.spend import asked_range, usage_pages
-from guard.gateway.dashboard.time_ranges import PRESETS, TimeRange
+from guard.gateway.dashboard.spend import asked_range, usage_of_keys
+from guard.gateway.dashboard.time_ranges import TimeRange
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.logins import GroupRule
 from guard.gateway.domain.records import Key, UsageRow
@@ -65,7 +65,7 @@ class Teams(PageGroup):
             found.setdefault(rule.team, _empty(rule.team)).groups.append(rule.group)
         _add_usage(found, "team", await self._used(context, shown))
         return await self._site.render(
-            context, "teams.html", teams=_dearest_first(found), shown=shown, presets=PRESETS
+            context, "teams.html", teams=_dearest_first(found), shown=shown
         )
 
     async def team(self, context: RequestContext) -> Response:
@@ -96,7 +96,6 @@ class Teams(PageGroup):
             ended=ended[::-1][:ENDED_MAX],
             spent={key.key_id: row.cost_nanousd for key, row in used},
             shown=shown,
-            presets=PRESETS,
             chart=stacked(spend, shown, "", only=name),
             balances=balances,
             forecasts=await budget_forecasts(self._storage, own, balances, now_ms),
@@ -107,18 +106,9 @@ class Teams(PageGroup):
         return [each for each in rules if each.organisation_id == context.org()]
 
     async def _used(self, context: RequestContext, shown: TimeRange) -> list[tuple[Key, UsageRow]]:
-        """Return what each key has used in a range."""
-        own, edges_ms = context.org(), shown.edges()
-        keys = {key.key_id: key for key in await self._storage.keys(own)}
-        pages = usage_pages(
-            self._storage, own, group_by="key", since_ms=edges_ms[0], until_ms=edges_ms[-1]
-        )
-        return [
-            (keys[row.group], row)
-            async for rows in pages
-            for row in rows
-            if row.group is not None and row.group in keys
-        ]
+        used = await usage_of_keys(self._storage, context.org(), shown)
+        keys = await self._storage.keys(context.org())
+        return [(key, used[key.key_id]) for key in keys if key.key_id in used]
 
 
 def shares(by: str, keys: Iterable[Key], now_ms: int) -> dict[str, Share]:

@@ -13,52 +13,24 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS
-from guard.gateway.domain.windows import UTC, day_begins, zone_of
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS, QUARTER_MS
+from guard.gateway.domain.windows import UTC, day_begins
 
 KEPT_DAYS: Final = 400
 """How long sums by hour are kept, and the longest range."""
 
 COOKIE: Final = "guard_zone"
-PRESETS: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days"}
+PRESETS: Final = {
+    "1h": "last hour", "24h": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days",
+    "90d": "last 90 days",
+}  # fmt: skip
+ALL: Final = "all"
+"""The preset of lists that shows all of them."""
+
+FOREVER_MS: Final = 2**53
+_STEPS_MS: Final = {"1h": (HOUR_MS, QUARTER_MS), "24h": (DAY_MS, HOUR_MS)}
 _DAYS_MAX: Final = 100
 _WEEK: Final = 7
-
-
-class Range(Struct, frozen=True):
-    """A selectable span of time: read from rollups of ``size_ms``, drawn in bars of ``step_ms``."""
-
-    name: str
-    label: str
-    span_ms: int
-    step_ms: int
-    size_ms: int
-
-    def starts(self, now_ms: int, zone: str = UTC) -> list[int]:
-        """Return the starts of the steps of which the last one has begun.
-
-        Those of more than an hour are counted from the midnights of a zone.
-        """
-        since_ms = now_ms - self.span_ms
-        if self.step_ms <= HOUR_MS:
-            first = since_ms + self.step_ms
-            return list(range(first - first % self.step_ms, now_ms + 1, self.step_ms))
-        day, found = _moment(since_ms, zone_of(zone)).date(), list[int]()
-        while (begins_ms := day_begins(day, zone)) <= now_ms:
-            day += _ONE_DAY
-            found += range(begins_ms, min(day_begins(day, zone), now_ms + 1), self.step_ms)
-        return [at_ms for at_ms in found if at_ms > since_ms]
-
-
-RANGES: Final = {
-    r.name: r
-    for r in (
-        Range("1h", "1 hour", HOUR_MS, MINUTE_MS, MINUTE_MS),
-        Range("24h", "24 hours", DAY_MS, HOUR_MS, HOUR_MS),
-        Range("7d", "7 days", 7 * DAY_MS, 6 * HOUR_MS, HOUR_MS),
-        Range("30d", "30 days", 30 * DAY_MS, DAY_MS, HOUR_MS),
-    )
-}
 
 
 class Step(Struct):
@@ -76,12 +48,12 @@ class TimeRange(Struct, kw_only=True):
     """What a page shows the spend of.
 
     Attributes:
-        preset: its name; empty for one between two days.
+        preset: its name; empty for one between two days, and ``all`` for all of time.
         label: says how long it is.
         first: its first day, for the form.
         last: its last day.
         zone: whose days they are.
-        steps: without a gap.
+        steps: without a gap; none of all time.
         notes: remarks for the viewer.
         error: why it is not the one that was asked for.
     """
@@ -98,6 +70,17 @@ class TimeRange(Struct, kw_only=True):
     def edges(self) -> list[int]:
         """Return where the steps begin, and where the last one ends."""
         return [*(step.start_ms for step in self.steps), self.steps[-1].end_ms]
+
+    def within(self) -> tuple[int, int]:
+        """Return when it begins and ends."""
+        return (self.edges()[0], self.edges()[-1]) if self.steps else (0, FOREVER_MS)
+
+    def longer(self) -> list[str]:
+        """Return the presets that are longer."""
+        names = [*PRESETS]
+        if self.preset in names:
+            return names[names.index(self.preset) + 1 :]
+        return names[-1:] if self.steps else []
 
     def query(self) -> dict[str, str]:
         """Return the query of a link to the same range."""
@@ -122,18 +105,23 @@ def time_range(
         try:
             return _between(*_days(first, last, zone, now_ms), zone, now_ms)
         except ValueError as exc:
-            error = f"{exc}. These are the last {PRESETS[default]}."
+            error = f"{exc}, so this shows the {PRESETS.get(default, 'whole time')}."
     preset = preset if preset in PRESETS else default
-    found = _hours(zone, now_ms) if preset == "24h" else _last_days(preset, zone, now_ms)
-    found.preset, found.label, found.error = preset, f"last {PRESETS[preset]}", error
+    if preset == ALL:
+        today = _moment(now_ms, zone).date()
+        found = _range(zone, today, today, [])
+    elif preset.endswith("h"):
+        found = _until_now(zone, now_ms, *_STEPS_MS[preset])
+    else:
+        found = _last_days(preset, zone, now_ms)
+    found.preset, found.label, found.error = preset, PRESETS.get(preset, "all time"), error
     return found
 
 
-def _hours(zone: zoneinfo.ZoneInfo, now_ms: int) -> TimeRange:
-    end_ms = now_ms - now_ms % HOUR_MS + HOUR_MS
-    first = _moment(end_ms - DAY_MS, zone).date()
-    last = _moment(now_ms, zone).date()
-    return _range(zone, first, last, list(range(end_ms - DAY_MS, end_ms + 1, HOUR_MS)))
+def _until_now(zone: zoneinfo.ZoneInfo, now_ms: int, span_ms: int, step_ms: int) -> TimeRange:
+    end_ms = now_ms - now_ms % step_ms + step_ms
+    first, last = (_moment(at_ms, zone).date() for at_ms in (end_ms - span_ms, now_ms))
+    return _range(zone, first, last, list(range(end_ms - span_ms, end_ms + 1, step_ms)))
 
 
 def _last_days(preset: str, zone: zoneinfo.ZoneInfo, now_ms: int) -> TimeRange:
@@ -187,7 +175,7 @@ _ONE_DAY: Final = dt.timedelta(days=1)
 
 
 def _range(zone: zoneinfo.ZoneInfo, first: dt.date, last: dt.date, edges: list[int]) -> TimeRange:
-    is_hours = edges[1] - edges[0] == HOUR_MS
+    is_hours = len(edges) > 1 and edges[1] - edges[0] <= HOUR_MS
     return TimeRange(
         preset="", label=_label(first, last), first=first.isoformat(), last=last.isoformat(),
         zone=zone.key, steps=_steps(edges, zone, is_hours=is_hours), notes=[],

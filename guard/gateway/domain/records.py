@@ -39,8 +39,8 @@ class OrganisationSettings(Struct, kw_only=True):
         chain_over_permille: how far an open chain may go over a budget, in thousandths.
         chain_ttl_ms: how long a chain stays open without activity.
         reservation_ttl_ms: how long a reservation that nobody renews lasts without activity.
-        default_hold_nanousd: held for a call about which nothing is known.
-        unbounded_output: what to hold for an LLM request without a limit on its output:
+        default_hold_nanousd: what is set aside for a call about which nothing is known.
+        unbounded_output: what to set aside for an LLM request without a limit on its output:
             ``bounded``, the most that its model can answer; ``learned``, what its model's answers
             have been like, which may be exceeded; ``refuse`` such requests. One that may be charged
             any number of times for something else (searches) is refused under a hard budget, but
@@ -54,8 +54,8 @@ class OrganisationSettings(Struct, kw_only=True):
             usually cost, for products whose users leave all the time. It is learned from then on.
         wait_for_room_max_ms: how long a call or request may wait in line for money that is only set
             aside, however long its program would; 0 refuses it at once.
-        default_tier: the service tier of the OpenAI projects that are used: what a request is held
-            at that names none.
+        default_tier: the service tier of the OpenAI projects that are used: it decides what is set
+            aside for a request that names none.
         zone: whose days, weeks and months budgets and pages have, an IANA time zone. A budget may
             have another one. A change counts for each window when the present one ends.
         week_begins: the first day of a week.

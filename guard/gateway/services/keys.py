@@ -22,7 +22,7 @@ PROXY_PREFIX: Final = "gdp_"
 _PREFIXES: Final = {"sdk": SDK_PREFIX, "admin": ADMIN_PREFIX, "proxy": PROXY_PREFIX}
 NO_ATTRIBUTES: Final = KeyAttributes()
 _CACHE_MAX: Final = 20_000
-USES_EVERY_MS: Final = 60_000
+USES_EVERY_MS: Final = 5_000
 """How often the times are written at which secrets were last used."""
 
 
@@ -139,7 +139,7 @@ class KeyRing:
         return self._cache[hashed]
 
     async def write_uses(self) -> None:
-        """Write when secrets were last used, if that was not done within the last minute.
+        """Write when secrets were last used, unless that was done seconds ago.
 
         What a failure of the store loses is written with the next use.
         """

@@ -274,21 +274,32 @@ def balances(
     return [balance_view_from_row(row) for row in rows]
 
 
+def ids_from(at_ms: int) -> str:
+    """Return what sorts before the ids that are made from a time on."""
+    digits = f"{min(at_ms, 2**48 - 1):012x}"
+    return f"{digits[:8]}-{digits[8:]}"
+
+
 def approvals(
-    connection: Connection, organisation_id: str, status: str | None, limit: int
-) -> list[records.Approval]:
+    connection: Connection, organisation_id: str, status: str | None, limit: int,
+    within: tuple[int, int] = (0, 2**53),
+) -> list[records.Approval]:  # fmt: skip
     """Return approvals, newest first."""
     where, arguments = equals(organisation_id=organisation_id, status=status)
     return [
         approval_from_row(row)
         for row in connection.rows(
-            f"{APPROVALS.select()} WHERE {where} ORDER BY approval_id DESC LIMIT ?",
-            *arguments, limit,
+            f"{APPROVALS.select()} WHERE {where} AND approval_id >= ? AND approval_id < ?"
+            " ORDER BY approval_id DESC LIMIT ?",
+            *arguments, *map(ids_from, within), limit,
         )
     ]  # fmt: skip
 
 
-def deliveries(connection: Connection, organisation_id: str, limit: int) -> list[records.Delivery]:
+def deliveries(
+    connection: Connection, organisation_id: str, limit: int,
+    within: tuple[int, int] = (0, 2**53),
+) -> list[records.Delivery]:  # fmt: skip
     """Return deliveries to channels, newest first."""
     return [
         records.Delivery(
@@ -300,8 +311,9 @@ def deliveries(connection: Connection, organisation_id: str, limit: int) -> list
             "SELECT d.delivery_id, d.webhook_id, d.type, d.created_at_ms, d.attempts,"
             " d.delivered_at_ms, d.failed, d.last_status, d.delivery_error, w.url, w.channel_kind"
             " FROM deliveries d LEFT JOIN webhooks w USING (webhook_id)"
-            " WHERE d.organisation_id = ? ORDER BY d.delivery_id DESC LIMIT ?",
-            organisation_id, limit,
+            " WHERE d.organisation_id = ? AND d.delivery_id >= ? AND d.delivery_id < ?"
+            " ORDER BY d.delivery_id DESC LIMIT ?",
+            organisation_id, *map(ids_from, within), limit,
         )
     ]  # fmt: skip
 

@@ -36,6 +36,9 @@ _SORTS: Final = {
     "spend": "cost_nanousd DESC, scope_id",
     "name": "scope_id",
 }
+_ALL: Final = (0, 2**53)
+"""All of time: its beginning and its end."""
+
 _SCOPE_COLUMNS: Final = {"organisation": "''", "workflow": "workflow_id", "agent": "agent",
                          "chain": "chain_id", "user": "user_id", "key": "key_id",
                          "model": "model", "run": "key_id || '/' || run_id"}  # fmt: skip
@@ -45,6 +48,17 @@ _SUMS: Final = (
     " CAST(sum(u.output_tokens) AS BIGINT)"
 )
 _DOUBT: Final = "CAST(coalesce(sum(u.doubt_nanousd), 0) AS BIGINT)"
+_WORKFLOWS_WITHIN: Final = (
+    "SELECT w.scope_id, first_ms, last_ms, coalesce(cost, 0) AS cost_nanousd, calls,"
+    " coalesce(events, 0) AS events, coalesce(doubt, 0) AS doubt_nanousd,"
+    " coalesce(llm_calls, 0) AS llm_calls FROM (SELECT scope_id, first_ms, last_ms, calls FROM"
+    " usage WHERE organisation_id = ? AND scope_kind = 'workflow' AND size_ms = 0 AND start_ms = 0"
+    " AND last_ms IS NOT NULL) w LEFT JOIN (SELECT scope_id, CAST(sum(cost_nanousd) AS BIGINT)"
+    " AS cost, CAST(sum(events) AS BIGINT) AS events, CAST(sum(doubt_nanousd) AS BIGINT) AS doubt,"
+    " CAST(sum(llm_calls) AS BIGINT) AS llm_calls FROM usage WHERE scope_kind = 'workflow'"
+    f" AND size_ms = {usage.QUARTER_MS} AND start_ms >= ? AND start_ms < ?"
+    " AND organisation_id = ? GROUP BY scope_id) s ON s.scope_id = w.scope_id"
+)
 
 
 def _within(
@@ -85,23 +99,12 @@ def spend_over_time(
     return [usage.UsagePoint(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-def uncertain_spend(
-    connection: Connection, organisation_id: str, since_ms: int, until_ms: int,
-    workflow_id: str | None,
-) -> int:  # fmt: skip
-    """Return the charges in doubt of a time, in all or of one workflow."""
-    since_ms -= since_ms % usage.QUARTER_MS
-    source, arguments = _within(organisation_id, usage.QUARTER_MS, since_ms, until_ms, workflow_id)
-    return int(connection.rows(f"SELECT {_DOUBT} {source}", *arguments)[0][0])
-
-
 def usage_by_model(
-    connection: Connection, now_ms: int, organisation_id: str, size_ms: int, since_ms: int,
+    connection: Connection, organisation_id: str, since_ms: int, until_ms: int,
     workflow_id: str | None, limit: int,
 ) -> list[usage.ModelUsage]:  # fmt: skip
-    """Return usage by model, most expensive first."""
-    until_ms = now_ms + size_ms
-    source, arguments = _within(organisation_id, size_ms, since_ms, until_ms, workflow_id)
+    """Return usage by model in whole quarter hours, most expensive first."""
+    source, arguments = _within(organisation_id, usage.QUARTER_MS, since_ms, until_ms, workflow_id)
     rows = connection.rows(
         f"SELECT u.model, {_SUMS}, sum(u.unpriced), {_DOUBT} {source} GROUP BY u.model"
         f" HAVING u.model <> '' ORDER BY cost DESC, u.model LIMIT {int(limit)}",
@@ -220,62 +223,96 @@ def active_directives(
 
 def workflow_page(
     connection: Connection, now_ms: int, organisation_id: str, search: str,
-    sort: usage.WorkflowSort, offset: int, limit: int,
+    sort: usage.WorkflowSort, offset: int, limit: int, within: tuple[int, int] = _ALL,
 ) -> list[records.Workflow]:  # fmt: skip
-    """Return one page of the workflows seen."""
+    """Return one page of the workflows seen, with what they used in that time."""
     directives = directives_of(connection, organisation_id)
-    found = " AND instr(lower(scope_id), ?) > 0" if search else ""
-    sql = f"{SELECT_WORKFLOWS}{found} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
-    needles = [search.lower()] if search else []
+    source, arguments = SELECT_WORKFLOWS, list[Any]([organisation_id])
+    if within != _ALL:
+        source = f"SELECT * FROM ({_WORKFLOWS_WITHIN}) used WHERE last_ms >= ? AND first_ms < ?"
+        arguments = [organisation_id, *within, organisation_id, *within]
+    if search:
+        source, arguments = (
+            f"{source} AND instr(lower(scope_id), ?) > 0",
+            [*arguments, search.lower()],
+        )
+    sql = f"{source} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
     return [
         workflow_record(row, directives.state_of(row[0], None, now_ms))
-        for row in connection.rows(sql, organisation_id, *needles, limit, offset)
+        for row in connection.rows(sql, *arguments, limit, offset)
     ]
 
 
 def refusals(
     connection: Connection, organisation_id: str, workflow_id: str | None, before: int, limit: int,
-    call_id: str | None = None,
+    call_id: str | None = None, within: tuple[int, int] = _ALL,
 ) -> list[usage.Refused]:  # fmt: skip
     """Return refused calls, newest first."""
+    first, last = _numbers(connection, "refusals", "refusal_seq", within)
     where, arguments = equals(
         organisation_id=organisation_id, workflow_id=workflow_id, call_id=call_id
     )
     rows = connection.rows(
         f"SELECT {REFUSALS.names()} FROM refusals WHERE {where}"
-        " AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",
-        *arguments, before, limit,
+        " AND refusal_seq >= ? AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",
+        *arguments, first, min(before, last), limit,
     )  # fmt: skip
     return [*map(REFUSALS.read, rows)]
 
 
+def _numbers(
+    connection: Connection, table: str, column: str, within: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the numbers of the rows of a time, from the first to before the last.
+
+    Rows are numbered in the order of time, so they are found by halving.
+    """
+    ((end,),) = connection.rows(f"SELECT coalesce(max({column}), -1) + 1 FROM {table}")
+    found = []
+    for at_ms in within:
+        low, high = 0, end
+        while low < high and at_ms not in _ALL:
+            middle = (low + high) // 2
+            ((number, row_ms),) = connection.rows(
+                f"SELECT {column}, at_ms FROM {table} WHERE {column} >= ?"
+                f" ORDER BY {column} LIMIT 1",
+                middle,
+            )
+            low, high = (low, middle) if row_ms >= at_ms else (number + 1, high)
+        found.append(low if at_ms != _ALL[1] else end)
+    return found[0], found[1]
+
+
 def newest_runs(
-    connection: Connection, now_ms: int, organisation_id: str, workflow_id: str, before: str,
-    limit: int,
+    connection: Connection, now_ms: int, organisation_id: str, workflow_id: str, limit: int,
+    within: tuple[int, int],
 ) -> list[records.Run]:  # fmt: skip
-    """Return a workflow's runs by id, newest first."""
+    """Return a workflow's runs of a time by id, newest first."""
     directives = directives_of(connection, organisation_id)
     return [
         run_record(row, directives, now_ms)
         for row in connection.rows(
-            f"{SELECT_RUNS} AND owner = ? AND scope_id < ? ORDER BY scope_id DESC LIMIT ?",
-            organisation_id, workflow_id, before or LAST_ID, limit,
+            f"{SELECT_RUNS} AND owner = ? AND last_ms >= ? AND first_ms < ?"
+            " ORDER BY scope_id DESC LIMIT ?",
+            organisation_id, workflow_id, *within, limit,
         )
     ]  # fmt: skip
 
 
 def newest_audit(
-    connection: Connection, organisation_id: str, before: int, limit: int, *, with_gateway: bool
-) -> list[records.AuditEntry]:
+    connection: Connection, organisation_id: str, before: int, limit: int, *, with_gateway: bool,
+    within: tuple[int, int] = _ALL,
+) -> list[records.AuditEntry]:  # fmt: skip
     """Return audit entries, newest first; ``with_gateway`` adds those of no organisation."""
+    first, last = _numbers(connection, "audit", "seq", within)
     either = [organisation_id, None] if with_gateway else [organisation_id]
     rows: list[Any] = []
     for owner in either:
         where, arguments = equals(organisation_id=owner)
         rows += connection.rows(
             f"{AUDIT.select()} WHERE {where or 'organisation_id IS NULL'}"
-            " AND seq < ? ORDER BY seq DESC LIMIT ?",
-            *arguments, before, limit,
+            " AND seq >= ? AND seq < ? ORDER BY seq DESC LIMIT ?",
+            *arguments, first, min(before, last), limit,
         )  # fmt: skip
     rows.sort(key=lambda row: -row[0])
     return [*map(AUDIT.read, rows[:limit])]

@@ -91,8 +91,7 @@ class SqlReports(ReadingStore):
         return await (self.report if globs.is_pattern(target) else self.look_up)(query)
 
     spend_over_time = _report(dashboard.spend_over_time)
-    uncertain_spend = _report(dashboard.uncertain_spend)
-    usage_by_model = _report_at(dashboard.usage_by_model)
+    usage_by_model = _report(dashboard.usage_by_model)
     workflow_page = _report_at(dashboard.workflow_page)
     active_directives = _report_at(dashboard.active_directives)
     newest_runs = _report_at(dashboard.newest_runs)
