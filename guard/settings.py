@@ -185,7 +185,7 @@ class Settings:
             return cls(**{"api_key": "", **values})
         if "api_key" not in values:
             raise GuardAuthenticationError(
-                "no API key: pass api_key to guard.init() or set GUARD_API_KEY",
+                "no API key: set GUARD_API_KEY, or GUARD_API_URL=local, which needs none",
                 error_code="GD-C001",
             )
         settings = cls(**values)
@@ -272,6 +272,8 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a non-empty text")
     text = value.strip()  # a secret that is read from a file may end with a newline
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        raise ValueError("a text without quotes around it")
     if not text.isprintable() or not text.isascii():
         raise ValueError("printable ASCII characters without line breaks")
     return text

@@ -27,7 +27,7 @@ from guard.core.request_bound import said_unknown
 from guard.core.usage import Endpoint
 from guard.core.usage.framing import aws_frame
 from guard.core.usage.response_format import Dialect
-from guard.core.wire import amount_in, dollars
+from guard.core.wire import amount_in, dollars, reached
 from guard.proxy.headers import Pairs
 
 REFUSED: Final = 400
@@ -186,10 +186,12 @@ def _budget(error: GuardBudgetError) -> str:
     if isinstance(counted, Mapping):
         of = ", ".join(map(str, counted.get("counts") or ()))
         amount = amount_in(str(counted.get("unit")), int(counted.get("limit", 0)), of)
-        return f"the limit of {amount} is reached; ask for a higher one, or start again with one"
+        how = reached(counted.get("used"))
+        return f"the limit of {amount} {how}; ask for a higher one, or start again with one"
     budget = error.details.get("budget")
     known = budget if isinstance(budget, Mapping) else None
     limit = known.get("limit_nanousd") if known else getattr(budget, "limit_nanousd", None)
+    how = reached(known.get("spent_nanousd") if known else getattr(budget, "spent_nanousd", None))
     of = "" if limit is None else f" of {dollars(int(limit))}"
     if error.details.get("winding_down"):
         return (
@@ -198,8 +200,8 @@ def _budget(error: GuardBudgetError) -> str:
         )
     scope = str(known.get("scope", "")) if known else str(getattr(budget, "scope", ""))
     if scope and not scope.startswith(_OWN):  # its reader could not know whose limit it is
-        return f"the limit{of} on {scope} is reached; ask for a higher one"
-    return f"the limit{of} is reached; ask for a higher one, or start again with a higher --limit"
+        return f"the limit{of} on {scope} {how}; ask for a higher one"
+    return f"the limit{of} {how}; ask for a higher one, or start again with a higher --limit"
 
 
 def _error(told: ErrorAnswer, dialect: Dialect) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -160,6 +161,8 @@ def read_globs(texts: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError("an empty name matches nothing; write that of a tool or a model, or *")
         if len(text) > _GLOB_MAX:
             raise ValueError(f"{quoted(text)} is too long; write {_GLOB_MAX} characters at most")
+        if text.startswith("-"):
+            raise ValueError(f"{quoted(text)} is no name; write that of a tool or a model, or *")
         if "[" in text:
             raise ValueError(
                 f"{quoted(text)}: only * and ? are wildcards; write ? for any character"
@@ -209,9 +212,10 @@ def command_of(program: Sequence[str]) -> list[str]:
     if found is None:
         beside = Path(sys.executable).parent / first  # of a venv that is not activated
         if os.sep in first or not os.access(beside, os.X_OK):
+            is_module = first.isidentifier() and importlib.util.find_spec(first) is not None
             raise FileNotFoundError(
-                f"the program {first!r} was not found; check its name and PATH, or run a module "
-                f"with: guard run -- python -m {first}"
+                f"the program {first!r} was not found; check its name and PATH"
+                + (f", or run the module with: guard run -- python -m {first}" if is_module else "")
             )
         found = str(beside)
     return [found, *program[1:]]

@@ -213,7 +213,8 @@ class TreeWatch:
             return
         since_s = self._since_s.setdefault(pid, now_s)
         is_python = found.name.startswith("python")
-        if _TALKERS.match(found.name) and (not is_python or now_s - since_s >= _GRACE_S):
+        # At its first look a program may be about to connect to the proxy.
+        if _TALKERS.match(found.name) and now_s - since_s >= (_GRACE_S if is_python else _LOOK_S):
             self._named[pid] = found.name
         if is_python and now_s - since_s < _GRACE_S:
             return  # it is loading guard, which connects to the gateway

@@ -18,7 +18,7 @@ from guard.core import globs
 from guard.core.catalogue import CATALOGUE
 from guard.core.request_bound import what_is_unknown
 from guard.core.visible import one_line
-from guard.core.wire import amount_in, dollars
+from guard.core.wire import amount_in, dollars, reached
 from guard.gateway.domain.key_hierarchy import lineage
 from guard.running.plan import RunLimits
 
@@ -153,12 +153,13 @@ def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
     limit_nanousd = int(budget.get("limit_nanousd") or 0)
     amount = dollars(limit_nanousd)
     more_nanousd = 2 * max(limit_nanousd, int(budget.get("spent_nanousd") or 0))
+    how = reached(budget.get("spent_nanousd"))
     kind, scope_id, window = label["kind"], label["id"] or "", label["window"]
     if kind == "key" and scope_id in lineage(facts.key_id):
         own = f"{_whose(scope_id, facts)} --limit"
         more = dollars(more_nanousd)
         advice = f"for more, start it with a higher one: guard run --limit '{more}' {_again(facts)}"
-        return Words(f"{own} of {amount} is reached", advice)
+        return Words(f"{own} of {amount} {how}", advice)
     words = ["guard gateway budgets set --local"]
     if kind != "organisation":
         words.append(f"--scope {kind} --id {shlex.quote(facts.rule_id or scope_id)}")
@@ -171,7 +172,7 @@ def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
         lifts.append(f"or wait until {moment:%Y-%m-%d %H:%M} UTC")
     whose = "" if kind == "organisation" else f" of {kind} {scope_id}".rstrip()
     over = {"total": "budget"}.get(window, f"{window} budget")
-    headline = f"the local gateway's {over}{whose}, {amount} for all runs, is reached"
+    headline = f"the local gateway's {over}{whose}, {amount} for all runs, {how}"
     return Words(headline, ", ".join(lifts))
 
 
@@ -190,17 +191,17 @@ def _counted(counted: Mapping[str, Any], facts: RunFacts) -> Words:
     """Return the texts for a limit of tokens or calls."""
     unit, limit = str(counted.get("unit", "")), int(counted.get("limit") or 0)
     of = ", ".join(map(str, counted.get("counts") or ()))
-    amount = amount_in(unit, limit, of)
+    amount, how = amount_in(unit, limit, of), reached(counted.get("used"))
     label = _LABEL.fullmatch(str(counted.get("scope", "")))
     kind, scope_id = ("", "") if label is None else (label["kind"], label["id"] or "")
     if kind == "key" and scope_id in lineage(facts.key_id):
         option = "--limit-tokens" if unit == "tokens" else "--max-calls"
         value = str(2 * limit) if unit == "tokens" or not of else f"'{of}={2 * limit}'"
         advice = f"for more, start it with a higher one: guard run {option} {value} {_again(facts)}"
-        return Words(f"{_whose(scope_id, facts)} {option} of {amount} is reached", advice)
+        return Words(f"{_whose(scope_id, facts)} {option} of {amount} {how}", advice)
     whose = "" if kind in ("", "organisation") else f" of {kind} {scope_id}".rstrip()
     return Words(
-        f"the local gateway's limit{whose}, {amount} for all runs, is reached",
+        f"the local gateway's limit{whose}, {amount} for all runs, {how}",
         f"see it with: {_BUDGETS}",
     )
 

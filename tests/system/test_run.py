@@ -204,7 +204,7 @@ def test_watch_shows_the_spend(guard: Runs, vendor: str, tmp_path: Path) -> None
     ("arguments", "code", "says"),
     [
         ([], 2, "no program; for example: guard run --limit '$2' -- python agent.py"),
-        (["--", "no-such-program"], 127, "guard run -- python -m no-such-program"),
+        (["--", "no-such-program"], 127, "check its name and PATH"),
         (["--", "absent.py"], 127, "there is no file absent.py"),
         (["--limit", "", "--", "true"], 2, "--limit '$2'"),
         (["--limit", ".50", "--", "true"], 2, "the shell expands $2"),  # of an unquoted $2.50

@@ -94,6 +94,7 @@ from guard.core.wire.fields import (
     amount_in,
     cents,
     dollars,
+    reached,
 )
 from guard.core.wire.frames import Answers, Ask, Asks, SignedFrame, SocketAnswer
 from guard.core.wire.gate import ApprovalNote, GateReply, GateRequest, Problem, ReleaseRequest
@@ -215,6 +216,7 @@ __all__ = [
     "dollars",
     "encode",
     "flaw_in_text",
+    "reached",
     "require_name",
     "salvage",
     "truncated",

@@ -148,6 +148,18 @@ def amount_in(unit: str, amount: int, of: str = "") -> str:
     return f"{amount:,} {unit}{f' of {of}' if of else ''}"
 
 
+def reached(spent: object) -> str:
+    """Return how a sentence about a limit ends that does not let a request go.
+
+    Args:
+        spent: what was used of it; None if that is not known.
+
+    >>> reached(5), reached(0)
+    ('is reached', 'is too low for a request')
+    """
+    return "is too low for a request" if spent == 0 else "is reached"
+
+
 def cents(nanousd: int) -> float:
     """Return nano-dollars as decimal cents, for people to read.
 

@@ -171,11 +171,12 @@ def _announce_budget(
     kind, scope_id = account.rule.scope_kind, account.balance.scope_id
     if kind not in ("organisation", "workflow", "key") or account.rule.unit != "usd":
         return
+    whose = account.whose(scope_id, None)  # of all who are told, it is their own key's
     draft = wire.ControlMessage(
         seq=0,
         type="budget",
         workflow_id=scope_id if kind == "workflow" else "*",
-        reason=f"budget {'exhausted' if exhausted else 'available'}: {account.label()}",
+        reason=f"budget {'exhausted' if exhausted else 'available'}: {whose}: {account.state()}",
         budget=account.view(),
         exhausted=exhausted,
     )
