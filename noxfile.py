@@ -124,10 +124,8 @@ def programs(session: nox.Session) -> None:
         folder = folder.absolute()
     save = () if newest else ("--no-save",)  # which leaves the lock file as it is
     session.run("npm", "install", *save, "--prefix", str(folder), *packages, external=True)
-    tests = [
-        f"tests/system/test_{name}.py"
-        for name in ("coding_agents", "coding_agents_wall", "login_agents", "agent_settings")
-    ]
+    tests = [str(path) for path in sorted(Path("tests/system").glob("test_coding_agents*.py"))]
+    tests += ["tests/system/test_login_agents.py", "tests/system/test_agent_settings.py"]
     session.run("pytest", "-s", *tests, *given, env={"GUARD_TEST_PROGRAMS": str(folder)})
 
 

@@ -34,12 +34,15 @@ class Turn:
         calls: the tools that it asks for.
         thought: output tokens that are billed besides the words.
         goes_on: says ``text`` again and again until it is told to end, or nobody listens.
+        first_s, between_s: seconds before its first byte, and before each word, with a ping.
     """
 
     text: str = "Done."
     calls: tuple[Call, ...] = ()
     thought: int = 0
     goes_on: bool = False
+    first_s: float = 0.0
+    between_s: float = 0.0
 
 
 @attrs.frozen
@@ -92,6 +95,13 @@ def word(shape: str, text: str, number: int, model: str, counts: Counts) -> byte
     if shape == "chat":
         return b"".join(sse(_chunk(number, model, {"content": text})))
     return b"".join(sse(_said([{"text": text}], None, number, model, counts)))
+
+
+def ping(shape: str) -> bytes:
+    """Return what a vendor sends meanwhile, if it does."""
+    if shape == "anthropic":
+        return _events({"type": "ping"})
+    return b": PROCESSING\n\n" if shape == "chat" else b""
 
 
 def end(shape: str, turn: Turn, said: str, number: int, model: str, counts: Counts) -> bytes:

@@ -205,7 +205,8 @@ class AgentVendor:
         # Far below what a prompt of this size can have: four bytes are a token, or fewer.
         prompt = max(1, len(json.dumps(body, ensure_ascii=False)) // 8)
         cached = int(prompt * self.cached)
-        turn = self.script(asked) if asked.tools else Turn("A title")
+        is_work = bool(asked.tools) or asked.says("this is the last answer")
+        turn = self.script(asked) if is_work else Turn("A title")
         if asked.most is not None:
             thought = max(0, min(turn.thought, asked.most - len(turn.text.split())))
             turn = attrs.evolve(turn, thought=thought)
@@ -219,12 +220,16 @@ class AgentVendor:
                 shape, turn, number, asked.model, _counts(bill)
             ))  # fmt: skip
             return
+        await asyncio.sleep(turn.first_s)
         await _start(send, 200, b"text/event-stream")
         await _part(send, agent_answers.begin(shape, number, asked.model, _counts(bill)))
         gone = asyncio.ensure_future(_gone(receive))
         said = ""
         try:
             async for text in self._words(turn, gone):
+                if turn.between_s:
+                    await asyncio.sleep(turn.between_s)
+                    await _part(send, agent_answers.ping(shape))
                 said += text
                 bill.output += 1
                 await _part(send, agent_answers.word(

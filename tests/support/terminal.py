@@ -72,7 +72,7 @@ class TerminalSession:
         while (found := self.shown.find(text, self._read_to)) < 0:
             left_s = ends_s - time.monotonic()
             assert left_s > 0, f"no {text!r} in {self.shown[self._read_to :]!r}"
-            if not self._read(left_s):
+            if not self.read(left_s):
                 raise AssertionError(f"it ended without {text!r}: {self.shown!r}")
         start, self._read_to = self._read_to, found + len(text)
         return self.shown[start : self._read_to]
@@ -80,7 +80,7 @@ class TerminalSession:
     def wait(self, timeout_s: float = WAIT_S) -> int:
         """Read to the end; return the exit code."""
         ends_s = time.monotonic() + timeout_s
-        while self._read(ends_s - time.monotonic()):
+        while self.read(ends_s - time.monotonic()):
             assert time.monotonic() < ends_s, f"it did not end: {self.shown!r}"
         return self.process.wait(max(1.0, ends_s - time.monotonic()))
 
@@ -97,7 +97,8 @@ class TerminalSession:
         self.type("fg\n")
         until(lambda: self.foreground() == group)
 
-    def _read(self, timeout_s: float) -> bool:
+    def read(self, timeout_s: float) -> bool:
+        """Read what is drawn within a time; return whether anything may draw more."""
         if not select.select([self._device], [], [], max(0.0, timeout_s))[0]:
             return True
         try:
