@@ -193,7 +193,7 @@ class TestRuntime:
         assert (ran.returncode, ran.stdout.strip()) == (0, tenant.url), ran.stderr
         failed = run_python(source)
         assert failed.returncode == 1
-        assert "GuardAuthenticationError: [GD-C001]" in failed.stderr
+        assert failed.stderr.startswith("guard: [GD-C001] no API key")
 
 
 def _settings(runtime: GuardRuntime) -> Any:
