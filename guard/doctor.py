@@ -276,8 +276,8 @@ def age_of_facts(released: dt.date, own: str, today: dt.date) -> Check:
     if age.days <= _FACTS_DAYS:
         return Check("facts", "ok", text)
     advice = (
-        "What is newer is held dear: `pip install -U agent-hard-stop`, or for a whole team "
-        "`guard gateway facts import FILE`, with the facts file of a newer release."
+        "What is newer is reserved in full: `pip install -U agent-hard-stop`, or for a"
+        " whole team `guard gateway facts import FILE`, with the facts file of a newer release."
     )
     return Check("facts", "warn", f"{text}: {age.days} days ago", advice)
 

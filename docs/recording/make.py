@@ -212,12 +212,16 @@ def rendered(screen: Screen, title: str) -> str:
 
 
 def _animated(svg: str, rows: list[float], whole_s: float) -> str:
-    """Let each line appear at its time, again and again; all of them where motion is not wanted."""
-    rules = []
+    """Show the end first, then let each line appear at its time, again and again.
+
+    Where motion is not wanted, the end stays.
+    """
+    rules, begins = [], 100 * END_S / whole_s
     for number, at_s in enumerate(rows):
-        share = 100 * at_s / whole_s
+        share = begins + 100 * at_s / whole_s
         rules.append(
-            f"@keyframes row{number}{{0%{{opacity:0}}{share:.2f}%,100%{{opacity:1}}}}"
+            f"@keyframes row{number}{{0%{{opacity:1}}{begins:.2f}%{{opacity:0}}"
+            f"{share:.2f}%,100%{{opacity:1}}}}"
             f'text[clip-path="url(#run-line-{number})"]'
             f"{{animation:row{number} {whole_s:.1f}s step-end infinite}}"
         )

@@ -99,7 +99,7 @@ class RunUnseen:
             sent = f"not sent: {count} request{'' if count == 1 else 's'} to {name}"
             yield f"{sent}, whose cost is not known; trust it with --trust path:{name}"
         for name, count in facts["unknown_held_dear"].items():
-            held = f"held dear: {count} request{'' if count == 1 else 's'} with {name}"
+            held = f"reserved in full: {count} request{'' if count == 1 else 's'} with {name}"
             yield f"{held}, which is not known here; trust it with --trust {name}"
         for name in facts["unknown_passed"]:
             yield f"not known here, and nothing was held for it: {name}"

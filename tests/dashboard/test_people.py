@@ -215,7 +215,7 @@ def test_an_owner_adds_a_viewer_who_sees_and_changes_nothing(
     page.get_by_label("Name").fill(name)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Add", exact=True).click()
-    expect(page.get_by_role("status").get_by_text("The operator was added.")).to_be_visible()
+    expect(page.get_by_role("status").get_by_text("They can sign in now")).to_be_visible()
     row = page.get_by_role("table", name="Operators").get_by_role("row").filter(has_text=name)
     expect(row).to_contain_text("viewer")
 

@@ -207,7 +207,9 @@ def test_a_limit_and_a_kill_stop_their_own_caller_alone(
     with serving("--upstream", f"openai={vendor.url}", **proxys) as (url, _):
         refused = poor.post(url)
         assert refused.status_code == 400
-        assert "the limit of $0.000001 is too low for a request" in refused.json()["error"]["message"]
+        assert (
+            "the limit of $0.000001 is too low for a request" in refused.json()["error"]["message"]
+        )
         assert rich.post(url).status_code == 200
         poor.admin.directive("kill", reason="all of ours")
         assert rich.post(url).status_code == 200

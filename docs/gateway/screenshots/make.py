@@ -40,14 +40,16 @@ WORKFLOWS = {
 
 
 class Clock:
-    """A clock that the seeding moves."""
+    """A clock that the seeding moves, and that ends in the evening of a day that is nearly over."""
 
     def __init__(self) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        self._evening_ms = -((now_ms - 20 * HOUR_MS - 40 * 60_000) % (24 * HOUR_MS))
         # The store's clock never runs backwards, so it has to start in the past.
         self.offset_ms = -31 * HOUR_MS
 
     def __call__(self) -> int:
-        return time.time_ns() // 1_000_000 + self.offset_ms
+        return time.time_ns() // 1_000_000 + self._evening_ms + self.offset_ms
 
 
 class Seeder:
@@ -227,16 +229,15 @@ def in_few_colours(picture: Image.Image) -> Image.Image:
     return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
-def pictures(browser: Browser, base_url: str, folder: Path) -> None:
+def pictures(browser: Browser, base_url: str, folder: Path, now_ms: int) -> None:
     """Take every picture."""
     wanted = {
         ("desktop", "light"): {
-            "overview": "/", "workflow": "/workflow?id=invoice-matching&tab=spans",
-            "approvals": "/approvals", "budgets": "/budgets", "policies": "/policies",
-            "events": "/events", "prices": "/settings/prices",
+            "overview": "/", "approvals": "/approvals", "budgets": "/budgets",
+            "events": "/events?workflow=invoice-matching&cost=0.03&range=24h",
+            "prices": "/settings/prices", "budget": "/budgets/edit?workflow=invoice-matching",
+            "settings": "/settings",
         },
-        ("desktop", "dark"): {"overview": "/", "workflows": "/workflows"},
-        ("phone", "light"): {"overview": "/"},
         ("phone", "dark"): {"workflows": "/workflows"},
     }  # fmt: skip
     for (size, scheme), pages in wanted.items():
@@ -245,12 +246,13 @@ def pictures(browser: Browser, base_url: str, folder: Path) -> None:
             viewport={"width": width, "height": height}, color_scheme=scheme,  # type: ignore[arg-type]  # one of its literals
             device_scale_factor=1 if size == "desktop" else 2,
         )  # fmt: skip
+        context.clock.set_fixed_time(now_ms)
         page = context.new_page()
         sign_in(page, base_url)
         for name, path in pages.items():
             page.goto(base_url + path)
             page.set_viewport_size({"width": width, "height": height})
-            shoot(page, folder, f"{name}-{size}-{scheme}", 1800 if size == "desktop" else 1100)
+            shoot(page, folder, f"{name}-{size}-{scheme}", 1100 if name != "overview" else 1800)
         context.close()
 
 
@@ -262,7 +264,7 @@ def main() -> None:
     with run_gateway(clock_ms=clock) as gateway, sync_playwright() as playwright:
         seed(gateway, clock)
         browser = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
-        pictures(browser, gateway.base_url, folder)
+        pictures(browser, gateway.base_url, folder, clock())
         browser.close()
 
 
