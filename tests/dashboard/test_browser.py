@@ -105,7 +105,7 @@ def test_spend_moves_and_a_kill_stops_the_process(
 
     output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode != 0
-    assert "WorkflowKilledInterrupt" in output
+    assert "guard: [GD-W002]" in output
     assert "it never sleeps" in output
     expect(row).to_contain_text("killed")
     expect(page.get_by_role("status").filter(has_text="Killed.")).to_be_visible()
