@@ -36,7 +36,10 @@ def plain(detail: str) -> str:
     'prices, number 1 lacks rates'
     >>> plain("the budget is used up")
     'the budget is used up'
+    >>> plain("name the organisation: ?organisation=ID or its name, one of default, acme")
+    'name the organisation: --organisation NAME, one of default, acme'
     """
+    detail = detail.replace("?organisation=ID or its name", "--organisation NAME")
     found = _PLACE.match(detail.removeprefix("bad body: "))
     assert found is not None  # it takes any text
     place = _place(found["path"] or "")

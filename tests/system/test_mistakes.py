@@ -21,6 +21,7 @@ from guard.breaker.exceptions import BreakerError
 from guard.cli import cli as guard_cli
 from guard.core.mistaken import why_unreached
 from guard.core.wire import GateRequest
+from guard.gateway.cli.password import greet
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.plain_errors import plain
 from guard.gateway.settings_sources import SettingsError, load, table
@@ -371,6 +372,57 @@ def test_a_program_is_told_the_same(foreign: str, gateway: Gateway, path: str) -
     if path:
         url = gateway.base_url + path
         assert f"answers at {url}: write {gateway.base_url}, without a path" in said(url)
+
+
+NEEDS_ONE = "name the organisation: --organisation NAME, one of default, acme"
+
+
+@pytest.mark.generator("commands that name no organisation")
+def test_a_command_says_which_organisations_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count_cases: Callable[[int], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").write_text("{}")
+    told = 0
+    with run_gateway() as running:
+        running.admin.create_organisation("acme")
+        env = {"GUARD_API_URL": running.base_url, "GUARD_ADMIN_KEY": running.admin_key,
+               "GUARD_LOCAL_DIR": str(tmp_path / "local"), "HOME": str(tmp_path)}  # fmt: skip
+        for path, command in _commands(guard_cli):
+            if path[0] != "gateway" or path[-1] in SERVES or path[1] in ("copy", "password"):
+                continue
+            needed = _needed(command, click.Option(["--none"]))
+            said = _said(CliRunner(env=env).invoke(guard_cli, [*path, *needed], input="y\n"))
+            assert "?organisation" not in said, path
+            told += NEEDS_ONE in said
+    assert told > 20
+    count_cases(told)
+
+
+class _Nobody:
+    """A gateway without operators, as its greeting asks for them."""
+
+    @property
+    def operators(self) -> _Nobody:
+        return self
+
+    async def has_operators(self) -> bool:
+        return False
+
+
+def test_the_command_for_the_first_password_works_as_it_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run_gateway() as running:
+        asyncio.run(greet(_Nobody(), running.base_url))
+        printed = re.search(r"`guard (gateway password .*)`", capsys.readouterr().out)
+        assert printed is not None
+        env = {"GUARD_ADMIN_KEY": running.admin_key, "GUARD_LOCAL_DIR": str(tmp_path)}
+        words = [*printed[1].split(), "--password-stdin"]
+        result = CliRunner(env=env).invoke(guard_cli, words, input="correct horse battery\n")
+        assert result.exit_code == 0, result.output
+        assert [each["name"] for each in running.admin.operators()] == ["admin"]
+    assert not [*tmp_path.iterdir()], "nothing was started here"
 
 
 # -- the gateway's words ---------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from guard.core.globs import is_pattern
 from guard.core.wire import amount_in
 from guard.core.written_numbers import read_amounts, read_dollars
 from guard.gateway.admin import AdminClient
@@ -39,6 +40,12 @@ def budgets() -> None:
       guard gateway budgets list
       guard gateway budgets raise nightly --by '$2'
     """
+
+
+_OF_A_BALANCE: Final = {
+    f"{name}{unit}" for name in ("committed", "uncertain", "reserved", "left", "used", "set_aside")
+    for unit in ("", "_nanousd", "_cents")
+}  # fmt: skip
 
 
 @budgets.command("list")
@@ -73,6 +80,9 @@ def budgets_list(client: AdminClient) -> None:
         rows = with_key_names(client, rows, "scope_id")
     shown = [{**row, **_figures(row), "scope": scope_of(row, unmatched), "ends": _ends(row)}
              for row in rows]  # fmt: skip
+    for row in shown:
+        if "balance_id" not in row and is_pattern(row["scope_id"]):  # it has no figures of its own
+            row.update(dict.fromkeys(_OF_A_BALANCE & row.keys()))
     money = [row for row in shown if row["unit"] == "usd"]
     if wants_json() or len(money) == len(shown):
         show(shown, [*columns, *_kept(shown, "kept_nanousd"), *end])

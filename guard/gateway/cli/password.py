@@ -132,4 +132,7 @@ async def _greet(app: Any, base_url: str, first_password: str | None) -> None:
             continue
         click.echo(f"Sign in as {FIRST_OPERATOR}.")
         return
-    click.echo("  nobody can sign in yet: set a password with `guard gateway password`")
+    click.echo(
+        "  nobody can sign in yet: with its admin key in GUARD_ADMIN_KEY, set a password by "
+        f"`guard gateway password --url {base_url}`"
+    )

@@ -310,17 +310,36 @@ def balance_of(
     unit: UnitOfWork, org: OrganisationState, budget: records.BudgetRule, scope_id: str
 ) -> Balance:
     """Return the balance of a budget in the current period; it is made where there is none."""
+    last, found = _opened(unit, org, budget, scope_id)
+    return found if found is last else unit.add_balance(found)
+
+
+def open_used(unit: UnitOfWork, org: OrganisationState, budget: records.BudgetRule) -> None:
+    """Make the balance of a budget for one id if something was used before in its period.
+
+    So lists show at once what counts; otherwise the first call makes the balance.
+    """
+    if not globs.is_pattern(budget.scope_id):
+        last, found = _opened(unit, org, budget, budget.scope_id)
+        if found is not last and found.opening:
+            unit.add_balance(found)
+
+
+def _opened(
+    unit: UnitOfWork, org: OrganisationState, budget: records.BudgetRule, scope_id: str
+) -> tuple[Balance | None, Balance]:
+    """Return the newest balance of a budget, and that of the current period: it may be new."""
     last = unit.newest_balance(budget.budget_id, scope_id, unit.now_ms)
     found = current(last, budget, scope_id, org.settings.calendar(budget.zone), unit.now_ms)
     if found is last:
-        return found
+        return last, found
     if opens_with_usage(found, budget):
         scope = (budget.organisation_id, budget.scope_kind, scope_id)
         period = (found.period_start_ms, found.ends_ms)
         cost, tokens = unit.used_before(*scope, *period, budget.scope_id)
         found.opening = found.committed = cost if budget.unit == "usd" else tokens
     found.overspend = max(0, found.opening - budget.limit)
-    return unit.add_balance(found)
+    return last, found
 
 
 def current(

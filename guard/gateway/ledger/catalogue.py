@@ -14,7 +14,7 @@ from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.rulesets import Change, PlannedStep, Record, RuleSet, plan, plan_settings
 from guard.gateway.ledger import alerting, audit, control, directory
-from guard.gateway.ledger.accounts import catch_up, organisation
+from guard.gateway.ledger.accounts import catch_up, open_used, organisation
 from guard.gateway.unit.unit_of_work import UnitOfWork
 
 
@@ -38,6 +38,7 @@ def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.BudgetRule) -> re
     unit.catalogue.save_budget(new)
     if old is not None:
         control.budget_changed(unit, org, old, new)
+    open_used(unit, org, new)
     audit.record(
         unit, actor, "budget.put", new.budget_id, msgspec.to_builtins(new), new.organisation_id
     )

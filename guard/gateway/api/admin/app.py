@@ -39,6 +39,7 @@ from guard.gateway.services.logs import note_request
 
 ADMIN_PATH: Final = "/api/v1/admin"
 BODY_MAX: Final = 1_048_576
+_NAMED: Final = 10  # organisations that an answer names to who has named none
 _JSON: Final = "application/json"
 
 
@@ -127,9 +128,11 @@ class AdminApp:
             return await organisation_named(self._services.storage, wanted)
         known = await self._services.storage.organisations()
         if len(known) != 1:
-            raise fail(
-                400, "GD-P002", "Bad request", "name the organisation: ?organisation=ID or its name"
+            names = ", ".join(
+                [each.name for each in known[:_NAMED]] + ["..."] * (len(known) > _NAMED)
             )
+            says = f"name the organisation: ?organisation=ID or its name, one of {names}"
+            raise fail(400, "GD-P002", "Bad request", says)
         return known[0].organisation_id
 
 
