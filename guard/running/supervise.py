@@ -77,6 +77,8 @@ def supervise(
         # In a thread: signals do not wait for a gateway that is slow to answer.
         with repeating(look, _POLL_S, "guard-run", _JOIN_S):
             code = _Program(pid, directory, signals, terminal, family).wait()
+    # One more Ctrl-C while the program ends is meant for it: what it has cost is still told.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     at_the_end()
     if reports.refusal(directory) is not None:
         family.end()

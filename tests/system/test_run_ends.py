@@ -15,6 +15,7 @@ import pytest
 
 from guard.local_gateway import Files, read_json
 from guard.local_runs import RunMark, abandoned
+from tests.support.programs import is_gone
 from tests.support.runs import AGENT, LIMIT, Runs, wait_for_end
 from tests.support.waiting import WAIT_S, until
 
@@ -109,6 +110,35 @@ def test_the_next_gateway_removes_what_the_last_one_could_not(
         if slow in (each.info["cmdline"] or ()):
             each.kill()
     process.communicate(timeout=WAIT_S)
+
+
+def holds(pid: int, number: int) -> bool:
+    """Return whether a process has blocked a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(status.partition("SigBlk:")[2].split(maxsplit=1)[0], 16)
+    return bool(mask >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_ctrl_c_after_the_programs_end_loses_no_report(guard: Runs, directory: Path) -> None:
+    process = guard.start(
+        "run", "--limit", "$1", "--allow-unseen", "--json", "--", "sh", "-c", "echo $$; read line"
+    )
+    assert process.stdout is not None
+    program = int(process.stdout.readline())
+    gateway = read_json(Files(directory).address)["pid"]
+    os.kill(gateway, signal.SIGSTOP)  # so the report has to wait
+    try:
+        assert process.stdin is not None
+        process.stdin.close()
+        until(lambda: is_gone(program) and not holds(process.pid, signal.SIGINT), WAIT_S)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)  # without the gateway it could only end
+    finally:
+        os.kill(gateway, signal.SIGCONT)
+    process.stdin = None  # closed, and not to be flushed
+    out, err = process.communicate(timeout=WAIT_S)
+    assert json.loads(out)["limit_nanousd"] == 10**9, err
 
 
 def test_a_run_that_ends_leaves_no_mark(guard: Runs, directory: Path) -> None:
