@@ -121,8 +121,8 @@ CATALOGUE: Final[dict[str, CatalogueEntry]] = {
     "GD-B004": CatalogueEntry(
         "Budget exhausted",
         "The usage limit has been reached. Please try again later, or ask for a higher limit.",
-        "The gate refused the call because a hard budget over it is used up. "
-        "details holds the budget; one of tokens or calls as counted, with what was used.",
+        "A hard budget over the call has too little left. The error's details name the budget, with "
+        "what was used of it; guard gateway budgets raise lets more through.",
     ),
     "GD-B005": CatalogueEntry(
         "Circuit open",

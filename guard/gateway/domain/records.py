@@ -56,8 +56,8 @@ class OrganisationSettings(Struct, kw_only=True):
             aside, however long its program would; 0 refuses it at once.
         default_tier: the service tier of the OpenAI projects that are used: it decides what is set
             aside for a request that names none.
-        zone: whose days, weeks and months budgets and pages have, an IANA time zone. A budget may
-            have another one. A change counts for each window when the present one ends.
+        zone: the IANA time zone in which days, weeks and months of budgets and pages begin. A
+            budget may have another one. A change counts for each window when the present one ends.
         week_begins: the first day of a week.
     """
 

@@ -57,7 +57,9 @@ def check_url(url: str, *, private: bool = False) -> None:
     if not private:
         local = host == "localhost" or host.endswith(".localhost")
         if local or (address is not None and not is_public(address)):
-            raise ValueError("the host is not public; the gateway's operator has to allow it")
+            raise ValueError(
+                "the host is not public; a gateway has to allow it (serve --private-webhooks)"
+            )
     if parts.scheme == "https":
         return
     if parts.scheme == "http" and private and address is not None and address.is_loopback:
@@ -99,7 +101,9 @@ def check_host(host: str, *, private: bool = False) -> None:
     address = _literal(host.rstrip("."))
     local = host.rstrip(".").lower() == "localhost" or host.lower().endswith(".localhost")
     if not private and (local or (address is not None and not is_public(address))):
-        raise ValueError("the host is not public; the gateway's operator has to allow it")
+        raise ValueError(
+            "the host is not public; a gateway has to allow it (serve --private-webhooks)"
+        )
 
 
 async def address_of(host: str, port: int, *, private: bool = False) -> str:

@@ -258,7 +258,7 @@ class OperatorService:
             raise NotFoundError("there is no such operator")
         operator, hashed = found
         if not hashed:
-            raise NotFoundError("there is no password of this operator")
+            raise NotFoundError(f"{name} has no password yet: guard gateway password {name}")
         await self._store.write(NO_ORGANISATION, people.let_device_in, actor, operator)
         ends_ms = self._clock_ms() + LINK_MS
         return devices.issue(operator.operator_id, hashed, ends_ms), ends_ms
