@@ -121,7 +121,7 @@ CATALOGUE: Final[dict[str, CatalogueEntry]] = {
     "GD-B004": CatalogueEntry(
         "Budget exhausted",
         "The usage limit has been reached. Please try again later, or ask for a higher limit.",
-        "A hard budget over the call has too little left. The error's details name the budget, with "
+        "A hard budget over the call has too little left. The error's details name the budget, and "
         "what was used of it; guard gateway budgets raise lets more through.",
     ),
     "GD-B005": CatalogueEntry(

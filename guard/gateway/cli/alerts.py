@@ -100,7 +100,7 @@ def alerts_set(
         name or kind, kind, channels=list(channels), at_percent=at_percent, count=count,
         within_ms=None if minutes is None else round(minutes * 60_000), enabled=not off,
     )  # fmt: skip
-    note(f"alert {made['name']} {'off' if off else 'on'} on {where()}", made)
+    note(f"alert {made['name']} is {'off' if off else 'on'} at {where()}", made)
 
 
 @alerts.command("delete")
