@@ -173,9 +173,7 @@ class AdminClient:
         detail = said.get("detail") or said.get("title") or "no details"
         if status == 401:
             return self._mistaken_key or f"{detail}: give one with --admin-key or GUARD_ADMIN_KEY"
-        if status == 400:
-            return plain(str(detail))
-        return str(detail) if status < 500 else f"{status}: {detail}"
+        return plain(str(detail)) if status == 400 else f"{status}: {detail}"
 
     # -- organisations and keys ----------------------------------------------------------------
 

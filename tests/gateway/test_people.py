@@ -68,7 +68,7 @@ def test_an_organisation_from_the_first_key_to_its_end(
 ) -> None:
     assert "no such organisation" in run("keys", "list", "--organisation", named, expect=1).output
     made = json.loads(run("organisations", "create", named, "--json").output)
-    assert "409" in run("organisations", "create", named, expect=1).output
+    assert "of this name exists" in run("organisations", "create", named, expect=1).output
     key = json.loads(run("keys", "create", "k", "--organisation", named, "--json").output)
     run("password", named, "--organisation", named, "--password-stdin", given=PASSWORD)
     assert named in run("organisations", "list").output

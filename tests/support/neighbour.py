@@ -22,7 +22,7 @@ RULES: Final = 1000
 LIST: Final = 1000
 HOUR: Final = 3_600_000
 PASSWORD: Final = "correct horse battery staple"
-EXPORTS: Final = ("spend", "users", "workflows", "events", "budgets", "audit")
+EXPORTS: Final = ("spend", "usage", "workflows", "events", "budgets", "audit")
 PAGES: Final = ("", "workflows", "workflow?id=w7", "users", "events", "events?show=refused",
                 "approvals", "audit", "budgets", "policies", "keys", "spend?by=model&range=90d",
                 "spend?by=user&range=90d", "latency", "search?q=e77")  # fmt: skip

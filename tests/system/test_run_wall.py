@@ -706,7 +706,7 @@ def test_here_it_says_what_is_missing(directory: Path, tmp_path: Path) -> None:
 
 def test_a_program_that_cannot_be_run_is_named(directory: Path, tmp_path: Path) -> None:
     require_namespaces()
-    (tmp_path / "broken").write_text("#!/nonexistent\n")
+    (tmp_path / "broken").write_text(f"#!{tmp_path}/missing\n")
     (tmp_path / "broken").chmod(0o755)
     with contextlib.closing(Walled(directory)) as walled:
         done = walled("--", str(tmp_path / "broken"))

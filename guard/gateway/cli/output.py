@@ -102,7 +102,8 @@ def client_of(options: dict[str, Any]) -> Iterator[AdminClient]:
         try:
             yield client
         except AdminError as exc:
-            raise click.ClickException(safe(str(exc))) from None
+            number = f"{exc.status}: " if exc.status < 500 else ""  # of no use to a person
+            raise click.ClickException(safe(str(exc).removeprefix(number))) from None
         finally:
             client.close()
 
