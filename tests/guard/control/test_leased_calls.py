@@ -56,8 +56,11 @@ def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def leasing(start: Callable[..., GuardRuntime], price: None) -> GuardRuntime:
-    """A runtime that asks over the socket and may hold leases."""
-    return able(start(timeout_ms=60_000))
+    """A runtime that asks over the socket and may hold leases.
+
+    No batch leaves by itself: one that is under way could arrive after a question.
+    """
+    return able(start(timeout_ms=60_000, flush_interval_ms=60_000))
 
 
 def able(runtime: GuardRuntime) -> GuardRuntime:
